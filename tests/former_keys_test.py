@@ -57,11 +57,14 @@ def test_a_run_that_used_a_removed_value_names_the_last_commit_that_had_it(tmp_p
         read_config(tmp_path, to_train=True)
 
 
-def test_a_run_goes_on_without_a_tracker_that_was_removed(tmp_path):
-    write_config(tmp_path, train__trackers=("tensorboard", "trackio"))
+def test_a_run_goes_on_without_what_did_not_change_what_it_computes(tmp_path):
+    of_stages = {"mesh__stage": 2, "model__pipeline_microbatches": 4}
+    write_config(tmp_path, train__trackers=("tensorboard", "trackio"), **of_stages)
     assert read_config(tmp_path, to_train=True) == Config()
     with pytest.raises(InputError, match=r"train\.trackers.*was removed; commit 14a4da5 "):
         load_config("configs/tiny.py", {"train.trackers": ("trackio",)})
+    with pytest.raises(InputError, match=r"mesh\.stage.*was removed; commit d3df509 "):
+        load_config("configs/tiny.py", {"mesh.stage": 2})
 
 
 def test_a_removed_key_on_the_command_line_says_so():

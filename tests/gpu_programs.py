@@ -39,7 +39,7 @@ EXPERTS = "t5x_diffeq.blocks.mixture_of_experts:MixtureBlock(num_experts=4)"
 CASES = {  # topology, variant, keys
     "ode": ("h100:2x8", "ode", {}),
     "baseline": ("h100:2x8", "baseline", {}),
-    "stages, grouped queries": ("h100:2x8", "ode", {"mesh.stage": 2, "model.num_kv_heads": 2}),
+    "grouped queries": ("h100:8", "ode", {"model.num_kv_heads": 2, "mesh.tensor": 2}),
     "documents, tensor, int8 moments": (
         "h100:8",
         "ode",

@@ -25,14 +25,12 @@ from t5x_diffeq.training.setup import make_setup
 @pytest.mark.parametrize(
     ("mesh", "batch_size", "shape"),
     [
-        ({}, 8, (1, 1, 8, 1, 1, 1)),
-        ({}, 12, (1, 1, 6, 1, 1, 1)),  # what divides
-        ({"tensor": 2}, 12, (1, 1, 4, 1, 1, 2)),
-        ({"data": -1, "fsdp": 2}, 8, (1, 4, 2, 1, 1, 1)),
-        ({"fsdp": 4}, 8, (1, 1, 4, 1, 1, 1)),
-        ({"stage": 2}, 12, (2, 1, 4, 1, 1, 1)),
-        ({"stage": -1, "fsdp": 2}, 2, (4, 1, 2, 1, 1, 1)),
-        ({"fsdp": 1, "context": -1}, 2, (1, 1, 1, 1, 8, 1)),  # whatever the batch
+        ({}, 8, (1, 8, 1, 1, 1)),
+        ({}, 12, (1, 6, 1, 1, 1)),  # what divides
+        ({"tensor": 2}, 12, (1, 4, 1, 1, 2)),
+        ({"data": -1, "fsdp": 2}, 8, (4, 2, 1, 1, 1)),
+        ({"fsdp": 4}, 8, (1, 4, 1, 1, 1)),
+        ({"fsdp": 1, "context": -1}, 2, (1, 1, 1, 8, 1)),  # whatever the batch
     ],
 )
 def test_filling(small, mesh, batch_size, shape):
@@ -122,20 +120,9 @@ def test_slices_are_crossed_by_data_then_fsdp():
     assert axes_across_slices(sizes, devices[:4]) == mesh_shape()
     mesh = arrange_mesh(mesh_shape(data=4, fsdp=2, tensor=2), devices)
     for n in range(4):  # each slice is one place of the data axis
-        assert {device.slice_index for device in mesh.devices[:, n].flat} == {n}
+        assert {device.slice_index for device in mesh.devices[n].flat} == {n}
     with pytest.raises(InputError, match=r"4 slices don't divide .* set mesh.data=4"):
         axes_across_slices(mesh_shape(fsdp=2, tensor=8), devices)
-
-
-def test_stages_cross_slices_first():
-    devices = [FakeDevice(n, slice_index=n // 4, process_index=n // 4) for n in range(16)]
-    sizes = mesh_shape(stage=2, data=4, fsdp=2)
-    assert axes_across_slices(sizes, devices) == mesh_shape(stage=2, data=2)
-    mesh = arrange_mesh(mesh_shape(stage=4, fsdp=4), devices)
-    for n in range(4):  # each slice is a stage
-        assert {device.slice_index for device in mesh.devices[n].flat} == {n}
-    with pytest.raises(InputError, match=r"stage 2 x .* 4 slices don't .* set mesh.data=2"):
-        axes_across_slices(mesh_shape(stage=2, tensor=8), devices)
 
 
 def test_weights_stay_within_a_node_by_default(small):
@@ -149,8 +136,7 @@ def test_weights_stay_within_a_node_by_default(small):
 
     assert sizes() == mesh_shape(data=4, fsdp=4)
     assert sizes(tensor=2) == mesh_shape(data=4, fsdp=2, tensor=2)
-    assert sizes(stage=2, tensor=1) == mesh_shape(stage=2, data=2, fsdp=4)
-    assert sizes(stage=1, fsdp=16) == mesh_shape(fsdp=16)
+    assert sizes(fsdp=16, tensor=1) == mesh_shape(fsdp=16)
     assert sizes(fsdp=2) == mesh_shape(data=8, fsdp=2)
     assert sizes(data=1, fsdp=-1) == mesh_shape(fsdp=16)
 

@@ -178,9 +178,6 @@ def test_meshes_are_those_that_divide():
     assert all(data * fsdp * tensor == 8 for data, fsdp, tensor in tried)
     assert not any(tensor == 8 for _, _, tensor in tried)  # there are four heads
     assert {mesh[:2] for mesh in meshes_tried(**{"train.batch_size": 2})} == {(1, 2), (2, 1)}
-    in_stages = meshes_tried(**{"mesh.stage": 2})
-    assert in_stages[0] == (1, 4, 1)
-    assert all(data * fsdp * tensor == 4 for data, fsdp, tensor in in_stages)
     assert {data for data, _, _ in meshes_tried(slices=4)} == {4, 8}
 
 

@@ -204,22 +204,10 @@ def causal_attention(
         by_token = spec_of(HEADS[:2])
         mixed = on_own_tokens(attend_in_order, (order, by_token), q, k, v, segments)
         return checkpoint_name(mixed, _KEPT)
-    local = partial(_dot_product_attention, cast(Literal["xla", "cudnn"], kernel))  # the two others
-    # JAX can't split cuDNN's over a mesh of which one axis is taken, as stages take theirs (0.12).
-    by_device = kernel == "cudnn"
-    mixed = _on_own_rows(local, q, k, v, segments) if by_device else local(q, k, v, segments)
-    return checkpoint_name(mixed, _KEPT)
-
-
-def _dot_product_attention(
-    kernel: Literal["xla", "cudnn"],
-    q: Queries,
-    k: KeysOrValues,
-    v: KeysOrValues,
-    segments: Segments | None,
-) -> Queries:
     mask = None if segments is None else (segments[:, None, :, None] == segments[:, None, None, :])
-    return jax.nn.dot_product_attention(q, k, v, mask=mask, is_causal=True, implementation=kernel)
+    name = cast(Literal["xla", "cudnn"], kernel)  # the two others
+    mixed = jax.nn.dot_product_attention(q, k, v, mask=mask, is_causal=True, implementation=name)
+    return checkpoint_name(mixed, _KEPT)
 
 
 def triton_attention(

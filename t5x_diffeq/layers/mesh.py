@@ -10,7 +10,6 @@ from jaxtyping import Array, Float
 
 Rule = tuple[str, str | tuple[str, ...] | None]  # from a logical axis to mesh axes
 Rules = tuple[Rule, ...]
-STAGE = "stage"  # the mesh axis that splits the solver steps (ode/stages.py)
 
 
 def axes_of(entry: str | Sequence[str] | None) -> tuple[str, ...]:
@@ -35,22 +34,6 @@ def mesh_sizes() -> Mapping[str, int]:
     return jax.sharding.get_abstract_mesh().shape
 
 
-def num_stages() -> int:
-    """The number of stages of the context's mesh; 1 without a mesh."""
-    return mesh_sizes().get(STAGE, 1)
-
-
-def axes_of_last_rows(num_rows: int) -> tuple[str, ...]:
-    """The mesh axes that split the rows of states at t = 1, from which losses are computed.
-
-    They are those of a batch, and the stages too if there are enough rows: every other step of a
-    model is one stage's, but the head would be computed by all.
-    """
-    axes = mesh_axes("batch")
-    shards = shards_over(axes) * num_stages()
-    return (*axes, STAGE) if num_stages() > 1 and num_rows % shards == 0 else axes
-
-
 def on_shards(
     function: Callable,
     in_specs: tuple,
@@ -59,19 +42,11 @@ def on_shards(
 ) -> Callable:
     """The function under `jax.shard_map`; without a mesh, the function itself.
 
-    `in_specs` has a partition spec, or a tree of them, for each argument. Where arrays are already
-    one stage's, the function sees one device's part of that.
+    `in_specs` has a partition spec, or a tree of them, for each argument.
     """
-    mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty:
+    if not mesh_sizes():
         return function
-    return jax.shard_map(
-        function,
-        in_specs=in_specs,
-        out_specs=out_specs,
-        axis_names={*mesh.axis_names} - {*mesh.manual_axes},
-        check_vma=check_vma,
-    )
+    return jax.shard_map(function, in_specs=in_specs, out_specs=out_specs, check_vma=check_vma)
 
 
 def shards_over(axes: Sequence[str]) -> int:

@@ -1,18 +1,14 @@
 """One pass of the residual stream through a model's field, from t = 0 to t = 1."""
 
-from functools import partial
-
 import jax.numpy as jnp
 from jaxtyping import Array
 
 from t5x_diffeq.layers.array_types import Places, State, Vector, Weights
 from t5x_diffeq.layers.context import from_zigzag, to_zigzag
-from t5x_diffeq.layers.mesh import num_stages
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.sub_fields import has_cost, vector_field
 from t5x_diffeq.ode.integrate import integrate
 from t5x_diffeq.ode.running_cost import RunningCosts, StateWithCost, charge_velocity
-from t5x_diffeq.ode.stages import can_pipeline, integrate_in_stages
 
 
 def solve(
@@ -25,9 +21,6 @@ def solve(
 ) -> tuple[State, RunningCosts]:
     """The state at t = 1 from the state at t = 0, and the running costs.
 
-    On a mesh with stages, each takes its own steps, unless there are too few rows for all of them,
-    or the steps aren't divisible; then every device takes all steps with its rows.
-
     Args:
       config: the model's config.
       weights: the weights of the pass, leaves `[nodes, ...]`.
@@ -36,30 +29,21 @@ def solve(
       key: the dropout key; None: no dropout.
       velocity: whether tokens are charged for their velocity.
     """
-    c, stages = config, num_stages()
-    microbatches = c.pipeline_microbatches or stages
-    pipelined = can_pipeline(len(y), c.num_steps, microbatches)
     y, places = to_zigzag(y, places)
-    start = _at_no_cost(c, y, velocity)
-
-    def take_steps(weights: Weights, y: Vector, places: Places, key: Array | None) -> Vector:
-        of_key = vector_field(c, places)
-        return integrate(
-            (lambda key: charge_velocity(of_key(key))) if velocity else of_key,
-            weights,
-            y,
-            scheme=c.scheme,
-            num_steps=c.num_steps // stages if pipelined else c.num_steps,
-            step_size=c.dt,
-            remat=c.remat,
-            unroll=c.scan_unroll,
-            kept_dtype=c.compute_dtype,
-            key=key,
-        )
-
-    if pipelined:
-        take_steps = partial(integrate_in_stages, take_steps, microbatches=microbatches)
-    return _split_costs(c, take_steps(weights, start, places, key), velocity)
+    of_key = vector_field(config, places)
+    end = integrate(
+        (lambda key: charge_velocity(of_key(key))) if velocity else of_key,
+        weights,
+        _at_no_cost(config, y, velocity),
+        scheme=config.scheme,
+        num_steps=config.num_steps,
+        step_size=config.dt,
+        remat=config.remat,
+        unroll=config.scan_unroll,
+        kept_dtype=config.compute_dtype,
+        key=key,
+    )
+    return _split_costs(config, end, velocity)
 
 
 def _at_no_cost(config: ModelConfig, y: State, velocity: bool) -> Vector:

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from t5x_diffeq.layers.mesh import axes_of, num_stages, on_shards, spec_of
+from t5x_diffeq.layers.mesh import axes_of, on_shards, spec_of
 
 Axes = tuple[str | None, ...]
 _Inputs = tuple[Float[Array, "nodes T"], Float[Array, "T ..."], Float[Array, "..."] | None]
@@ -144,16 +144,14 @@ contract.defvjp(_contract_forward, _contract_backward)
 
 
 def projection_square(
-    e: Float[Array, "nodes T"], dW: Float[Array, "nodes ..."], axes: Axes
+    e: Float[Array, "nodes T"], dW: Float[Array, "nodes ..."]
 ) -> Float[Array, ""]:
     """|dP|^2 for dP = e^T dW, as <e e^T, dW dW^T>: from `[nodes, nodes]` matrices, without dP.
 
     Args:
       e: time embeddings, float32.
       dW: the gradient of what they have made.
-      axes: logical axes of the kernel.
     """
-    dW = as_made(dW, axes)
     e = e.astype(dW.dtype).astype(jnp.float32)
     return jnp.sum((e @ e.T) * _gram(dW))
 
@@ -164,16 +162,6 @@ def _gram(dW: Float[Array, "nodes ..."]) -> Float[Array, "nodes nodes"]:
     return jax.lax.dot_general(
         dW, dW, ((kernel, kernel), ((), ())), preferred_element_type=jnp.float32
     )
-
-
-def as_made(W: Float[Array, "nodes ..."], axes: Axes) -> Float[Array, "nodes ..."]:
-    """W, or its gradient, split as the kernel is at rest, where stages may have it by steps.
-
-    Stages exchange a gradient once if all that use it ask for this.
-    """
-    if num_stages() == 1:
-        return W
-    return jax.lax.with_sharding_constraint(W, _kernel_spec(axes))
 
 
 def _kernel_spec(axes: Axes) -> PartitionSpec:

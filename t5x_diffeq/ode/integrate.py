@@ -6,7 +6,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.typing import DTypeLike
 from jaxtyping import Array
 
@@ -18,7 +17,6 @@ from t5x_diffeq.runtime.errors import InputError
 FieldOfKey = Callable[[Array | None], VectorField]
 StepInputs = tuple[Tree, Array | None]  # weights and dropout key of a step, or stacked of all
 Step = Callable[[Vector, StepInputs], Vector]
-Captured = list[Any]  # arrays, of JAX or of NumPy
 Memory = Any  # of one evaluation of a sub-field: a tree of arrays
 SubFieldWithMemory = Callable[[Tree, Vector, Memory], tuple[Vector, Memory]]
 
@@ -198,59 +196,26 @@ def _scan_and_recompute(
     if kept_dtype == y.dtype:
         # Inside a scan, XLA can't merge this with the forward pass, so no CSE barrier is needed.
         return _scan(jax.checkpoint(step, prevent_cse=False), y, inputs, unroll)
-    dtype, (pure_step, captured) = y.dtype, _without_closure(step, y, inputs)
+    dtype, again = y.dtype, jax.custom_vjp(partial(_scan, step, unroll=unroll))
 
-    def run(captured: Captured, y: Vector, inputs: StepInputs) -> Vector:
-        return _scan(partial(pure_step, captured), y, inputs, unroll)
-
-    def forward(captured: Captured, y: Vector, inputs: StepInputs) -> tuple[Vector, tuple]:
+    def forward(y: Vector, inputs: StepInputs) -> tuple[Vector, tuple[Vector, StepInputs]]:
         def keep(y: Vector, x: StepInputs) -> tuple[Vector, Vector]:
-            return pure_step(captured, y, x), y.astype(kept_dtype)
+            return step(y, x), y.astype(kept_dtype)
 
         y, kept = jax.lax.scan(keep, y, inputs, unroll=unroll)
-        return y, (captured, kept, inputs)
+        return y, (kept, inputs)
 
-    def backward(residuals: tuple, dy: Vector) -> tuple[None, Vector, StepInputs]:
-        captured, *of_steps = residuals
-
+    def backward(of_steps: tuple[Vector, StepInputs], dy: Vector) -> tuple[Vector, StepInputs]:
         def back(dy: Vector, at: tuple[Vector, StepInputs]) -> tuple[Vector, Tree]:
             y, (W, key) = at
-            _, pull_back = jax.vjp(
-                lambda y, W: pure_step(captured, y, (W, key)), y.astype(dtype), W
-            )
+            _, pull_back = jax.vjp(lambda y, W: step(y, (W, key)), y.astype(dtype), W)
             return pull_back(dy)
 
-        dy, dW = jax.lax.scan(back, dy, tuple(of_steps), reverse=True, unroll=unroll)
-        return None, dy, (dW, None)  # neither what is captured nor keys have a gradient
+        dy, dW = jax.lax.scan(back, dy, of_steps, reverse=True, unroll=unroll)
+        return dy, (dW, None)  # keys have no gradient
 
-    again = jax.custom_vjp(run)
     again.defvjp(forward, backward)
-    return again(captured, y, inputs)
-
-
-def _without_closure(
-    step: Step, y: Vector, inputs: StepInputs
-) -> tuple[Callable[[Captured, Vector, StepInputs], Vector], Captured]:
-    """The step with the integers that it captures, the tokens' places, as an argument; and they.
-
-    JAX can't lower a backward pass, on a mesh with stages, that captures arrays (jax 0.10, 0.12).
-    Captured floats stay, so that JAX refuses to differentiate by them rather than to find zero.
-    """
-    x = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), inputs)
-    traced, result = jax.make_jaxpr(step, return_shape=True)(y, x)
-    is_float = [jnp.issubdtype(const.dtype, jnp.inexact) for const in traced.consts]
-
-    def pure_step(captured: Captured, y: Vector, x: StepInputs) -> Vector:
-        given = iter(captured)
-        constants = [
-            const if stays else next(given)
-            for const, stays in zip(traced.consts, is_float, strict=True)
-        ]
-        evaluate = jaxpr_as_fun(ClosedJaxpr(traced.jaxpr, constants))
-        return jax.tree.unflatten(jax.tree.structure(result), evaluate(*jax.tree.leaves((y, x))))
-
-    moved = [const for const, stays in zip(traced.consts, is_float, strict=True) if not stays]
-    return pure_step, moved
+    return again(y, inputs)
 
 
 def _scan(step: Step, y: Vector, inputs: StepInputs, unroll: int) -> Vector:

@@ -30,7 +30,7 @@ from t5x_diffeq.layers.parameter import (
     is_parameter,
     map_parameters,
 )
-from t5x_diffeq.ode.contraction import as_made, contract, projection_square
+from t5x_diffeq.ode.contraction import contract, projection_square
 from t5x_diffeq.ode.hyper_init import HyperInit
 from t5x_diffeq.runtime.errors import InputError
 
@@ -214,7 +214,7 @@ def offset_path(path: LeafPath) -> LeafPath:
 
 
 def projection_squares(
-    d_weights: Weights, embeddings: Embeddings, declared: dict[LeafPath, Parameter]
+    d_weights: Weights, embeddings: Embeddings
 ) -> dict[LeafPath, Float[Array, ""]]:
     """|dP|^2 of each P, by its path in the parameters of `TimeDependentWeights`.
 
@@ -223,12 +223,11 @@ def projection_squares(
     Args:
       d_weights: the gradient of the weights that the source has made.
       embeddings: the e(t) that they come from; empty for sources that have no P.
-      declared: the block's parameters, from `block_parameters`.
     """
     squares: dict[LeafPath, Array] = {}
     for path, dW in flatten_dict(d_weights).items() if embeddings else ():
         layer = layer_name(path[:-1])
-        squares[layer, path[-1]] = projection_square(embeddings[layer], dW, declared[path].names)
+        squares[layer, path[-1]] = projection_square(embeddings[layer], dW)
     return squares
 
 
@@ -302,9 +301,9 @@ def _cast_by_role(
     weights: Weights, declared: dict[LeafPath, Parameter], dtype: DTypeLike
 ) -> Weights:
     """Each leaf in the dtype in which it is used, so that devices exchange it in that dtype."""
-
-    def cast(leaf: Array, of: Parameter) -> Array:
-        return as_made(leaf.astype(_compute_dtype(of.role, dtype)), of.names)
-
-    flat = flatten_dict(weights)
-    return unflatten_dict({path: cast(leaf, declared[path]) for path, leaf in flat.items()})
+    return unflatten_dict(
+        {
+            path: leaf.astype(_compute_dtype(declared[path].role, dtype))
+            for path, leaf in flatten_dict(weights).items()
+        }
+    )

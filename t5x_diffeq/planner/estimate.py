@@ -71,7 +71,7 @@ def step_times(
     moved: Sequence[Collective],
     cost: ProgramCost,
     flops: StepFlops,
-    devices: float,
+    devices: int,
     offloaded: int,
 ) -> StepTimes:
     """The estimate for a TPU, whose compiler gives cycles, or a GPU.
@@ -81,7 +81,7 @@ def step_times(
       moved: the program's collectives.
       cost: the cost of one device's program.
       flops: FLOPs of the step on all devices.
-      devices: how many of them are at work at a time.
+      devices: how many there are.
       offloaded: bytes of the state in the host's memory.
     """
     figures = links.figures

@@ -133,10 +133,7 @@ def plan_step(setup: Setup, batch_size: int, topology: Topology) -> Plan:
     return replace(
         plan,
         between_nodes=traffic(it for it in moved if links.route(it).crossed > 1),
-        # Stages also compute while they wait for a microbatch, so their devices count for less.
-        times=step_times(
-            links, moved, cost, flops, setup.mesh.size / setup.pipeline_slowdown, memory.offloaded
-        ),
+        times=step_times(links, moved, cost, flops, setup.mesh.size, memory.offloaded),
     )
 
 

@@ -16,7 +16,7 @@ from t5x_diffeq.planner.topology import Topology
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.console import say
 from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.training.partitioning import AXES, batch_shards, pipeline_microbatches
+from t5x_diffeq.training.partitioning import AXES, batch_shards
 
 # The last recomputes most and saves least.
 POLICIES = ("none", "dots", "keep:qkv,attention,mlp", "keep:qkv,attention", "full")
@@ -112,17 +112,15 @@ def _meshes_to_try(
 def meshes(config: Config, num_devices: int, slices: int = 1) -> Iterator[dict[str, int]]:
     """Meshes of all the devices that the config's sizes are divisible by.
 
-    They have as many stages as the config's. Those that shard parameters most, and activations
-    least, come first. Only data and stages cross slices: over their network, weights would take far
-    longer than the optimizer step.
+    Those that shard parameters most, and activations least, come first. Only data crosses slices:
+    over their network, weights would take far longer than the optimizer step.
     """
-    stage = max(config.mesh.stage, 1)
-    for context, tensor in product(_CONTEXT_SIZES if stage == 1 else (1,), _TENSOR_SIZES):
-        rest = num_devices // (context * tensor) // stage
+    for context, tensor in product(_CONTEXT_SIZES, _TENSOR_SIZES):
+        rest = num_devices // (context * tensor)
         for fsdp in (n for n in range(rest, 0, -1) if rest % n == 0):
-            sizes = (stage, rest // fsdp, fsdp, 1, context, tensor)
+            sizes = (rest // fsdp, fsdp, 1, context, tensor)
             mesh = dict(zip(AXES, sizes, strict=True))
-            whole = prod(sizes) == num_devices and stage * mesh["data"] % slices == 0
+            whole = prod(sizes) == num_devices and mesh["data"] % slices == 0
             if whole and _is_divisible(config, mesh):
                 yield mesh
 
@@ -130,13 +128,12 @@ def meshes(config: Config, num_devices: int, slices: int = 1) -> Iterator[dict[s
 def _is_divisible(config: Config, mesh: Mapping[str, int]) -> bool:
     model, train = config.model, config.train
     heads = model.num_kv_heads or model.num_heads
-    parts = train.microbatches * pipeline_microbatches(model.pipeline_microbatches, mesh)
-    rows = (train.batch_size, batch_shards(mesh) * parts)
+    rows = (train.batch_size, batch_shards(mesh) * train.microbatches)
     of_tensor = (heads, mesh["tensor"]), (model.mlp_dim, mesh["tensor"])
     length, chunks = config.data.sequence_length, 2 * mesh["context"]
     if mesh["context"] > 1 and (length % chunks or length // chunks < _SHORTEST_CHUNK):
         return False
-    sizes = (rows, (model.embed_dim, mesh["stage"] * mesh["fsdp"]), *of_tensor)
+    sizes = (rows, (model.embed_dim, mesh["fsdp"]), *of_tensor)
     return all(size % n == 0 for size, n in sizes)
 
 

@@ -16,6 +16,8 @@ _RENAMED_VALUES = {"model.time_embedding": {"per_layer": "separate", "shared": "
 # By key: the value that left it unused; a run with that value continues as before.
 _REMOVED: dict[str, object] = {
     "data.tokenize": "ahead",
+    "mesh.stage": 1,
+    "model.pipeline_microbatches": None,
     "model.quantization": "none",
     "model.reversibility": 0.99,
     "model.time_table": "normal",
@@ -38,11 +40,14 @@ _REMOVED_VALUES: dict[str, str] = {
     "train.trackers": r".*\btrackio\b.*",
 }
 # Those of these keys that do not change what a run computes.
-_BESIDE_THE_RUN = ("train.trackers",)
+_BESIDE_THE_RUN = ("mesh.stage", "model.pipeline_microbatches", "train.trackers")
 _LAST = "dcf23fb"  # the last commit that had them, unless it stands here
-_LAST_OF = dict.fromkeys(
-    ("model.block", "model.reversibility", "model.scheme", "train.trackers"), "14a4da5"
-)
+_LAST_OF = {
+    **dict.fromkeys(
+        ("model.block", "model.reversibility", "model.scheme", "train.trackers"), "14a4da5"
+    ),
+    **dict.fromkeys(("mesh.stage", "model.pipeline_microbatches"), "d3df509"),
+}
 
 
 def former_key_error(key: str) -> str | None:

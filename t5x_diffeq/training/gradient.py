@@ -19,7 +19,6 @@ from jaxtyping import Array, Float
 from t5x_diffeq.layers.array_types import Times, Weights
 from t5x_diffeq.layers.linear import ADAPTERS
 from t5x_diffeq.models.language_model import LanguageModel, nodes
-from t5x_diffeq.models.sub_fields import declared_leaves
 from t5x_diffeq.ode.weights import Embeddings, projection_squares
 from t5x_diffeq.training.losses import StateAndHead
 from t5x_diffeq.training.objective import Batch, Means, Params, Pass, end_of_pass, split_rows
@@ -140,19 +139,16 @@ def accumulate(
     return jax.lax.scan(add, zeros, inputs)[0]
 
 
-def gradient_norm(
-    model: LanguageModel, gradient: Params, d_weights: Weights, embeddings: Embeddings
-) -> Float[Array, ""]:
+def gradient_norm(gradient: Params, d_weights: Weights, embeddings: Embeddings) -> Float[Array, ""]:
     """The global norm of the gradient; of P, from the gradient of W(t), which is smaller.
 
     Args:
-      model: the model.
       gradient: the gradient of the parameters.
       d_weights: the gradient of the weights that it was pulled back from.
       embeddings: e(t) at the nodes of these weights.
     """
     with jax.named_scope("gradient norm"):
-        squares = projection_squares(d_weights, embeddings, declared_leaves(model.config))
+        squares = projection_squares(d_weights, embeddings)
         known = {("source", *path): square for path, square in squares.items()}
         others = (leaf for path, leaf in flatten_dict(gradient).items() if path not in known)
         of_projections = sum(known.values(), start=jnp.zeros(()))

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int, Num
 
 from t5x_diffeq.layers.array_types import State, Tokens
-from t5x_diffeq.layers.mesh import axes_of_last_rows, mesh_axes, on_shards
+from t5x_diffeq.layers.mesh import mesh_axes, on_shards
 
 
 class TokenLosses(NamedTuple):
@@ -111,8 +111,7 @@ def _by_chunk(
       chunk: tokens per device whose logits exist at once.
       results: how many numbers per token it returns.
     """
-    rows, length = axes_of_last_rows(len(targets)), mesh_axes("length")
-    vocab, width = mesh_axes("vocab"), mesh_axes("embed")
+    rows, length, vocab, width = map(mesh_axes, ("batch", "length", "vocab", "embed"))
     by_token = PartitionSpec(rows or None, length or None)
     local = partial(
         _on_device,

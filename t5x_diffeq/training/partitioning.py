@@ -10,16 +10,15 @@ from flax import linen as nn
 from jax.experimental import mesh_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from t5x_diffeq.layers.mesh import STAGE, Rule, Rules, axes_of, spec_of
+from t5x_diffeq.layers.mesh import Rule, Rules, axes_of, spec_of
 from t5x_diffeq.layers.parameter import Parameter, is_parameter, map_parameters
 from t5x_diffeq.runtime.config import MeshKeys
 from t5x_diffeq.runtime.errors import InputError
 
 Tree = TypeVar("Tree")
-AXES = (STAGE, "data", "fsdp", "expert", "context", "tensor")
+AXES = ("data", "fsdp", "expert", "context", "tensor")
 _BATCH = ("data", "fsdp", "expert")  # the mesh axes that split the sequences of a batch
-_OF_RULES = AXES[1:]  # the mesh axes that `mesh.rules` can name
-_UNNAMED = (STAGE, "expert", "context")  # the axes that are not mentioned where they split nothing
+_UNNAMED = ("expert", "context")  # the axes that are not mentioned where they split nothing
 # A config can't change these: the loss is summed over `_BATCH` and `context`, attention gathers
 # keys and values over `context`, and it needs whole heads.
 _FIXED_RULES = {"batch": _BATCH, "length": None, "head_dim": None, "maps": None}
@@ -36,8 +35,8 @@ def make_mesh(
     """The mesh over all devices.
 
     An axis of -1 takes the devices that the other axes leave; on one machine, only as many as
-    divide the batch. `mesh.data=None` means the number of TPU slices or GPU nodes, or the part of
-    it that stages don't lie across; where no axis is -1, it means what the others leave.
+    divide the batch. `mesh.data=None` means the number of TPU slices or GPU nodes; where no axis is
+    -1, it means what the others leave.
 
     Args:
       mesh: `config.mesh`.
@@ -125,29 +124,26 @@ def _default_data(sizes: Mapping[str, int | None], num_devices: int, slices: int
     others = prod(fixed)
     if slices > 1 and min(fixed) > 0 and num_devices % others == 0:
         return num_devices // others
-    return slices // gcd(sizes[STAGE] or 1, slices)
+    return slices
 
 
 def axes_across_slices(sizes: dict[str, int], devices: Sequence[Any]) -> dict[str, int]:
     """The number of slices along each mesh axis.
 
-    Stages cross slices first, because only states go from one to the next; then data, which
-    communicates once per step; then fsdp; no other does.
+    Data crosses slices first, because it communicates once per step; then fsdp; no other does.
 
     Raises:
-      InputError: if the slices don't divide stage x data x fsdp; gives the numbers.
+      InputError: if the slices don't divide data x fsdp; gives the numbers.
     """
     slices = num_slices(devices)
-    stage = gcd(sizes[STAGE], slices)
-    data = gcd(sizes["data"], slices // stage)
-    fsdp = gcd(sizes["fsdp"], slices // stage // data)
-    if stage * data * fsdp != slices:
-        axes = "mesh.data x mesh.fsdp" if sizes[STAGE] == 1 else "the product of these axes"
+    data = gcd(sizes["data"], slices)
+    fsdp = gcd(sizes["fsdp"], slices // data)
+    if data * fsdp != slices:
         raise InputError(
-            f"mesh {describe_mesh(sizes)}: {slices} slices don't divide {axes}, and "
-            f"the other axes must stay within one; set mesh.data={slices // stage}"
+            f"mesh {describe_mesh(sizes)}: {slices} slices don't divide mesh.data x mesh.fsdp, and "
+            f"the other axes must stay within one; set mesh.data={slices}"
         )
-    return {**dict.fromkeys(sizes, 1), STAGE: stage, "data": data, "fsdp": fsdp}
+    return {**dict.fromkeys(sizes, 1), "data": data, "fsdp": fsdp}
 
 
 def _fill_axis(sizes: dict[str, int], axis: str, batch_size: int, devices: Sequence[Any]) -> int:
@@ -198,16 +194,6 @@ def batch_shards(sizes: Mapping[str, int]) -> int:
     return prod(sizes[axis] for axis in _BATCH)
 
 
-def pipeline_microbatches(given: int | None, sizes: Mapping[str, int]) -> int:
-    """The parts into which stages cut the rows that they get at once; 1 without stages.
-
-    Args:
-      given: `config.model.pipeline_microbatches`.
-      sizes: the sizes of the mesh axes.
-    """
-    return 1 if sizes[STAGE] == 1 else given or sizes[STAGE]
-
-
 def describe_batch_axes(sizes: Mapping[str, int]) -> str:
     """`mesh.data 1 x mesh.fsdp 8`: the axes that split a batch."""
     named = (axis for axis in _BATCH if axis not in _UNNAMED or sizes[axis] > 1)
@@ -222,9 +208,6 @@ def describe_mesh(sizes: dict[str, int]) -> str:
 
 def logical_rules(mesh: MeshKeys) -> Rules:
     """The fixed rules and the table of `config.mesh.rules`, as Linen takes them.
-
-    Stages split what "embed" lies on, too: within a part of fsdp, so that the exchange that gives
-    each stage its own steps leaves every device with whole parts.
 
     Raises:
       InputError: if it isn't such a table, or names an axis that does not exist or is fixed.
@@ -246,13 +229,11 @@ def logical_rules(mesh: MeshKeys) -> Rules:
                 f"out"
             )
         for axis in axes_of(target):
-            if axis not in _OF_RULES:
+            if axis not in AXES:
                 raise InputError(
-                    f"mesh.rules: {logical!r} goes to {axis!r}; mesh axes are "
-                    f"{', '.join(_OF_RULES)}"
+                    f"mesh.rules: {logical!r} goes to {axis!r}; mesh axes are {', '.join(AXES)}"
                 )
-        split_by_stages = logical == "embed" and mesh.stage != 1
-        rules.append((logical, (*axes_of(target), STAGE) if split_by_stages else target))
+        rules.append((logical, target))
     return tuple(rules)
 
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 
-from t5x_diffeq.layers.mesh import STAGE, axes_of
+from t5x_diffeq.layers.mesh import axes_of
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.runtime.config import Config
@@ -41,22 +41,6 @@ class PlacedModel:
     batch_sharding: NamedSharding
     abstract_params: Any
     attention_reason: str
-
-    @property
-    def pipeline_microbatches(self) -> int:
-        """The parts into which stages cut the rows that they get at once; 1 without stages."""
-        wanted = self.config.model.pipeline_microbatches
-        return partitioning.pipeline_microbatches(wanted, self.mesh.shape)
-
-    @property
-    def pipeline_ticks(self) -> int:
-        """M + S - 1: how often each of S stages takes its steps in a pass of M microbatches."""
-        return self.pipeline_microbatches + self.mesh.shape[STAGE] - 1
-
-    @property
-    def pipeline_slowdown(self) -> float:
-        """How many times as long as its work a pass through the stages takes."""
-        return self.pipeline_ticks / self.pipeline_microbatches
 
     def at_depth(self: Placed, num_steps: int | None, scheme: str | None = None) -> Placed:
         """The same model, with the same parameters, on another grid; see `ModelConfig.at_depth`."""
@@ -92,12 +76,9 @@ class PlacedModel:
         }
 
     def eval_batch_size(self, batch_size: int) -> int:
-        """`batch_size` rounded up to a number that the devices and stages share equally.
-
-        Padding rows are masked.
-        """
+        """`batch_size` rounded up to a number that the devices share equally, by masked rows."""
         rows = axes_of(self.batch_sharding.spec[0])
-        shards = prod(self.mesh.shape[axis] for axis in rows) * self.pipeline_microbatches
+        shards = prod(self.mesh.shape[axis] for axis in rows)
         return -(-batch_size // shards) * shards
 
 

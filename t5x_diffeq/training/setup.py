@@ -16,7 +16,7 @@ from t5x_diffeq.runtime.chips import chip
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.training import partitioning
 from t5x_diffeq.training.host_memory import check_host_memory, is_on_host, offload, place
-from t5x_diffeq.training.mesh_checks import check_microbatches, check_stages
+from t5x_diffeq.training.mesh_checks import check_microbatches
 from t5x_diffeq.training.placed_model import PlacedModel, place_model
 from t5x_diffeq.training.spikes import RecentSteps
 from t5x_diffeq.training.state import TrainState, declared_params, init_state, trainable_parts
@@ -133,7 +133,6 @@ def fits_on_gpu(device: Any, state: TrainState) -> bool:
 
 def _setup_on(mesh: Mesh, config: Config, vocab_size: int) -> Setup:
     check_microbatches(config.train, mesh)
-    check_stages(config, mesh)
     placed = place_model(config, vocab_size, mesh)
     model, keys = placed.model, config.train
     schedule = optimizers.learning_rate_schedule(config.optimizer, keys.total_steps)

@@ -98,7 +98,7 @@ def make_gradient(
         with jax.named_scope("pull back to P"):
             (d_makers,) = made.pull_back(d_weights)
         d_params = {**d_makers, **d_rest}
-        norm = gradient_norm(model, d_params, d_weights, made.embeddings)
+        norm = gradient_norm(d_params, d_weights, made.embeddings)
         embeddings = {name: e[nodes.distinct] for name, e in made.embeddings.items()}
         on_own_grid = (
             d for each, d in zip(passes, nodes.split(d_weights), strict=True) if each.model == model

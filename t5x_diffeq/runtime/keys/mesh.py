@@ -11,11 +11,11 @@ _AxisSize = Annotated[int, Values(int, -1, INT32)]
 _key = partial(key, resume=True, finetune=True)
 _RULES = (
     ("vocab", "tensor"),  # rows of the embedding, columns of the head, logits
-    ("embed", "fsdp"),  # width of the state, in parameters only; stages always split it, too
+    ("embed", "fsdp"),  # width of the state, in parameters only
     ("heads", "tensor"),  # attention heads
     ("mlp", "tensor"),  # width inside the MLP
     ("experts", "expert"),  # experts of a mixture
-    ("steps", None),  # solver steps: stacked weights are not split at rest
+    ("steps", None),  # solver steps: stacked weights are scanned, never split
     ("time_embed", None),  # T: not split, so that making W(t) needs no communication
 )
 
@@ -25,11 +25,6 @@ class MeshKeys(Section):
     """`config.mesh`: the sizes of the mesh axes, and what lies on them."""
 
     section = "mesh"
-    stage: _AxisSize = _key(
-        1,
-        """stages of the pipeline over depth, each of which computes a part of the solver
-        steps. Stages split the parameters as fsdp does, and don't split the batch""",
-    )
     data: Annotated[int | None, Values(int, -1, INT32, optional=True)] = _key(
         None,
         """devices that split the batch and replicate the parameters. `None`: the number of

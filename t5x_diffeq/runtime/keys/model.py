@@ -216,10 +216,3 @@ class ModelKeys(Section):
         resume=True,
         finetune="if set",
     )
-    pipeline_microbatches: SizeOrNone = key(
-        None,
-        """with `mesh.stage` above 1: M, the number of parts into which a batch is cut, a
-        multiple of `mesh.stage`. `None`: as many as stages. A pass takes (M + stages - 1) /
-        M times as long as its work""",
-        resume=True,
-    )
