@@ -57,8 +57,8 @@ def test_a_run_that_used_a_removed_value_names_the_last_commit_that_had_it(tmp_p
         read_config(tmp_path, to_train=True)
 
 
-def test_a_run_goes_on_without_a_tracker_that_was_removed(tmp_path):
-    write_config(tmp_path, train__trackers=("tensorboard", "trackio"))
+def test_a_run_goes_on_without_what_did_not_change_its_numbers(tmp_path):
+    write_config(tmp_path, train__trackers=("tensorboard", "trackio"), optimizer__offload=True)
     assert read_config(tmp_path, to_train=True) == Config()
     with pytest.raises(InputError, match=r"train\.trackers.*was removed; commit 14a4da5 "):
         load_config("configs/tiny.py", {"train.trackers": ("trackio",)})
@@ -67,6 +67,8 @@ def test_a_run_goes_on_without_a_tracker_that_was_removed(tmp_path):
 def test_a_removed_key_on_the_command_line_says_so():
     with pytest.raises(InputError, match=r"train\.jitter.*was removed; commit \w{7} "):
         load_config("configs/tiny.py", {"train.jitter": 0.5})
+    with pytest.raises(InputError, match=r"optimizer\.offload.*was removed; commit d3df509 "):
+        load_config("configs/tiny.py", {"optimizer.offload": True})
 
 
 def test_a_run_from_before_a_key_or_value_was_renamed_loads(tmp_path):

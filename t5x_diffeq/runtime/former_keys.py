@@ -21,6 +21,7 @@ _REMOVED: dict[str, object] = {
     "model.time_table": "normal",
     "optimizer.cooldown_shape": "linear",
     "optimizer.moment_dtype": "float32",
+    "optimizer.offload": False,
     "train.depths_rule": "random",
     "train.growth": "jump",
     "train.jitter": 0.0,
@@ -37,12 +38,15 @@ _REMOVED_VALUES: dict[str, str] = {
     "optimizer.moments": "factored|int4|mean_bfloat16",
     "train.trackers": r".*\btrackio\b.*",
 }
-# Those of these keys that do not change what a run computes.
-_BESIDE_THE_RUN = ("train.trackers",)
+# Of all of these, the keys that do not change what a run computes.
+_BESIDE_THE_RUN = ("optimizer.offload", "train.trackers")
 _LAST = "dcf23fb"  # the last commit that had them, unless it stands here
-_LAST_OF = dict.fromkeys(
-    ("model.block", "model.reversibility", "model.scheme", "train.trackers"), "14a4da5"
-)
+_LAST_OF = {
+    **dict.fromkeys(
+        ("model.block", "model.reversibility", "model.scheme", "train.trackers"), "14a4da5"
+    ),
+    "optimizer.offload": "d3df509",
+}
 
 
 def former_key_error(key: str) -> str | None:
