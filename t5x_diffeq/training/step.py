@@ -138,8 +138,8 @@ def make_train_step(
         )
         with jax.named_scope("optimizer"):
             updated = _update(setup, state, gradient, norm=norm, embeddings=embeddings)
-            accepted = jax.tree.map(partial(jnp.where, rejected), _pass_over(state), updated)
-        after = replace(accepted, step=state.step + 1, recent=recent)
+            chosen = jax.tree.map(partial(jnp.where, rejected), _pass_over(state), updated)
+        after = replace(chosen, step=state.step + 1, recent=recent)
         values = {"grad_norm": norm, "learning_rate": setup.schedule(state.step)}
         return after, {**means, **values, **of_spikes, **curves}
 
@@ -147,7 +147,7 @@ def make_train_step(
 
 
 def _update(setup: Setup, state: TrainState, gradient: Params, **facts: Any) -> TrainState:
-    """The state after the optimizer's update; `facts` are what else it is told of the gradient."""
+    """The state after the optimizer's update, which also takes `facts` of the gradient."""
     params = {name: part for name, part in state.params.items() if setup.trains(name)}
     updates, opt_state = setup.optimizer.update(gradient, state.opt_state, params, **facts)
     params = optax.apply_updates(params, updates)
