@@ -152,7 +152,7 @@ def config_to_time(small: bool):
     for width in (24, 12, 6, 3):
         config.model.time_embed_dim = width
         setup = make_setup(Config.of(config), expected_vocab_size(Config.of(config)))
-        if 2 * least_memory(setup, config.train.batch_size, of_host=False) < there:
+        if 2 * least_memory(setup, config.train.batch_size) < there:
             break
     return Config.of(config)
 

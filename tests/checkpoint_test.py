@@ -153,6 +153,18 @@ def test_chunks_have_a_largest_size(tmp_path, monkeypatch):
     jax.tree.map(np.testing.assert_array_equal, restored.state, state)
 
 
+def test_what_orbax_gets_shares_no_memory_with_the_state():
+    """It is read while the next step writes to the arrays of the state."""
+
+    def pointers(tree):
+        shards = (x.addressable_shards for x in jax.tree.leaves(tree))
+        return {shard.data.unsafe_buffer_pointer() for each in shards for shard in each}
+
+    state = state_at(2)
+    given = writing.items_of(state, {})["state"].item
+    assert not pointers(given) & pointers(state)
+
+
 def test_a_loss_that_is_not_finite_right_after_a_restore():
     said = [
         str(not_finite_error(step, ["loss is nan"], last, start, None))

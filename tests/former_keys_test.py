@@ -58,8 +58,8 @@ def test_a_run_that_used_a_removed_value_names_the_last_commit_that_had_it(tmp_p
 
 
 def test_a_run_goes_on_without_what_did_not_change_what_it_computes(tmp_path):
-    of_stages = {"mesh__stage": 2, "model__pipeline_microbatches": 4}
-    write_config(tmp_path, train__trackers=("tensorboard", "trackio"), **of_stages)
+    gone = {"mesh__stage": 2, "model__pipeline_microbatches": 4, "optimizer__offload": True}
+    write_config(tmp_path, train__trackers=("tensorboard", "trackio"), **gone)
     assert read_config(tmp_path, to_train=True) == Config()
     with pytest.raises(InputError, match=r"train\.trackers.*was removed; commit 14a4da5 "):
         load_config("configs/tiny.py", {"train.trackers": ("trackio",)})
@@ -70,6 +70,8 @@ def test_a_run_goes_on_without_what_did_not_change_what_it_computes(tmp_path):
 def test_a_removed_key_on_the_command_line_says_so():
     with pytest.raises(InputError, match=r"train\.jitter.*was removed; commit \w{7} "):
         load_config("configs/tiny.py", {"train.jitter": 0.5})
+    with pytest.raises(InputError, match=r"optimizer\.offload.*was removed; commit d3df509 "):
+        load_config("configs/tiny.py", {"optimizer.offload": True})
 
 
 def test_a_run_from_before_a_key_or_value_was_renamed_loads(tmp_path):

@@ -101,7 +101,7 @@ def test_the_step_is_a_range():
     hidden = dataclasses.replace(collective("all-gather", None), asynchronous=True)
     moved = [collective("all-reduce", None), hidden]
     cost, flops = ProgramCost(1_000_000, 1_750_000), StepFlops(0, 0, 0, 0, 0, 0, 2 * 459e9)
-    times = step_times(Links(torus(4, 4, 4), V5P), moved, cost, flops, devices=2, offloaded=0)
+    times = step_times(Links(torus(4, 4, 4), V5P), moved, cost, flops, devices=2)
     assert (times.compute, times.kernels) == pytest.approx((1e-3, 1e-3))
     assert times.overlapped == pytest.approx(times.waited / 2)
     assert times.low == pytest.approx(2e-3 + times.waited + times.latency)

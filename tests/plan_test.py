@@ -204,8 +204,8 @@ class FakePlans:
         low = self.seconds.get(self.compiled[-1], self.seconds["else"])
         made = quick_setup(config)
         needed, low = (1, low) if low is not None else (2e9, 1)
-        times = StepTimes(low, 0, 0, 0, 0, 0, low, low)
-        memory = planning.DeviceMemory(1, 1, 0, 1, 1, 1, 1, 1e9, needed)
+        times = StepTimes(low, 0, 0, 0, 0, low, low)
+        memory = planning.DeviceMemory(1, 1, 1, 1, 1, 1, 1e9, needed)
         flops = step_flops(made.model.config, 16)
         return planning.Plan(made, 16, EIGHT, memory, flops, times=times)
 
@@ -265,7 +265,7 @@ def test_jax_must_be_told_to_take_most_of_a_gpu():
     flops = step_flops(setup.model.config, 16)
 
     def remark(needed):
-        memory = planning.DeviceMemory(1, 1, 0, 1, 1, 1, 1, CHIPS["H200"].memory_bytes, needed)
+        memory = planning.DeviceMemory(1, 1, 1, 1, 1, 1, CHIPS["H200"].memory_bytes, needed)
         return tables.memory_share(planning.Plan(setup, 16, one, memory, flops))
 
     assert "79%" in remark(111.8e9) and "75%" in remark(111.8e9)

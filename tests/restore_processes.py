@@ -26,17 +26,13 @@ from t5x_diffeq.checkpoints.checkpoint import Checkpoints
 from t5x_diffeq.checkpoints.stored import RunFacts
 from t5x_diffeq.runtime import processes
 from t5x_diffeq.runtime.errors import InfrastructureError
-from t5x_diffeq.training.host_memory import HOST
 from t5x_diffeq.training.state import TrainState
 
 FINGERPRINT = "of the data"
 
 
 def expected(step):
-    """The arrays of a state, and how they are split on a mesh with the axes `data` and `fsdp`.
-
-    Of some, also the kind of memory that they lie in.
-    """
+    """The arrays of a state, and how they are split on a mesh with the axes `data` and `fsdp`."""
     chance = np.random.default_rng(step)
     kernel = chance.normal(size=(512, 128)).astype(np.float32)
     kernel[0, :2] = -0.0, np.nan
@@ -46,7 +42,7 @@ def expected(step):
         "small": (chance.integers(-128, 128, (64,), np.int8), ("fsdp",)),
         "flags": (chance.integers(0, 2, (7,)).astype(bool), ()),
     }
-    moments = {"kernel": (chance.normal(size=(64, 4)).astype(np.float32), ("fsdp",), HOST)}
+    moments = {"kernel": (chance.normal(size=(64, 4)).astype(np.float32), ("fsdp",))}
     return TrainState((np.int32(step), ()), params, moments)
 
 
@@ -55,14 +51,10 @@ def on_mesh(step, data, make):
     devices = np.array(jax.devices()).reshape(data, -1)
     mesh = Mesh(devices, ("data", "fsdp"), axis_types=(AxisType.Auto,) * 2)
     return jax.tree.map(
-        lambda each: make(each[0], sharding_on(mesh, *each[1:])),
+        lambda each: make(each[0], NamedSharding(mesh, PartitionSpec(*each[1]))),
         expected(step),
         is_leaf=lambda each: isinstance(each, tuple),
     )
-
-
-def sharding_on(mesh, axes, kind="device"):
-    return NamedSharding(mesh, PartitionSpec(*axes), memory_kind=kind)
 
 
 def arrays_of(step, data):
@@ -85,8 +77,7 @@ def is_right(state):
     return all(
         np.asarray(shard.data).tobytes() == np.asarray(values[shard.index]).tobytes()
         and shard.data.dtype == values.dtype
-        and leaf.sharding.memory_kind == (*kind, "device")[0]
-        for leaf, (values, _, *kind) in zip(
+        for leaf, (values, _) in zip(
             jax.tree.leaves(state),
             jax.tree.leaves(expected(step), is_leaf=lambda each: isinstance(each, tuple)),
             strict=True,

@@ -32,7 +32,6 @@ from t5x_diffeq.runtime.files import (
     describe_error,
     digest,
 )
-from t5x_diffeq.training.host_memory import shares_memory
 
 KEY = "train.local_checkpoints"
 _KEEP = 2  # a process may be lost while it writes a checkpoint that the others have finished
@@ -112,7 +111,7 @@ class LocalCheckpoints:
         for leaf in leaves:
             for shard in _shards(leaf):
                 shard.data.copy_to_host_async()
-        arrays = [[_host_copy(shard.data) for shard in _shards(leaf)] for leaf in leaves]
+        arrays = [[_host_copy(shard) for shard in _shards(leaf)] for leaf in leaves]
         described = {name: describe_parts(part) for name, part in state.items()}
         index = {"step": step, "data": data, "state": described}
         waited = time.perf_counter() - started
@@ -235,9 +234,9 @@ def _shards(leaf: jax.Array) -> list[Any]:
     return [by_part[part] for part in sorted(by_part)]
 
 
-def _host_copy(array: jax.Array) -> np.ndarray:
-    """A copy on the host; of memory of the host, `np.asarray` would share what training donates."""
-    return np.array(array) if shares_memory(array) else np.asarray(array)
+def _host_copy(shard: Any) -> np.ndarray:
+    """A copy on the host; on a CPU, `np.asarray` would share what training donates."""
+    return (np.array if shard.device.platform == "cpu" else np.asarray)(shard.data)
 
 
 def _read_array(path: Path, leaf: Any) -> jax.Array:

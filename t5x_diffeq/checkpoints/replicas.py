@@ -17,7 +17,6 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from t5x_diffeq.layers.mesh import axes_of
-from t5x_diffeq.training.host_memory import on_device, place
 
 
 @dataclass(frozen=True)
@@ -46,12 +45,9 @@ class Replicas:
     def on_first(self, arrays: Any) -> Any:
         """Shapes, dtypes and shardings of the arrays on the first replica alone."""
         mesh = self.first
-
-        def move(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-            sharding = NamedSharding(mesh, x.sharding.spec, memory_kind=x.sharding.memory_kind)
-            return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
-
-        return jax.tree.map(move, arrays)
+        return jax.tree.map(
+            lambda x: x.update(sharding=NamedSharding(mesh, x.sharding.spec)), arrays
+        )
 
     def broadcast(self, arrays: Any, read: Any) -> Any:
         """The arrays on all replicas; every process must call it.
@@ -76,9 +72,7 @@ class Replicas:
         for device in self.mesh.local_devices:
             with jax.set_mesh(Mesh([device], "one")):  # instead of a mesh around the call
                 piece = (
-                    on_device(parts[device])[None]
-                    if device in parts
-                    else jnp.zeros((1, *shape), array.dtype)
+                    parts[device][None] if device in parts else jnp.zeros((1, *shape), array.dtype)
                 )
                 pieces.append(jax.device_put(piece, device))
         if source is not None:
@@ -87,8 +81,7 @@ class Replicas:
         whole = (self.mesh.size // self.first.size, *array.shape)
         stacked = jax.make_array_from_single_device_arrays(whole, by_replica, pieces)
         # One at a time: all at once would need the memory of a second state.
-        total = _sum_of_bits(self.mesh, self.axes, spec)(stacked)
-        return jax.block_until_ready(place(total, array.sharding))
+        return jax.block_until_ready(_sum_of_bits(self.mesh, self.axes, spec)(stacked))
 
 
 def replicas_of(arrays: Any) -> Replicas | None:

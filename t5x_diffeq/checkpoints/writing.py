@@ -6,14 +6,12 @@ from contextlib import contextmanager
 from typing import Literal, NamedTuple
 
 import jax
-import numpy as np
 import orbax.checkpoint as ocp
 
 from t5x_diffeq.checkpoints.checkpoint_folder import whole_steps
 from t5x_diffeq.checkpoints.stored import parts_of
 from t5x_diffeq.runtime.errors import InfrastructureError, RunError, is_infrastructure_failure
 from t5x_diffeq.runtime.files import AnyPath, describe_error, is_in_bucket
-from t5x_diffeq.training.host_memory import shares_memory
 from t5x_diffeq.training.state import TrainState
 
 CHUNK_BYTES = 256 * 10**6  # the most that a chunk of a stored array has before its compression
@@ -60,33 +58,29 @@ def items_of(state: TrainState, data_state: dict) -> ocp.args.Composite:
     An array is cut into chunks of at most `CHUNK_BYTES`, however it is sharded. A chunk is
     compressed, written and read as a whole, by one thread.
     """
-    parts = parts_of(_copy_shared(state))
+    parts = parts_of(_to_be_kept(state))
     chunked = jax.tree.map(lambda _: ocp.SaveArgs(chunk_byte_size=CHUNK_BYTES), parts)
     return ocp.args.Composite(
         state=ocp.args.StandardSave(parts, save_args=chunked), data=ocp.args.JsonSave(data_state)
     )
 
 
-def _copy_shared(state: TrainState) -> TrainState:
-    """The state, with copies of the arrays whose memory a NumPy array shares.
+def _to_be_kept(state: TrainState) -> TrainState:
+    """The state; on CPUs a copy, as a NumPy array shares an array's memory there.
 
-    Orbax would hold these until all is written, and the next training step, which donates the
-    state, would wait for that. They are those on CPUs, and those in the memory of another device's
-    host.
+    Orbax would hold that until all is written, and the next training step, which donates the state,
+    would wait for it.
     """
-    leaves, tree = jax.tree.flatten(state)
-    shared = [leaf for leaf in leaves if shares_memory(leaf)]
-    shards = [[shard.data for shard in leaf.addressable_shards] for leaf in shared]
-    # Shard by shard: `device_put` of arrays of several processes would compile a program.
-    places = [[shard.sharding for shard in each] for each in shards]
     if jax.local_devices()[0].platform != "cpu":
-        shards = [[np.array(shard) for shard in each] for each in shards]
-    copies = jax.block_until_ready(jax.device_put(shards, places, may_alias=False))
-    arrays = iter(
-        jax.make_array_from_single_device_arrays(leaf.shape, leaf.sharding, each)
-        for leaf, each in zip(shared, copies, strict=True)
-    )
-    return jax.tree.unflatten(tree, [next(arrays) if shares_memory(x) else x for x in leaves])
+        return state
+
+    def copy(array: jax.Array) -> jax.Array:
+        # Shard by shard: `device_put` of arrays of several processes would compile a program.
+        shards = [shard.data for shard in array.addressable_shards]
+        copies = jax.device_put(shards, [x.sharding for x in shards], may_alias=False)
+        return jax.make_array_from_single_device_arrays(array.shape, array.sharding, copies)
+
+    return jax.block_until_ready(jax.tree.map(copy, state))
 
 
 @contextmanager

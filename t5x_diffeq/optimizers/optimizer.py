@@ -187,8 +187,7 @@ def _muon_and_adam(optimizer: OptimizerKeys, declared: dict, multipliers: dict) 
 
 
 # By `optimizer.name`: from the keys, the declared parameters and the multipliers of their steps to
-# the directions and the multipliers that these need. With `optimizer.offload`, each must be able to
-# update one layer without another's gradient and moments (`training/update.py`).
+# the directions and the multipliers that these need.
 OPTIMIZERS: dict[str, Callable[[OptimizerKeys, dict, dict], Directions]] = {
     "adam": lambda optimizer, declared, multipliers: (_adam(optimizer, declared), multipliers),
     "muon": _muon_and_adam,

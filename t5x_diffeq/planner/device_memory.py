@@ -8,7 +8,6 @@ import jax
 from t5x_diffeq.runtime.chips import GIB
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training import partitioning
-from t5x_diffeq.training.host_memory import is_on_host
 from t5x_diffeq.training.setup import Setup
 
 
@@ -21,9 +20,8 @@ def check_fits(setup: Setup, batch_size: int) -> None:
     Raises:
       InputError: if it doesn't; gives both numbers.
     """
-    c, devices = setup.model.config, setup.mesh.local_devices
-    needed = least_memory(setup, batch_size, of_host=devices[0].platform == "cpu")
-    there = _device_memory(devices)
+    c, needed = setup.model.config, least_memory(setup, batch_size)
+    there = _device_memory(setup.mesh.local_devices)
     if there is not None and needed > there:
         raise InputError(
             f"training needs at least {needed / GIB:,.0f} GiB on each device, which has "
@@ -33,22 +31,15 @@ def check_fits(setup: Setup, batch_size: int) -> None:
         )
 
 
-def least_memory(setup: Setup, batch_size: int, of_host: bool) -> int:
-    """The bytes that `check_fits` adds up.
-
-    Args:
-      setup: the setup.
-      batch_size: sequences in a global batch.
-      of_host: whether the host's memory is the device's, too.
-    """
+def least_memory(setup: Setup, batch_size: int) -> int:
+    """The bytes that `check_fits` adds up, for a global batch of so many sequences."""
     c, shards = setup.model.config, partitioning.batch_shards(setup.mesh.shape)
-    arrays = [*jax.tree.leaves(setup.abstract_state), *setup.abstract_batch(batch_size).values()]
-    arrays += jax.tree.leaves(setup.abstract_state.params)  # the gradient
-    there = [x for x in arrays if of_host or not is_on_host(x)]
+    gradient = setup.abstract_state.params
+    arrays = setup.abstract_state, setup.abstract_batch(batch_size), gradient
     rows = max(1, batch_size // shards // setup.config.train.microbatches)
     length = c.max_length // setup.mesh.shape["context"]
     stream = rows * length * c.embed_dim * c.compute_dtype.itemsize
-    return stream + partitioning.shard_bytes(there)
+    return stream + partitioning.shard_bytes(arrays)
 
 
 def _device_memory(devices: Sequence[jax.Device]) -> int | None:

@@ -20,10 +20,6 @@ ASSUMED = (
     f"step, high: attention at {_KERNELS_AT_WORST:.0%} of the peak; no collective hidden; "
     f"{_HOSTS_AND_STRAGGLERS:.0%} more for hosts and stragglers. No TPU has confirmed either",
 )
-ASSUMED_OF_HOSTS = (
-    "host's memory: copies to the device and back take the link's full bandwidth, one after the "
-    "other and beside nothing else, since layers are updated in turn once there is the gradient",
-)
 ASSUMED_OF_GPUS = (
     "step, low: all FLOPs at the peak, or all bytes to and from memory, or the collectives beside "
     "other work, whichever takes longest; then the collectives that are waited for (NVLink in a "
@@ -45,8 +41,6 @@ class StepTimes:
       waited: synchronous collectives, during which nothing else runs.
       overlapped: asynchronous collectives, which overlap with the rest.
       latency: total latency of the synchronous collectives, until their first bytes arrive.
-      crossing: copies of what lies in the host's memory, to the device and back; 0 also if the
-        link's bandwidth is unknown.
       low: the whole step, in the best case.
       high: the whole step, in the worst case.
     """
@@ -56,7 +50,6 @@ class StepTimes:
     waited: float
     overlapped: float
     latency: float
-    crossing: float
     low: float
     high: float
 
@@ -72,7 +65,6 @@ def step_times(
     cost: ProgramCost,
     flops: StepFlops,
     devices: int,
-    offloaded: int,
 ) -> StepTimes:
     """The estimate for a TPU, whose compiler gives cycles, or a GPU.
 
@@ -82,13 +74,11 @@ def step_times(
       cost: the cost of one device's program.
       flops: FLOPs of the step on all devices.
       devices: how many there are.
-      offloaded: bytes of the state in the host's memory.
     """
     figures = links.figures
     routes = [(it, links.route(it)) for it in moved]
     waited = sum(route.seconds(it) for it, route in routes if not it.asynchronous)
     overlapped = sum(route.seconds(it) for it, route in routes if it.asynchronous)
-    crossing = 2 * offloaded / figures.host_bandwidth if figures.host_bandwidth else 0.0
     if figures.clock:
         latency = sum(route.latency(it) for it, route in routes if not it.asynchronous)
         compute = (cost.cycles or 0) / figures.clock
@@ -100,6 +90,6 @@ def step_times(
         latency = kernels = 0.0
         compute = at_best = max(at_peak, memory)
         at_worst = max(at_peak / _GPU_AT_WORST, at_peak + memory)
-    low = max(at_best, overlapped) + waited + latency + crossing
-    high = (at_worst + overlapped + waited + latency + crossing) * (1 + _HOSTS_AND_STRAGGLERS)
-    return StepTimes(compute, kernels, waited, overlapped, latency, crossing, low, high)
+    low = max(at_best, overlapped) + waited + latency
+    high = (at_worst + overlapped + waited + latency) * (1 + _HOSTS_AND_STRAGGLERS)
+    return StepTimes(compute, kernels, waited, overlapped, latency, low, high)

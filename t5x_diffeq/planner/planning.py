@@ -14,7 +14,6 @@ from t5x_diffeq.planner.program_cost import ProgramCost, program_cost
 from t5x_diffeq.planner.topology import Topology
 from t5x_diffeq.runtime.chips import GIB, Chip
 from t5x_diffeq.runtime.config import Config
-from t5x_diffeq.training.host_memory import is_on_host
 from t5x_diffeq.training.partitioning import shard_bytes
 from t5x_diffeq.training.programs import lower_train_step
 from t5x_diffeq.training.setup import Setup, make_setup
@@ -33,8 +32,7 @@ class DeviceMemory:
 
     Attributes:
       parameters: the model's parameters.
-      moments: the optimizer's state, without what lies in the host's memory.
-      offloaded: the part of the state in the host's memory, which is not in `needed`.
+      moments: the optimizer's state.
       arguments: the compiler's count of the state and the batch, including padding.
       outputs: new state and metrics, except those that reuse the memory of an argument.
       temporaries: activations, gradients, gathered weights.
@@ -45,7 +43,6 @@ class DeviceMemory:
 
     parameters: int
     moments: int
-    offloaded: int
     arguments: int | None
     outputs: int | None
     temporaries: int | None
@@ -133,37 +130,28 @@ def plan_step(setup: Setup, batch_size: int, topology: Topology) -> Plan:
     return replace(
         plan,
         between_nodes=traffic(it for it in moved if links.route(it).crossed > 1),
-        times=step_times(links, moved, cost, flops, setup.mesh.size, memory.offloaded),
+        times=step_times(links, moved, cost, flops, setup.mesh.size),
     )
 
 
-def state_bytes(setup: Setup) -> tuple[int, int, int]:
-    """Bytes of parameters, of the optimizer's state, and of what lies in the host's memory.
-
-    All are those of each device.
-    """
+def state_bytes(setup: Setup) -> tuple[int, int]:
+    """Bytes of parameters and of the optimizer's state on each device."""
     state = setup.abstract_state
-    arrays = jax.tree.leaves(state)
-    offloaded = shard_bytes([x for x in arrays if is_on_host(x)])
-    moments = shard_bytes([x for x in jax.tree.leaves(state.opt_state) if not is_on_host(x)])
-    return shard_bytes(state.params), moments, offloaded
+    return shard_bytes(state.params), shard_bytes(state.opt_state)
 
 
 def _measure_memory(setup: Setup, compiled: Compiled, figures: Chip | None) -> DeviceMemory:
     analysis = compiled.memory_analysis()
     assert analysis is not None  # XLA's programs have one
     outputs = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
-    sizes = state_bytes(setup)
-    # Programs for CPUs count all memory as the device's.
-    on_host = sizes[-1] if setup.mesh.devices.flat[0].platform == "cpu" else 0
     parts = (
-        analysis.argument_size_in_bytes - on_host,
+        analysis.argument_size_in_bytes,
         outputs,
         analysis.temp_size_in_bytes,
         analysis.generated_code_size_in_bytes,
     )
     available = figures.memory_bytes if figures else None
-    return DeviceMemory(*sizes, *parts, available, sum(parts))
+    return DeviceMemory(*state_bytes(setup), *parts, available, sum(parts))
 
 
 def read_refusal(setup: Setup, error: jax.errors.JaxRuntimeError) -> DeviceMemory:

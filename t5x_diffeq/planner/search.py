@@ -102,7 +102,7 @@ def _meshes_to_try(
             say(f"left out: {as_flags(mesh)}: {error}")
             continue
         figures = topology.figures
-        if figures is None or sum(state_bytes(setup)[:-1]) < figures.memory_bytes:
+        if figures is None or sum(state_bytes(setup)) < figures.memory_bytes:
             to_try.append(mesh | more)
         if len(to_try) == _MOST_MESHES:
             break

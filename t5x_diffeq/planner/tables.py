@@ -3,7 +3,7 @@
 from dataclasses import asdict
 
 from t5x_diffeq.planner.collectives import Traffic
-from t5x_diffeq.planner.estimate import ASSUMED, ASSUMED_OF_GPUS, ASSUMED_OF_HOSTS, StepTimes
+from t5x_diffeq.planner.estimate import ASSUMED, ASSUMED_OF_GPUS, StepTimes
 from t5x_diffeq.planner.planning import Plan
 from t5x_diffeq.runtime.chips import GIB
 from t5x_diffeq.runtime.console import align, format_count, say
@@ -49,7 +49,6 @@ def _table_rows(plan: Plan) -> dict[str, dict[str, float | None]]:
         "bytes": {
             "parameters": m.parameters,
             "optimizer moments": m.moments,
-            "in the host's memory": m.offloaded,
             "state and batch, padded": m.arguments,
             "outputs beside the state": m.outputs,
             "temporaries": m.temporaries,
@@ -74,7 +73,6 @@ def _table_rows(plan: Plan) -> dict[str, dict[str, float | None]]:
             "collectives waited for": 1e3 * t.waited,
             "their latency": 1e3 * t.latency,
             "collectives overlapped": 1e3 * t.overlapped,
-            "copies from and to the host": 1e3 * t.crossing,
             "step, low": 1e3 * t.low,
             "step, high": 1e3 * t.high,
         },
@@ -104,8 +102,6 @@ def print_plans(plans: dict[str, Plan]) -> None:
     topology = next(iter(plans.values())).topology
     if any(plan.times for plan in plans.values()):
         say(*(ASSUMED_OF_GPUS if topology.gpus else ASSUMED))
-        if any(plan.times and plan.times.crossing for plan in plans.values()):
-            say(*ASSUMED_OF_HOSTS)
 
 
 def _cell(value: float | None, unit: str) -> str:
@@ -147,8 +143,7 @@ def _step_range(times: StepTimes) -> str:
 def _remarks(plan: Plan) -> list[str]:
     compiled = {} if plan.topology.compiled_by == "cpu" else plan.traffic or {}
     lines = [_describe_collectives(kind, moved) for kind, moved in compiled.items()]
-    others = (_describe_offload(plan), memory_share(plan))
-    return [line for line in (*lines, *others) if line]
+    return [line for line in (*lines, memory_share(plan)) if line]
 
 
 def _describe_collectives(kind: str, moved: Traffic) -> str | None:
@@ -163,14 +158,6 @@ def _describe_collectives(kind: str, moved: Traffic) -> str | None:
         f"{line}; {moved.padded} are gathers that the compiler made of all-reduces, in buffers "
         f"with {_cell(moved.padding, 'bytes')} of zeros; a smaller mesh.fsdp may avoid them"
     )
-
-
-def _describe_offload(plan: Plan) -> str | None:
-    """A note if the time of copies between host and device is unknown; else None."""
-    if plan.memory.offloaded and plan.times and not plan.times.crossing:
-        kind = plan.topology.kind
-        return f"the times leave out copies from and to the host: the link of a {kind} is unknown"
-    return None
 
 
 def memory_share(plan: Plan) -> str | None:

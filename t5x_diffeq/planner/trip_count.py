@@ -2,7 +2,7 @@
 
 A loop's trip count is the compiler's annotation (`known_trip_count`), or is found by running the
 loop's counter: the few scalar instructions that its condition depends on. A count that depends on
-data is an error, never a guess, but for loops whose name says that they run once at most.
+data is an error, never a guess.
 """
 
 import operator
@@ -11,7 +11,6 @@ from functools import cache, partial
 from typing import Any
 
 from t5x_diffeq.planner.hlo import Execution, Instruction, Program
-from t5x_diffeq.training.update import AT_MOST_ONCE
 
 _MOST_ITERATIONS = 1_000_000
 
@@ -87,8 +86,6 @@ def _trip_count(program: Program, caller: str, loop: Instruction, operand: _Elem
     known = loop.attribute(r'"known_trip_count":\{"n":"(\d+)"')
     if known is not None:
         return int(known)
-    if loop.attribute(rf'op_name="[^"]*/({AT_MOST_ONCE})/while"'):
-        return 1
     condition = loop.required_attribute(r"condition=%?([\w.\-]+)")
     body = loop.required_attribute(r"body=%?([\w.\-]+)")
     try:

@@ -3,9 +3,7 @@
 TPUs: docs.cloud.google.com/tpu/docs/{v4,v5e,v5p,v6e,tpu7x}; memory is what the compiler lets a
 program use. A TPU7x chip is two devices, so its numbers here are half of the chip's. GPUs:
 NVIDIA's data sheets of the SXM modules, without sparsity; their network is that of a DGX, one
-adapter per GPU (A100: 200 Gbit/s, later ones 400). Links to hosts: for TPUs, Austin et al. (2025,
-How to Scale Your Model, part 2); for GPUs, PCIe of the data sheets, half of it each way (B200: that
-of its hosts, generation 5).
+adapter per GPU (A100: 200 Gbit/s, later ones 400).
 """
 
 import re
@@ -27,7 +25,6 @@ class Chip:
       links: the number of links; 1 where any device reaches any other at full bandwidth.
       network_bandwidth: bytes/s to other TPU slices or GPU machines, each device's share.
       clock: the cycles/s of the compiler's estimates in cycles; None where it makes none.
-      host_bandwidth: bytes/s between device and host, each way; None if unknown.
     """
 
     peak_flops: float
@@ -37,20 +34,19 @@ class Chip:
     links: int
     network_bandwidth: float
     clock: float | None = None
-    host_bandwidth: float | None = None
 
 
 CHIPS = {
-    "TPU v4": Chip(275e12, 30.75 * GIB, 1228e9, 300e9, 6, 6.25e9, 1.05e9, 16e9),
-    "TPU v5 lite": Chip(197e12, 15.75 * GIB, 819e9, 200e9, 4, 3.125e9, 1.5e9, 15e9),
-    "TPU v5": Chip(459e12, 95.74 * GIB, 2765e9, 600e9, 6, 6.25e9, 1.75e9, 15e9),
-    "TPU v5p": Chip(459e12, 95.74 * GIB, 2765e9, 600e9, 6, 6.25e9, 1.75e9, 15e9),
-    "TPU v6 lite": Chip(918e12, 31.25 * GIB, 1638e9, 400e9, 4, 12.5e9, 1.75e9, 32e9),
+    "TPU v4": Chip(275e12, 30.75 * GIB, 1228e9, 300e9, 6, 6.25e9, 1.05e9),
+    "TPU v5 lite": Chip(197e12, 15.75 * GIB, 819e9, 200e9, 4, 3.125e9, 1.5e9),
+    "TPU v5": Chip(459e12, 95.74 * GIB, 2765e9, 600e9, 6, 6.25e9, 1.75e9),
+    "TPU v5p": Chip(459e12, 95.74 * GIB, 2765e9, 600e9, 6, 6.25e9, 1.75e9),
+    "TPU v6 lite": Chip(918e12, 31.25 * GIB, 1638e9, 400e9, 4, 12.5e9, 1.75e9),
     "TPU7x": Chip(2307e12 / 2, 94.75 * GIB, 7380e9 / 2, 300e9, 6, 12.5e9 / 2, 2.2e9),
-    "A100": Chip(312e12, 80e9, 2039e9, 300e9, 1, 25e9, None, 32e9),
-    "H100": Chip(989e12, 80e9, 3350e9, 450e9, 1, 50e9, None, 64e9),
-    "H200": Chip(989e12, 141e9, 4800e9, 450e9, 1, 50e9, None, 64e9),
-    "B200": Chip(2250e12, 180e9, 7700e9, 900e9, 1, 50e9, None, 64e9),
+    "A100": Chip(312e12, 80e9, 2039e9, 300e9, 1, 25e9),
+    "H100": Chip(989e12, 80e9, 3350e9, 450e9, 1, 50e9),
+    "H200": Chip(989e12, 141e9, 4800e9, 450e9, 1, 50e9),
+    "B200": Chip(2250e12, 180e9, 7700e9, 900e9, 1, 50e9),
 }
 
 

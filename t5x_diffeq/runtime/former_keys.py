@@ -23,6 +23,7 @@ _REMOVED: dict[str, object] = {
     "model.time_table": "normal",
     "optimizer.cooldown_shape": "linear",
     "optimizer.moment_dtype": "float32",
+    "optimizer.offload": False,
     "train.depths_rule": "random",
     "train.growth": "jump",
     "train.jitter": 0.0,
@@ -39,14 +40,19 @@ _REMOVED_VALUES: dict[str, str] = {
     "optimizer.moments": "factored|int4|mean_bfloat16",
     "train.trackers": r".*\btrackio\b.*",
 }
-# Those of these keys that do not change what a run computes.
-_BESIDE_THE_RUN = ("mesh.stage", "model.pipeline_microbatches", "train.trackers")
+# Of all of these, the keys that do not change what a run computes.
+_BESIDE_THE_RUN = (
+    "mesh.stage",
+    "model.pipeline_microbatches",
+    "optimizer.offload",
+    "train.trackers",
+)
 _LAST = "dcf23fb"  # the last commit that had them, unless it stands here
 _LAST_OF = {
     **dict.fromkeys(
         ("model.block", "model.reversibility", "model.scheme", "train.trackers"), "14a4da5"
     ),
-    **dict.fromkeys(("mesh.stage", "model.pipeline_microbatches"), "d3df509"),
+    **dict.fromkeys(("mesh.stage", "model.pipeline_microbatches", "optimizer.offload"), "d3df509"),
 }
 
 

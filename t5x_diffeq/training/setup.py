@@ -15,7 +15,6 @@ from t5x_diffeq.optimizers import optimizer as optimizers
 from t5x_diffeq.runtime.chips import chip
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.training import partitioning
-from t5x_diffeq.training.host_memory import check_host_memory, is_on_host, offload, place
 from t5x_diffeq.training.mesh_checks import check_microbatches
 from t5x_diffeq.training.placed_model import PlacedModel, place_model
 from t5x_diffeq.training.spikes import RecentSteps
@@ -71,12 +70,8 @@ class Setup(PlacedModel):
         """
         wanted = self.abstract_state
         if wanted.averages is not None and state.averages is None:
-            averages = jax.tree.map(
-                lambda x, param: place(jnp.copy(param), x.sharding),
-                wanted.averages,
-                {name: state.params[name] for name in wanted.averages},
-            )
-            state = replace(state, averages=averages)
+            trained = {name: state.params[name] for name in wanted.averages}
+            state = replace(state, averages=jax.tree.map(jnp.copy, trained))
         if wanted.recent is not None and state.recent is None:
             shardings = jax.tree.map(lambda x: x.sharding, wanted.recent)
             new = jax.jit(
@@ -126,8 +121,7 @@ def fits_on_gpu(device: Any, state: TrainState) -> bool:
     and of GPUs whose memory isn't known.
     """
     figures = chip(device.device_kind) if device.platform == "gpu" else None
-    arrays = [*jax.tree.leaves(state), *jax.tree.leaves(state.params)]
-    needed = partitioning.shard_bytes([x for x in arrays if not is_on_host(x)])
+    needed = partitioning.shard_bytes((state, state.params))
     return figures is None or needed < _SHARE_OF_STATE * figures.memory_bytes
 
 
@@ -147,15 +141,7 @@ def _setup_on(mesh: Mesh, config: Config, vocab_size: int) -> Setup:
         optimizer=optimizer,
         trains=trains,
         schedule=schedule,
-        abstract_state=_place_state(config, partitioning.shard_shapes(boxed, mesh, placed.rules)),
+        abstract_state=partitioning.shard_shapes(boxed, mesh, placed.rules),
         init_key=init_key,
         dropout_key=dropout_key,
     )
-
-
-def _place_state(config: Config, state: TrainState) -> TrainState:
-    """The state's shapes with its shardings, some of them in the host's memory."""
-    if not config.optimizer.offload:
-        return state
-    check_host_memory(state.step.sharding.mesh.devices.flat[0])
-    return replace(state, opt_state=offload(state.opt_state), averages=offload(state.averages))

@@ -16,7 +16,6 @@ from t5x_diffeq.layers.mesh import mesh_axes, shards_over
 from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.runtime.config import TrainKeys
 from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.training.host_memory import on_device
 from t5x_diffeq.training.spikes import RecentSteps
 
 
@@ -47,8 +46,8 @@ class TrainState:
         return replace(self, recent=replace(self.recent, spikes=spikes))
 
     def averaged_params(self) -> Any:
-        """The parameters, with the averages of those that train; all on the device."""
-        return {**self.params, **on_device(self.averages)}
+        """The parameters, with the averages of those that train."""
+        return {**self.params, **self.averages}
 
 
 def declared_params(model: LanguageModel) -> dict:

@@ -3,9 +3,11 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+import optax
 from jaxtyping import Array, Float
 
 from t5x_diffeq.layers.array_types import Weights
@@ -32,7 +34,6 @@ from t5x_diffeq.training.objective import (
 from t5x_diffeq.training.setup import Setup
 from t5x_diffeq.training.spikes import look_for_spike
 from t5x_diffeq.training.state import TrainState
-from t5x_diffeq.training.update import update_unless
 
 Metrics = dict[str, Array]  # of an optimizer step, never a running mean
 
@@ -136,11 +137,37 @@ def make_train_step(
             state.recent, state.step, means["loss"], norm, keys.spike_deviations
         )
         with jax.named_scope("optimizer"):
-            updated = update_unless(
-                rejected, state, setup, gradient, norm=norm, embeddings=embeddings
-            )
-        after = replace(updated, step=state.step + 1, recent=recent)
+            updated = _update(setup, state, gradient, norm=norm, embeddings=embeddings)
+            chosen = jax.tree.map(partial(jnp.where, rejected), _pass_over(state), updated)
+        after = replace(chosen, step=state.step + 1, recent=recent)
         values = {"grad_norm": norm, "learning_rate": setup.schedule(state.step)}
         return after, {**means, **values, **of_spikes, **curves}
 
     return train_step
+
+
+def _update(setup: Setup, state: TrainState, gradient: Params, **facts: Any) -> TrainState:
+    """The state after the optimizer's update, which also takes `facts` of the gradient."""
+    params = {name: part for name, part in state.params.items() if setup.trains(name)}
+    updates, opt_state = setup.optimizer.update(gradient, state.opt_state, params, **facts)
+    params = optax.apply_updates(params, updates)
+    averages = state.averages
+    if averages is not None:  # their memory is shorter in a run's first steps
+        d = jnp.minimum(setup.config.train.ema_decay, (1.0 + state.step) / (10.0 + state.step))
+        averages = jax.tree.map(lambda a, p: d * a + (1 - d) * p, averages, params)
+    return replace(state, params={**state.params, **params}, opt_state=opt_state, averages=averages)
+
+
+def _pass_over(state: TrainState) -> TrainState:
+    """The state after a rejected step: as before, but the schedule's step counts.
+
+    Otherwise the learning rate would lag.
+    """
+
+    def counts_steps(node: object) -> bool:
+        return isinstance(node, optax.ScaleByScheduleState)
+
+    def keep(node: Any) -> Any:
+        return optax.ScaleByScheduleState(node.count + 1) if counts_steps(node) else node
+
+    return replace(state, opt_state=jax.tree.map(keep, state.opt_state, is_leaf=counts_steps))

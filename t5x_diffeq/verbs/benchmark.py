@@ -99,10 +99,7 @@ class Contestant:
     def _count_flops(self) -> int:
         """FLOPs of a step's matrix products on the whole batch, recomputation included."""
         plain = LanguageModel(replace(self.setup.model.config, attention="xla"))
-        # Outside its context, the program isn't sharded. Its text doesn't name the loops of updates
-        # from the host's memory, so that nobody knows how often they run.
-        at_once = self.setup.config.with_values({"optimizer.offload": False})
-        whole = replace(self.setup, model=plain, config=at_once)
+        whole = replace(self.setup, model=plain)  # outside its context, the program isn't sharded
         text = lower_train_step(whole, self.batch_size, self.depths).as_text(dialect="hlo")
         assert text is not None  # every lowered program has one
         return product_flops(text)

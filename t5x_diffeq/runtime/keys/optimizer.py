@@ -12,7 +12,6 @@ from t5x_diffeq.runtime.keys.key import (
     NotNegative,
     Positive,
     Section,
-    Switch,
     key,
     one_of,
 )
@@ -51,13 +50,6 @@ class OptimizerKeys(Section):
         stochastically. `int8`: in blocks of 8-bit numbers, for kernels of time-dependent
         and per-layer weights. Muon takes `float32` only""",
         branch=False,
-    )
-    offload: Switch = _key(
-        False,
-        """whether the moments, and the averages of `train.ema_decay`, lie in the host's
-        memory outside the update, which then takes longer
-        ([Meshes](meshes.md#moments-in-the-hosts-memory))""",
-        resume=True,
     )
     weight_decay: NotNegative = _key(0.1, "coefficient of the decoupled weight decay")
     decay: Annotated[str, one_of("embeddings", "kernels", "all")] = _key(
