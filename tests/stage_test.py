@@ -33,7 +33,7 @@ BATCH = uneven_batch(RNG, 16) | {
     "segments": jnp.asarray(np.arange(10) > RNG.integers(1, 9, (16, 1)), jnp.int32),
     "positions": jnp.asarray(RNG.integers(0, 10, (16, 10)), jnp.int32),
 }
-BATCH_AXES = ("data", "fsdp", "expert")
+BATCH_AXES = ("data", "fsdp")
 RULES = (
     ("batch", BATCH_AXES),
     ("embed", ("fsdp", "stage")),

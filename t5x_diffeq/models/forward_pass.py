@@ -2,16 +2,15 @@
 
 from functools import partial
 
-import jax.numpy as jnp
-from jaxtyping import Array
+from jaxtyping import Array, Float
 
 from t5x_diffeq.layers.array_types import Places, State, Vector, Weights
 from t5x_diffeq.layers.context import from_zigzag, to_zigzag
 from t5x_diffeq.layers.mesh import num_stages
 from t5x_diffeq.models.config import ModelConfig
-from t5x_diffeq.models.sub_fields import has_cost, vector_field
+from t5x_diffeq.models.sub_fields import vector_field
 from t5x_diffeq.ode.integrate import integrate
-from t5x_diffeq.ode.running_cost import RunningCosts, StateWithCost, charge_velocity
+from t5x_diffeq.ode.running_cost import StateWithCost, charge_velocity
 from t5x_diffeq.ode.stages import can_pipeline, integrate_in_stages
 
 
@@ -22,9 +21,10 @@ def solve(
     places: Places,
     key: Array | None,
     velocity: bool = False,
-) -> tuple[State, RunningCosts]:
-    """The state at t = 1 from the state at t = 0, and the running costs.
+) -> tuple[State, Float[Array, "B L"] | None]:
+    """The state at t = 1 from the state at t = 0, and the tokens' velocities.
 
+    A token's velocity is the mean over depth and width of F^2; None unless `velocity` asks for it.
     On a mesh with stages, each takes its own steps, unless there are too few rows for all of them,
     or the steps aren't divisible; then every device takes all steps with its rows.
 
@@ -40,7 +40,6 @@ def solve(
     microbatches = c.pipeline_microbatches or stages
     pipelined = can_pipeline(len(y), c.num_steps, microbatches)
     y, places = to_zigzag(y, places)
-    start = _at_no_cost(c, y, velocity)
 
     def take_steps(weights: Weights, y: Vector, places: Places, key: Array | None) -> Vector:
         of_key = vector_field(c, places)
@@ -59,20 +58,7 @@ def solve(
 
     if pipelined:
         take_steps = partial(integrate_in_stages, take_steps, microbatches=microbatches)
-    return _split_costs(c, take_steps(weights, start, places, key), velocity)
-
-
-def _at_no_cost(config: ModelConfig, y: State, velocity: bool) -> Vector:
-    """The state at t = 0, and beside it what is charged by the block and, outside, for velocity."""
-    start: Vector = StateWithCost.at_start(y) if has_cost(config) else y
-    return StateWithCost.at_start(start, y.shape[:2]) if velocity else start
-
-
-def _split_costs(config: ModelConfig, end: Vector, velocity: bool) -> tuple[State, RunningCosts]:
-    """The state at t = 1, and the means over depth of what was charged."""
-    time, of_block, of_tokens = config.dt * config.num_steps, jnp.zeros(()), None
-    if velocity:
-        end, of_tokens = end.y, from_zigzag(end.cost) / time
-    if has_cost(config):
-        end, of_block = end.y, end.cost / time
-    return from_zigzag(end), RunningCosts(of_block, of_tokens)
+    if not velocity:
+        return from_zigzag(take_steps(weights, y, places, key)), None
+    end = take_steps(weights, StateWithCost.at_start(y), places, key)
+    return from_zigzag(end.y), from_zigzag(end.cost) / (c.dt * c.num_steps)
