@@ -34,7 +34,7 @@ SHAPES = {
 }
 BASELINE = {"weights": "per_layer", "scheme": "lie_trotter", "step_size": "1"}
 SOURCES = {"time_dependent": {}, "shared": {"weights": "shared"}, "per_layer": BASELINE}
-NAMED = ("data", "fsdp", "expert", "tensor")  # axes of the meshes below
+NAMED = ("data", "fsdp", "context", "tensor")  # axes of the meshes below
 RULES = (
     ("batch", ("data", "fsdp")),
     ("embed", "fsdp"),

@@ -39,7 +39,6 @@ RULES = (
     ("head_dim", None),
 )
 LLAMA = {"architecture": "llama", "num_heads": 4, "num_kv_heads": 2}
-MIXTURE = "t5x_diffeq.blocks.mixture_of_experts:MixtureBlock(num_experts=4)"
 RNG = np.random.default_rng(0)
 
 
@@ -167,7 +166,6 @@ CASES = {
         {},
         (("embed", ("fsdp", "context")),),
     ),
-    "mixture": ({"fsdp": 2, "expert": 2, "context": 2}, {**LLAMA, "block": MIXTURE}, {}, ()),
 }
 
 

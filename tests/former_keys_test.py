@@ -26,7 +26,7 @@ def write_config(folder, **values):
 
 
 def test_a_run_that_made_no_use_of_a_removed_key_loads(tmp_path):
-    write_config(tmp_path, train__jitter=0.0, optimizer__moment_dtype="float32")
+    write_config(tmp_path, train__jitter=0.0, optimizer__moment_dtype="float32", mesh__expert=1)
     assert read_config(tmp_path) == Config.of(default.get_config())
 
 
@@ -40,6 +40,7 @@ def test_a_run_that_used_a_removed_key_names_the_last_commit_that_had_it(tmp_pat
 # Values of keys that are still there: one for each that is removed.
 REMOVED_VALUES = [
     ("model.block", "t5x_diffeq.blocks.gated_linear_attention:GatedLinearBlock"),
+    ("model.block", "t5x_diffeq.blocks.mixture_of_experts:MixtureBlock(num_experts=8)"),
     ("model.remat", "every:2"),
     ("model.scheme", "leapfrog"),
     ("model.scheme", "reversible:midpoint"),
@@ -55,6 +56,11 @@ def test_a_run_that_used_a_removed_value_names_the_last_commit_that_had_it(tmp_p
     write_config(tmp_path, **{key.replace(".", "__"): value})
     with pytest.raises(InputError, match=re.escape(f"{key}={value!r} was removed; commit ")):
         read_config(tmp_path, to_train=True)
+
+
+def test_each_removed_block_has_a_last_commit():
+    for (key, value), commit in zip(REMOVED_VALUES, ("14a4da5", "d3df509"), strict=False):
+        assert f"commit {commit} " in former_keys.former_value_error(key, value)
 
 
 def test_a_run_goes_on_without_what_did_not_change_what_it_computes(tmp_path):

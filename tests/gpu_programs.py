@@ -35,7 +35,6 @@ SMALL = {
     "data.cross_documents": True,
     "train.batch_size": ROWS,
 }
-EXPERTS = "t5x_diffeq.blocks.mixture_of_experts:MixtureBlock(num_experts=4)"
 CASES = {  # topology, variant, keys
     "ode": ("h100:2x8", "ode", {}),
     "baseline": ("h100:2x8", "baseline", {}),
@@ -47,11 +46,7 @@ CASES = {  # topology, variant, keys
     ),
     "wide heads": ("h100:8", "ode", {"model.num_heads": 1}),
     "context, microbatches": ("h100:8", "ode", {"mesh.context": 2, "train.microbatches": 2}),
-    "experts, muon": (
-        "h100:8",
-        "ode",
-        {"model.block": EXPERTS, "mesh.expert": 2, "optimizer.name": "muon"},
-    ),
+    "muon": ("h100:8", "ode", {"optimizer.name": "muon"}),
     "decoding": ("h100:8", "ode", {"model.num_kv_heads": 2, "mesh.tensor": 2}),
 }
 

@@ -13,7 +13,7 @@ RNG = np.random.default_rng(0)
 Y = jnp.asarray(RNG.normal(size=(8, 5, 16)), jnp.float32)
 HEAD = jnp.asarray(RNG.normal(size=(128, 16)), jnp.float32)
 TARGETS = jnp.asarray(RNG.integers(0, 100, (8, 5)), jnp.int32)
-NAMED = ("data", "fsdp", "expert", "tensor")  # axes of the meshes below
+NAMED = ("data", "fsdp", "context", "tensor")  # axes of the meshes below
 RULES = (("batch", ("data", "fsdp")), ("vocab", "tensor"), ("embed", "fsdp"))
 
 

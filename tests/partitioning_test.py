@@ -25,12 +25,12 @@ from t5x_diffeq.training.setup import make_setup
 @pytest.mark.parametrize(
     ("mesh", "batch_size", "shape"),
     [
-        ({}, 8, (1, 8, 1, 1, 1)),
-        ({}, 12, (1, 6, 1, 1, 1)),  # what divides
-        ({"tensor": 2}, 12, (1, 4, 1, 1, 2)),
-        ({"data": -1, "fsdp": 2}, 8, (4, 2, 1, 1, 1)),
-        ({"fsdp": 4}, 8, (1, 4, 1, 1, 1)),
-        ({"fsdp": 1, "context": -1}, 2, (1, 1, 1, 8, 1)),  # whatever the batch
+        ({}, 8, (1, 8, 1, 1)),
+        ({}, 12, (1, 6, 1, 1)),  # what divides
+        ({"tensor": 2}, 12, (1, 4, 1, 2)),
+        ({"data": -1, "fsdp": 2}, 8, (4, 2, 1, 1)),
+        ({"fsdp": 4}, 8, (1, 4, 1, 1)),
+        ({"fsdp": 1, "context": -1}, 2, (1, 1, 8, 1)),  # whatever the batch
     ],
 )
 def test_filling(small, mesh, batch_size, shape):
@@ -61,7 +61,7 @@ def test_bad_meshes(small, mesh, message):
 
 def test_bad_rules(small):
     small.mesh.rules = (("embed", "rows"),)
-    with pytest.raises(InputError, match="'embed' goes to 'rows'; mesh axes are data, fsdp, exp"):
+    with pytest.raises(InputError, match="'embed' goes to 'rows'; mesh axes are data, fsdp, con"):
         rules_of(small)
     small.mesh.rules = (("length", "tensor"),)
     with pytest.raises(InputError, match=r"\('length', 'tensor'\); it can set vocab, embed, heads"):
@@ -70,9 +70,9 @@ def test_bad_rules(small):
 
 def test_rules_that_older_configs_hold(small):
     expected = rules_of(small)
-    assert expected[0] == ("batch", ("data", "fsdp", "expert"))
+    assert expected[0] == ("batch", ("data", "fsdp"))
     fixed = (["batch", ["data", "fsdp"]], ["length", None], ["head_dim", None])
-    small.mesh.rules = (*fixed, *small.mesh.rules)
+    small.mesh.rules = (*fixed, *small.mesh.rules, ["experts", "expert"])
     assert rules_of(small) == expected
 
 

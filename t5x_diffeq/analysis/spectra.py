@@ -40,7 +40,7 @@ def title_of(product: str) -> str:
 
 
 def by_head(found: Spectra) -> Spectra:
-    """The spectra that have an axis of heads (or of experts)."""
+    """The spectra that have an axis of heads."""
     return {kind: values for kind, values in found.items() if values.ndim == 3}
 
 

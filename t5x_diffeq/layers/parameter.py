@@ -19,10 +19,6 @@ from t5x_diffeq.layers.array_types import Tree
 
 ROLES = ("kernel", "bias", "scale", "shift", "embedding", "time_embedding", "adapter")
 
-# Logical axes that number separate maps of one shape, which one kernel holds: q, k and v of one
-# linear, or the experts of a mixture.
-SEPARATE = ("maps", "experts")
-
 
 @struct.dataclass
 class Parameter(nn.LogicallyPartitioned):

@@ -25,7 +25,6 @@ from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.ode.weights import block_parameters
 from t5x_diffeq.runtime.errors import InputError
 
-COSTS = "costs"  # the collection into which a block sows the rates of its running cost
 Matrices = Any  # of NumPy or of JAX
 Factors = dict[str, tuple[Float[Matrices, "nodes *many D M"], Float[Matrices, "nodes *many M D"]]]
 
@@ -77,7 +76,6 @@ class Block(nn.Module):
     config: ModelConfig
 
     scopes: ClassVar[tuple[str, str]] = ("f", "g")  # what a profile calls the operations of f and g
-    has_cost: ClassVar[bool] = False  # whether f or g sows into `COSTS`
     has_attention_kernel: ClassVar[bool] = False  # whether f calls the kernel of `config.attention`
     splits_length: ClassVar[bool] = (
         False  # whether f heeds `Places.order`, as mesh.context requires
@@ -107,13 +105,6 @@ class Block(nn.Module):
         state = jax.ShapeDtypeStruct((*shape, c.embed_dim), jnp.dtype(c.state_dtype))
         positions = jax.ShapeDtypeStruct(shape, jnp.int32)
         return state, Places(positions)  # type: ignore[arg-type]  # a shape stands for its array
-
-    def add_cost(self, rate: Float[Array, ""]) -> None:
-        """Adds to the rate of the running cost (`ode.running_cost`), already with its weight.
-
-        The training loss has the mean over depth of this rate. Set `has_cost`.
-        """
-        self.sow(COSTS, "rate", rate, init_fn=lambda: 0.0, reduce_fn=lambda a, b: a + b)
 
     # --------------------------------------------------------------- optional methods: generation
     @nn.nowrap

@@ -36,7 +36,6 @@ from t5x_diffeq.models.sub_fields import (
 )
 from t5x_diffeq.ode.hyper_init import HyperInit
 from t5x_diffeq.ode.integrate import integrate_with_memory, trajectory, weights_by_step
-from t5x_diffeq.ode.running_cost import RunningCosts
 from t5x_diffeq.ode.schemes import find_scheme, grid
 from t5x_diffeq.ode.weights import (
     Embeddings,
@@ -137,15 +136,17 @@ class LanguageModel(nn.Module):
         places: Places | None = None,
         deterministic: bool = True,
         velocity: bool = False,
-    ) -> tuple[State, Float[Array, "V D"], RunningCosts]:
+    ) -> tuple[State, Float[Array, "V D"], Float[Array, "B L"] | None]:
         """The normalised state at t = 1 and the head's vectors, from which the loss is computed.
 
-        And the running costs; the tokens' velocities only if asked for. The weights of the forward
-        pass are made here unless they are given.
+        And the tokens' velocities, if `velocity` asks for them. The weights of the forward pass are
+        made here unless they are given.
         """
         weights = self.weights() if weights is None else weights
-        y, costs = self._hidden_and_costs(tokens, weights, places, deterministic, velocity)
-        return y, self.head_vectors(), costs
+        y, velocities = self._hidden_and_velocities(
+            tokens, weights, places, deterministic, velocity
+        )
+        return y, self.head_vectors(), velocities
 
     def weights(self, times: Times | None = None) -> Weights:
         """The weights of a forward pass, leaves `[nodes, ...]`, adapters under their own name.
@@ -184,21 +185,21 @@ class LanguageModel(nn.Module):
         deterministic: bool = True,
     ) -> State:
         """The normalised state at t = 1, which the head reads."""
-        return self._hidden_and_costs(tokens, weights, places, deterministic)[0]
+        return self._hidden_and_velocities(tokens, weights, places, deterministic)[0]
 
-    def _hidden_and_costs(
+    def _hidden_and_velocities(
         self,
         tokens: Tokens,
         weights: Weights,
         places: Places | None,
         deterministic: bool,
         velocity: bool = False,
-    ) -> tuple[State, RunningCosts]:
+    ) -> tuple[State, Float[Array, "B L"] | None]:
         places = in_one_document(tokens) if places is None else places
         y = self.embed(tokens, places)
         y = self.embedding_dropout(y, deterministic=deterministic)
-        y, costs = self.integrate(y, places, weights, deterministic, velocity)
-        return self.normalise(y), costs
+        y, velocities = self.integrate(y, places, weights, deterministic, velocity)
+        return self.normalise(y), velocities
 
     @nn.nowrap
     def empty_caches(self, batch_size: int, length: int) -> list[Cache]:
@@ -256,8 +257,8 @@ class LanguageModel(nn.Module):
         weights: Weights,
         deterministic: bool = True,
         velocity: bool = False,
-    ) -> tuple[State, RunningCosts]:
-        """The state at t = 1 from the state at t = 0, and the running costs; see `forward_pass`."""
+    ) -> tuple[State, Float[Array, "B L"] | None]:
+        """The state at t = 1 from that at t = 0, and the tokens' velocities; see `forward_pass`."""
         key = None if deterministic else self.make_rng("dropout")
         return solve(self.config, weights, y, places, key, velocity)
 

@@ -4,18 +4,16 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import jax
-import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Bool
 
-from t5x_diffeq.layers.array_types import Cache, Places, State, Vector, Weights
+from t5x_diffeq.layers.array_types import Cache, Places, State, Weights
 from t5x_diffeq.layers.parameter import Parameter
 from t5x_diffeq.models.adapters import block_variables
-from t5x_diffeq.models.block import COSTS, Block, has_own_method
+from t5x_diffeq.models.block import Block, has_own_method
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.transformer_block import TransformerBlock
 from t5x_diffeq.ode.integrate import SubFieldWithMemory
-from t5x_diffeq.ode.running_cost import StateWithCost
 from t5x_diffeq.ode.solvers import SubField, VectorField
 from t5x_diffeq.ode.weights import LeafPath, block_parameters
 from t5x_diffeq.runtime.errors import InputError
@@ -60,11 +58,6 @@ def declared_leaves(config: ModelConfig) -> dict[LeafPath, Parameter]:
     """The block's parameters by path, with shapes in place of arrays."""
     block = block_of_shapes(config)
     return block_parameters(block, block.input_shapes())
-
-
-def has_cost(config: ModelConfig) -> bool:
-    """Whether the config's block has a running cost."""
-    return make_block(config).has_cost
 
 
 def has_method(config: ModelConfig, method: str) -> bool:
@@ -113,32 +106,19 @@ def cached_sub_fields(
 def vector_field(config: ModelConfig, places: Places) -> Callable[[Array | None], VectorField]:
     """The block as a vector field, given a step's dropout key; None: no dropout.
 
-    Of a `StateWithCost` it returns the rate of the running cost too.
-
     Args:
       config: the model's config.
       places: positions and documents of the tokens.
     """
     block = make_block(config)
-    f, g = (nn.apply(method, block, mutable=[COSTS]) for method in (type(block).f, type(block).g))
+    f, g = (nn.apply(method, block) for method in (type(block).f, type(block).g))
 
     def with_key(key: Array | None) -> VectorField:
         rngs = None if key is None else {"dropout": key}
 
-        def call(method: Callable[..., tuple], W: Weights, y: Vector, *args: Places) -> Vector:
-            state = y.y if isinstance(y, StateWithCost) else y
-            state = nn.with_logical_constraint(state, ("batch", "length", None))
-            value, sown = method(
-                block_variables(W), state, *args, deterministic=key is None, rngs=rngs
-            )
-            rates = jax.tree.leaves(sown)
-            if rates and not block.has_cost:
-                raise InputError(
-                    f"model.block={config.block} calls add_cost; it must have has_cost = True"
-                )
-            if not isinstance(y, StateWithCost):
-                return value
-            return StateWithCost(value, sum(rates, start=jnp.zeros((), jnp.float32)))
+        def call(method: Callable[..., State], W: Weights, y: State, *args: Places) -> State:
+            y = nn.with_logical_constraint(y, ("batch", "length", None))
+            return method(block_variables(W), y, *args, deterministic=key is None, rngs=rngs)
 
         of_f, of_g = (jax.named_scope(name) for name in block.scopes)
         return VectorField(

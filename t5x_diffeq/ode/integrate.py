@@ -37,7 +37,7 @@ def integrate(
     kept_dtype: DTypeLike | None = None,
     key: Array | None = None,
 ) -> Vector:
-    """y(1) from y(0); with running costs, if y is a `StateWithCost`.
+    """y(1) from y(0); with its running cost, if y is a `StateWithCost`.
 
     Args:
       field: the vector field, given the dropout key of the step (one key per step, so that all

@@ -1,38 +1,22 @@
-"""A running cost: the integral over depth of what a vector field is charged for its choices.
+"""The running cost of a trajectory: the integral over depth of each token's squared velocity.
 
-Optimal control knows it as the Lagrangian of a trajectory, the integral of l(y(t), t) over t, which
-is added to the cost of the state at t = 1. Here l balances the experts of a mixture, for example.
-The state carries the cost, so every scheme integrates both: dy/dt = F(y; W), dc/dt = l(y; W).
-
-With l = mean F^2, each token is charged for its velocity (Finlay et al. 2020, "How to train your
-neural ODE", call the integral of |F|^2 the kinetic energy). That rate is not the sum of a rate of f
-and a rate of g, as a block's own is, so the field itself computes it. A splitting scheme, which
-moves the state by f and by g in turn, is charged for each motion.
+Optimal control knows it as the Lagrangian of a trajectory, which is added to the cost of the state
+at t = 1. Finlay et al. 2020, "How to train your neural ODE", call the integral of |F|^2 the kinetic
+energy. The state carries the cost, so every scheme integrates both: dy/dt = F(y; W) and
+dc/dt = mean F^2. A splitting scheme, which moves the state by f and by g in turn, is charged for
+each motion.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax.numpy as jnp
 from flax import struct
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from t5x_diffeq.layers.array_types import Tree, Vector
+from t5x_diffeq.layers.array_types import State, Tree
 from t5x_diffeq.ode.solvers import SubField, VectorField
-
-
-class RunningCosts(NamedTuple):
-    """Running costs of a pass, averaged over depth.
-
-    Attributes:
-      block: what the block charges; 0 if it charges nothing.
-      velocity: the mean over the width of the squared velocity F of each token; None if it wasn't
-        asked for.
-    """
-
-    block: Float[Array, ""]
-    velocity: Float[Array, "B L"] | None
 
 
 @struct.dataclass
@@ -40,17 +24,17 @@ class StateWithCost:
     """The state y and the cost so far: a vector space, as schemes need.
 
     Attributes:
-      y: the state, `[B, L, D]`; or a `StateWithCost`, which then carries two costs.
-      cost: the integral of the cost's rate, float32: a scalar, or `[B, L]`, a cost per token.
+      y: the state, `[B, L, D]`.
+      cost: the integral of each token's rate, `[B, L]`, float32.
     """
 
     y: Any  # JAX makes trees of placeholders, too, so no shape is checked here
     cost: Any
 
     @classmethod
-    def at_start(cls, y: Vector, shape: tuple[int, ...] = ()) -> "StateWithCost":
-        """y(0), at no cost; `shape` is the cost's."""
-        return cls(y, jnp.zeros(shape, jnp.float32))
+    def at_start(cls, y: State) -> "StateWithCost":
+        """y(0), at no cost."""
+        return cls(y, jnp.zeros(y.shape[:2], jnp.float32))
 
     @property
     def dtype(self) -> DTypeLike:
@@ -84,11 +68,7 @@ class _ChargedField(VectorField):
 
 
 def charge_velocity(field: VectorField) -> VectorField:
-    """The field on states with a cost per token, whose rate is the mean square of the velocity.
-
-    Args:
-      field: on the states inside, which may carry another cost.
-    """
+    """The field of states on states with a cost, whose rate is the mean square of the velocity."""
 
     def charged(sub_field: SubField) -> Callable[[Tree, StateWithCost], StateWithCost]:
         return lambda W, y: _with_rate(sub_field(W, y.y))
@@ -96,6 +76,5 @@ def charge_velocity(field: VectorField) -> VectorField:
     return _ChargedField(charged(field.f), charged(field.g))
 
 
-def _with_rate(value: Vector) -> StateWithCost:
-    velocity = value.y if isinstance(value, StateWithCost) else value
-    return StateWithCost(value, jnp.square(velocity.astype(jnp.float32)).mean(-1))
+def _with_rate(velocity: State) -> StateWithCost:
+    return StateWithCost(velocity, jnp.square(velocity.astype(jnp.float32)).mean(-1))

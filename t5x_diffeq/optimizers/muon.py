@@ -50,12 +50,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from t5x_diffeq.layers.mesh import axes_of, mesh_sizes, on_shards, spec_of
-from t5x_diffeq.layers.parameter import (
-    SEPARATE,
-    Parameter,
-    flatten_parameters,
-    num_inputs,
-)
+from t5x_diffeq.layers.parameter import Parameter, flatten_parameters, num_inputs
 from t5x_diffeq.ode.weights import Embeddings, LeafPath, offset_path
 from t5x_diffeq.optimizers.whole_matrices import map_whole_matrices
 from t5x_diffeq.runtime.errors import InputError
@@ -116,14 +111,14 @@ def _kernel(path: LeafPath, leaf: Parameter) -> Kernel:
     of_time = leaf.names[0] == "time_embed"
     stacked = of_time or leaf.names[0] == "steps"
     shape, names = leaf.value.shape[stacked:], leaf.names[stacked:]
-    of_map = [size for size, name in zip(shape, names, strict=True) if name not in SEPARATE]
+    of_map = [size for size, name in zip(shape, names, strict=True) if name != "maps"]
     try:
         inputs = num_inputs(of_map, leaf.fan_in)
     except ValueError as error:
         raise InputError(
             f"optimizer.name=muon: the leading axes of {'/'.join(path)}, a kernel of shape {shape} "
             f"with axes {names}, are not its fan_in={leaf.fan_in} inputs; declare inputs before "
-            f"outputs, and name an axis that counts separate maps {' or '.join(SEPARATE)}"
+            "outputs, and call an axis that counts separate maps 'maps'"
         ) from error
     return Kernel(path, offset_path(path) if of_time else None, stacked, shape, names, inputs)
 
@@ -207,11 +202,11 @@ def _orthogonal(kernel: Kernel, F: Float[Array, "nodes ..."]) -> Float[Array, "n
     """Muon's direction of a kernel at each node, its entries of root mean square `_RMS`.
 
     A kernel is one matrix from all its inputs to all its outputs, with heads among them. But q, k
-    and v are different maps of one input, and so are experts: each is orthogonalised by itself.
-    Together, the one with the largest gradient would determine the directions of all.
+    and v are different maps of one input, so each is orthogonalised by itself. Together, the one
+    with the largest gradient would determine the directions of all.
     """
     dimensions = range(len(kernel.names))
-    separate = [n for n in dimensions if kernel.names[n] in SEPARATE]
+    separate = [n for n in dimensions if kernel.names[n] == "maps"]
     others = [n for n in dimensions if n not in separate]
     inputs, outputs = others[: kernel.num_inputs], others[kernel.num_inputs :]
     spec = spec_of(kernel.names) if mesh_sizes() else PartitionSpec()
@@ -227,9 +222,7 @@ def _orthogonal(kernel: Kernel, F: Float[Array, "nodes ..."]) -> Float[Array, "n
         rows = prod(F.shape[1 + n] for n in inputs)
         columns = prod(F.shape[1 + n] for n in outputs)
         parts = stack.reshape(-1, rows, columns)
-        R = map_whole_matrices(
-            newton_schulz, parts, split_by(inputs), split_by(outputs), split_by(separate)
-        )
+        R = map_whole_matrices(newton_schulz, parts, split_by(inputs), split_by(outputs))
         return jnp.moveaxis(R.reshape(stack.shape), range(len(first)), first)
 
     m, k = (prod(kernel.shape[n] for n in these) for these in (inputs, outputs))

@@ -20,7 +20,6 @@ def map_whole_matrices(
     parts: Float[Array, "many rows columns"],
     row_axes: Sequence[str] = (),
     column_axes: Sequence[str] = (),
-    stack_axes: Sequence[str] = (),
 ) -> Float[Array, "many rows columns"]:
     """This device's parts of `function(matrices)`; under `jax.shard_map`, if there is a mesh.
 
@@ -33,11 +32,10 @@ def map_whole_matrices(
       parts: this device's part of each matrix.
       row_axes: the mesh axes that split the rows.
       column_axes: the mesh axes that split the columns.
-      stack_axes: the mesh axes that split the stack: other devices hold other matrices.
     """
     sizes = mesh_sizes()
     exchanges = [(axis, 1) for axis in row_axes] + [(axis, 2) for axis in column_axes]
-    splitting = {*row_axes, *column_axes, *stack_axes}
+    splitting = {*row_axes, *column_axes}
     copies = tuple(axis for axis in sizes if sizes[axis] > 1 and axis not in splitting)
     num_copies = prod(sizes[axis] for axis in copies)
     holders = num_copies * prod(sizes[axis] for axis, _ in exchanges)

@@ -190,7 +190,7 @@ def load_run(
     config = run.config.with_values(
         {
             **{f"model.{key}": value for key, value in of_adapters.items()},
-            **dict.fromkeys(("mesh.expert", "mesh.context", "mesh.tensor"), 1),
+            **dict.fromkeys(("mesh.context", "mesh.tensor"), 1),
             "mesh.data": -1,
             "mesh.fsdp": gcd(run.config.model.embed_dim, batch_size),  # as far as possible
         }

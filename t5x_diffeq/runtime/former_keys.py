@@ -16,6 +16,7 @@ _RENAMED_VALUES = {"model.time_embedding": {"per_layer": "separate", "shared": "
 # By key: the value that left it unused; a run with that value continues as before.
 _REMOVED: dict[str, object] = {
     "data.tokenize": "ahead",
+    "mesh.expert": 1,
     "mesh.stage": 1,
     "model.pipeline_microbatches": None,
     "model.quantization": "none",
@@ -33,7 +34,7 @@ _REMOVED: dict[str, object] = {
 _OF_MODEL = ("model.block", "model.scheme", "model.time_basis")
 # Keys that are still there, and a pattern of the texts that they no longer take.
 _REMOVED_VALUES: dict[str, str] = {
-    "model.block": r"t5x_diffeq\.blocks\.gated_linear_attention:.*",
+    "model.block": r"t5x_diffeq\.blocks\.(gated_linear_attention|mixture_of_experts):.*",
     "model.remat": r"every:\d+",
     "model.scheme": "leapfrog|reversible:(euler|lie_trotter|strang|midpoint|heun|rk4)",
     "model.time_basis": r"(chebyshev|splines):\d+",
@@ -42,17 +43,28 @@ _REMOVED_VALUES: dict[str, str] = {
 }
 # Of all of these, the keys that do not change what a run computes.
 _BESIDE_THE_RUN = (
+    "mesh.expert",
     "mesh.stage",
     "model.pipeline_microbatches",
     "optimizer.offload",
     "train.trackers",
 )
 _LAST = "dcf23fb"  # the last commit that had them, unless it stands here
+# By key, or by the module of a block.
 _LAST_OF = {
     **dict.fromkeys(
         ("model.block", "model.reversibility", "model.scheme", "train.trackers"), "14a4da5"
     ),
-    **dict.fromkeys(("mesh.stage", "model.pipeline_microbatches", "optimizer.offload"), "d3df509"),
+    **dict.fromkeys(
+        (
+            "mesh.expert",
+            "mesh.stage",
+            "model.pipeline_microbatches",
+            "optimizer.offload",
+            "t5x_diffeq.blocks.mixture_of_experts",
+        ),
+        "d3df509",
+    ),
 }
 
 
@@ -84,7 +96,7 @@ def former_value_error(key: str, value: object) -> str | None:
     if new := _RENAMED_VALUES.get(key, {}).get(str(value)):
         return f"{key}={value} is called {new} now"
     if re.fullmatch(_REMOVED_VALUES.get(key, "(?!)"), str(value)):
-        return f"{key}={value!r} was removed; {_last_commit(key)}"
+        return f"{key}={value!r} was removed; {_last_commit(key, value)}"
     return None
 
 
@@ -112,9 +124,11 @@ def without_former_keys(values: Mapping[str, object], to_train: bool) -> dict[st
     }
     for key in sorted(removed):
         if key in _OF_MODEL or (to_train and key not in _BESIDE_THE_RUN):
-            raise InputError(f"{key}={values[key]!r} was removed; {_last_commit(key)}")
+            raise InputError(f"{key}={values[key]!r} was removed; {_last_commit(key, values[key])}")
     return {key: x for key, x in values.items() if key not in removed and key not in _REMOVED}
 
 
-def _last_commit(key: str) -> str:
-    return f"commit {_LAST_OF.get(key, _LAST)} was the last that had it"
+def _last_commit(key: str, value: object = None) -> str:
+    module, _, _ = str(value).partition(":")
+    commit = _LAST_OF.get(module) or _LAST_OF.get(key, _LAST)
+    return f"commit {commit} was the last that had it"

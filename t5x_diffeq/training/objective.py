@@ -2,8 +2,7 @@
 
 Each depth counts by the rows that it reads, so that all tokens that are read count alike: few rows
 with the weight of many would make the gradient noisy. What is reported is the plain mean over the
-depths. Both are of means over the tokens that have a loss in a depth's rows, whatever the number of
-microbatches; only a block's running cost is a mean of the microbatches' own.
+depths. Both are of means over the tokens that have a loss in a depth's rows.
 """
 
 from collections import defaultdict
@@ -16,7 +15,6 @@ from jaxtyping import Array, Float
 
 from t5x_diffeq.layers.array_types import Places, State, Weights
 from t5x_diffeq.models.language_model import LanguageModel
-from t5x_diffeq.ode.running_cost import RunningCosts
 from t5x_diffeq.runtime.config import TrainKeys
 from t5x_diffeq.training.depths import Rows, rows_of_depths
 from t5x_diffeq.training.losses import (
@@ -49,11 +47,11 @@ class Pass(NamedTuple):
 
 
 class PassEnd(NamedTuple):
-    """Where a pass ends: the state at t = 1, normalised; the head's vectors; the running costs."""
+    """Where a pass ends: the normalised state at t = 1, the head's vectors, and the velocities."""
 
     y: State
     head: Float[Array, "V D"]
-    costs: RunningCosts
+    velocities: Float[Array, "B L"] | None
 
 
 def passes_of(model: LanguageModel, depths: tuple[int, ...] | None, keys: TrainKeys) -> list[Pass]:
@@ -110,23 +108,22 @@ def objective(
       key: the dropout key.
       teacher: the last state of these rows, and the head, of a model that doesn't train.
     """
-    taught = [each.learns or (keys.distill_weight if teacher else None) for each in passes]
-    terms = [terms_of(keys, p.model.config, t) for p, t in zip(passes, taught, strict=True)]
     batches = [jax.tree.map(each.rows.take, batch) for each in passes]
     ends = [
-        end_of_pass(each.model, params, rows, w, key, any(t.charges_velocity for t in of_pass))
-        for each, rows, w, of_pass in zip(passes, batches, weights, terms, strict=True)
+        end_of_pass(each.model, params, rows, w, key, velocity=bool(keys.velocity_penalty))
+        for each, rows, w in zip(passes, batches, weights, strict=True)
     ]
     largest = ends[-1]
     total, reported = jnp.zeros(()), defaultdict[str, list[Array]](list)
-    for each, rows, end, count, of_pass in zip(passes, batches, ends, tokens, terms, strict=True):
+    for each, rows, end, count in zip(passes, batches, ends, tokens, strict=True):
         of_teacher = (largest.y, largest.head) if each.learns else teacher
         if of_teacher:
             of_teacher = each.rows.take(of_teacher[0]), of_teacher[1]
         losses = losses_at(each.model, end, rows, keys.loss_chunk, of_teacher)
-        outcome = Outcome(losses, end.costs, rows["mask"], count, keys.microbatches)
+        outcome = Outcome(losses, end.velocities, rows["mask"], count)
+        share_of_teacher = each.learns or (keys.distill_weight if teacher else None)
         sum_of_terms = jnp.zeros(())
-        for term in of_pass:
+        for term in terms_of(keys, share_of_teacher):
             mean = term.mean(outcome)
             sum_of_terms += term.weight * mean
             reported[term.name].append(mean)
@@ -184,7 +181,7 @@ def end_of_pass(
       velocity: whether tokens are charged for their velocity.
     """
     rngs = None if key is None or model.config.dropout_rate == 0 else {"dropout": key}
-    y, head, costs = nn.apply(LanguageModel.state_and_head, model)(
+    y, head, velocities = nn.apply(LanguageModel.state_and_head, model)(
         {"params": params},
         batch["inputs"],
         weights,
@@ -195,4 +192,4 @@ def end_of_pass(
     )
     # Else the head's gradient, not yet summed over devices, is kept until the weights' is there.
     y, head = jax.lax.optimization_barrier((y, head))
-    return PassEnd(y, head, costs)
+    return PassEnd(y, head, velocities)

@@ -16,14 +16,19 @@ from t5x_diffeq.runtime.config import MeshKeys
 from t5x_diffeq.runtime.errors import InputError
 
 Tree = TypeVar("Tree")
-AXES = ("data", "fsdp", "expert", "context", "tensor")
-_BATCH = ("data", "fsdp", "expert")  # the mesh axes that split the sequences of a batch
-_UNNAMED = ("expert", "context")  # the axes that are not mentioned where they split nothing
+AXES = ("data", "fsdp", "context", "tensor")
+_BATCH = ("data", "fsdp")  # the mesh axes that split the sequences of a batch
+_UNNAMED = ("context",)  # the axes that are not mentioned where they split nothing
 # A config can't change these: the loss is summed over `_BATCH` and `context`, attention gathers
 # keys and values over `context`, and it needs whole heads.
 _FIXED_RULES = {"batch": _BATCH, "length": None, "head_dim": None, "maps": None}
-_EARLIER_RULES = {"batch": ("data", "fsdp"), "length": None, "head_dim": None}  # in older runs
-_LOGICAL_AXES = ("vocab", "embed", "heads", "mlp", "experts", "steps", "time_embed")
+_EARLIER_RULES = {  # in older runs
+    "batch": ("data", "fsdp"),
+    "length": None,
+    "head_dim": None,
+    "experts": "expert",
+}
+_LOGICAL_AXES = ("vocab", "embed", "heads", "mlp", "steps", "time_embed")
 
 
 def make_mesh(
@@ -196,8 +201,7 @@ def batch_shards(sizes: Mapping[str, int]) -> int:
 
 def describe_batch_axes(sizes: Mapping[str, int]) -> str:
     """`mesh.data 1 x mesh.fsdp 8`: the axes that split a batch."""
-    named = (axis for axis in _BATCH if axis not in _UNNAMED or sizes[axis] > 1)
-    return " x ".join(f"mesh.{axis} {sizes[axis]}" for axis in named)
+    return " x ".join(f"mesh.{axis} {sizes[axis]}" for axis in _BATCH)
 
 
 def describe_mesh(sizes: dict[str, int]) -> str:

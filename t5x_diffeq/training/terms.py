@@ -11,9 +11,6 @@ from typing import ClassVar
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from t5x_diffeq.models.config import ModelConfig
-from t5x_diffeq.models.sub_fields import has_cost
-from t5x_diffeq.ode.running_cost import RunningCosts
 from t5x_diffeq.runtime.config import TrainKeys
 from t5x_diffeq.training.losses import TokenLosses
 
@@ -24,17 +21,15 @@ class Outcome:
 
     Attributes:
       of_tokens: what the logits of each token give.
-      costs: the running costs of the pass.
+      velocities: of each token the mean square over depth and width; None without a penalty.
       mask: 1 for the tokens that have a loss, and 0 for others.
       tokens: how many of them the whole batch has.
-      microbatches: into how many the batch is divided.
     """
 
     of_tokens: TokenLosses
-    costs: RunningCosts
+    velocities: Float[Array, "B L"] | None
     mask: Float[Array, "B L"]
     tokens: Float[Array, ""]
-    microbatches: int
 
     def mean(self, values: Float[Array, "B L"]) -> Float[Array, ""]:
         """The mean over the tokens that have a loss; of a microbatch, its part of the mean."""
@@ -43,16 +38,10 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Term:
-    """A term, with its weight in the sum.
-
-    Attributes:
-      name: what its mean is called in the metrics.
-      charges_velocity: whether the pass has to be charged for its velocity.
-    """
+    """A term, with its weight in the sum; `name` is what its mean is called in the metrics."""
 
     weight: float
     name: ClassVar[str]
-    charges_velocity: ClassVar[bool] = False
 
     def mean(self, outcome: Outcome) -> Float[Array, ""]:
         """Its mean over a batch; of a microbatch, its part of that."""
@@ -81,16 +70,6 @@ class Distillation(Term):
         return outcome.mean(outcome.of_tokens.divergences)
 
 
-class RunningCost(Term):
-    """What the block charges over depth, such as the balance of a mixture's experts."""
-
-    name = "running_cost"
-
-    def mean(self, outcome: Outcome) -> Float[Array, ""]:
-        """The mean over depth and microbatches."""
-        return outcome.costs.block / outcome.microbatches
-
-
 class ZLoss(Term):
     """The square of the log of the softmax's normaliser, which keeps logits near 0."""
 
@@ -105,29 +84,23 @@ class Velocity(Term):
     """The square of the velocity F(y; W): an ODE that is easy to solve (Finlay et al. 2020)."""
 
     name = "velocity"
-    charges_velocity = True
 
     def mean(self, outcome: Outcome) -> Float[Array, ""]:
         """The mean over depth, width and tokens."""
-        assert outcome.costs.velocity is not None, "the pass was charged for its velocity"
-        return outcome.mean(outcome.costs.velocity)
+        assert outcome.velocities is not None, "the pass was charged for its velocity"
+        return outcome.mean(outcome.velocities)
 
 
-def terms_of(keys: TrainKeys, model: ModelConfig, share_of_teacher: float | None) -> list[Term]:
+def terms_of(keys: TrainKeys, share_of_teacher: float | None) -> list[Term]:
     """The terms of a forward pass.
 
     Args:
       keys: `config.train`.
-      model: the model's config.
       share_of_teacher: of its predictions in what the model learns; None: there is no teacher.
     """
     share = share_of_teacher or 0.0
     always: list[Term] = [CrossEntropy(1 - share)]
     if share_of_teacher is not None:
         always.append(Distillation(share))
-    others = [
-        RunningCost(float(has_cost(model))),
-        ZLoss(keys.z_loss),
-        Velocity(keys.velocity_penalty),
-    ]
+    others = [ZLoss(keys.z_loss), Velocity(keys.velocity_penalty)]
     return [*always, *(term for term in others if term.weight)]

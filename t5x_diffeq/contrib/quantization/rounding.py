@@ -5,7 +5,6 @@ points; embeddings, biases and norms stay as they are.
 """
 
 from dataclasses import replace
-from math import prod
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +14,7 @@ from jaxtyping import Array, Float
 from t5x_diffeq.data.corpus import Corpus
 from t5x_diffeq.inference.split_loss import evaluate_split
 from t5x_diffeq.layers.array_types import Weights
-from t5x_diffeq.layers.parameter import SEPARATE, Parameter, flatten_parameters
+from t5x_diffeq.layers.parameter import Parameter, flatten_parameters, num_inputs
 from t5x_diffeq.models.sub_fields import declared_leaves
 from t5x_diffeq.runs.load import Run, discretise
 from t5x_diffeq.training.placed_model import place_model
@@ -40,11 +39,9 @@ def round_to_bits(
 def _input_axes(parameter: Parameter, leading: int) -> tuple[int, ...]:
     """The axes that a kernel of the block sums over, counted behind `leading` other axes."""
     shape, names = parameter.value.shape, parameter.names
-    axes = [axis for axis, name in enumerate(names) if name not in SEPARATE]
-    for count in range(len(axes) + 1):
-        if prod(shape[axis] for axis in axes[:count]) == parameter.fan_in:
-            return tuple(axis + leading for axis in axes[:count])
-    raise ValueError(f"no dimensions of {shape} ({names}) make up {parameter.fan_in} inputs")
+    axes = [axis for axis, name in enumerate(names) if name != "maps"]
+    count = num_inputs([shape[axis] for axis in axes], parameter.fan_in)
+    return tuple(axis + leading for axis in axes[:count])
 
 
 def with_rounded_weights(run: Run, bits: int) -> Run:

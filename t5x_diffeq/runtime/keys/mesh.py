@@ -14,7 +14,6 @@ _RULES = (
     ("embed", "fsdp"),  # width of the state, in parameters only
     ("heads", "tensor"),  # attention heads
     ("mlp", "tensor"),  # width inside the MLP
-    ("experts", "expert"),  # experts of a mixture
     ("steps", None),  # solver steps: stacked weights are scanned, never split
     ("time_embed", None),  # T: not split, so that making W(t) needs no communication
 )
@@ -34,16 +33,13 @@ class MeshKeys(Section):
     fsdp: _AxisSize = _key(
         -1, "devices that split the batch and the parameters. `-1`: all that are left"
     )
-    expert: _AxisSize = _key(
-        1, "devices that split the batch, and the experts of a mixture of experts"
-    )
     context: _AxisSize = _key(1, "devices that split each sequence")
     tensor: _AxisSize = _key(1, "devices that split heads, MLP and vocabulary")
     rules: Entries = _key(
         _RULES,
         """the mesh axes that split each logical axis of parameters and activations. A mesh
         axis splits an array once: in a kernel `("embed", "mlp")`, fsdp splits the first
-        axis and tensor the second. Activations are split by batch (over data, fsdp and
-        expert) and by length (over context); their width is not an "embed" axis and stays
+        axis and tensor the second. Activations are split by batch (over data and
+        fsdp) and by length (over context); their width is not an "embed" axis and stays
         whole, as does the width of a head""",
     )
