@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
-from helpers import auto_mesh, train_keys
-from small_models import TOKENS, small
+from helpers import assert_close, auto_mesh, train_keys
+from small_models import TOKENS, random_params, small
 
 from t5x_diffeq.layers.attention_kernels import splash_attention
 from t5x_diffeq.layers.embedding import Embedding
@@ -243,8 +243,9 @@ def test_small_steps_are_not_lost(architecture):
 
 
 def test_checkpoints_are_kept_in_16_bits():
-    def field(_):
-        return VectorField(lambda W, y: W["w"] * jnp.sin(y), lambda W, y: W["w"] * jnp.cos(y))
+    def field(args):
+        f = VectorField(lambda W, y: W["w"] * jnp.sin(y), lambda W, y: W["w"] * jnp.cos(y))
+        return lambda key: f
 
     def residuals(kept_dtype):
         y = jnp.asarray(np.random.default_rng(0).normal(size=(2, 3, 5)), jnp.float32)
@@ -269,6 +270,17 @@ def test_checkpoints_are_kept_in_16_bits():
     assert (wide, narrow) == ([jnp.float32], [jnp.bfloat16])
     for a, b in zip(found, exact, strict=True):
         assert 0 < np.linalg.norm(a - b) < 0.01 * np.linalg.norm(b)
+
+
+def test_a_compiled_model_has_a_gradient():
+    """Of which the tokens' places are an argument, not something that its steps capture."""
+    model = small(dtype="bfloat16", remat="full")
+    params = random_params(model)
+
+    def mean_logit(params):
+        return model.apply({"params": params}, TOKENS).astype(jnp.float32).mean()
+
+    assert_close(jax.grad(jax.jit(mean_logit))(params), jax.jit(jax.grad(mean_logit))(params))
 
 
 def test_the_state_is_float32_wherever_it_is_integrated():

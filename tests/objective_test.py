@@ -136,7 +136,7 @@ def test_every_scheme_integrates_the_square_of_the_velocity(scheme, expected, re
 
     def solve(W):
         return integrate(
-            lambda key: charge_velocity(field),
+            lambda _: lambda key: charge_velocity(field),
             W,
             StateWithCost.at_start(y),
             scheme=scheme,

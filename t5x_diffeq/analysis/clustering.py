@@ -115,7 +115,7 @@ def _simulate(
     def one(W: Float[Array, "3 dim dim"], x: Float[Array, "tokens dim"]) -> Array:
         weights = {"qkv": scales[:, None, None, None] * W}
         states_of = partial(trajectory, scheme="euler", num_steps=len(scales), step_size=dt)
-        return states_of(lambda _: field, weights, x[None])[:, 0]
+        return states_of(lambda args: lambda key: field, weights, x[None])[:, 0]
 
     return jax.vmap(one)(W, x)
 

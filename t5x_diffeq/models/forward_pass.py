@@ -6,7 +6,7 @@ from t5x_diffeq.layers.array_types import Places, State, Weights
 from t5x_diffeq.layers.context import from_zigzag, to_zigzag
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.sub_fields import vector_field
-from t5x_diffeq.ode.integrate import integrate
+from t5x_diffeq.ode.integrate import FieldOfKey, integrate
 from t5x_diffeq.ode.running_cost import StateWithCost, charge_velocity
 
 
@@ -31,11 +31,16 @@ def solve(
       velocity: whether tokens are charged for their velocity.
     """
     y, places = to_zigzag(y, places)
-    of_key = vector_field(config, places)
+
+    def field(places: Places) -> FieldOfKey:
+        of_key = vector_field(config, places)
+        return (lambda key: charge_velocity(of_key(key))) if velocity else of_key
+
     end = integrate(
-        (lambda key: charge_velocity(of_key(key))) if velocity else of_key,
+        field,
         weights,
         StateWithCost.at_start(y) if velocity else y,
+        places,
         scheme=config.scheme,
         num_steps=config.num_steps,
         step_size=config.dt,

@@ -267,9 +267,10 @@ class LanguageModel(nn.Module):
         c = self.config
         places = in_one_document(tokens)
         return trajectory(
-            vector_field(c, places),
+            partial(vector_field, c),
             weights,
             self.embed(tokens, places),
+            places,
             scheme=c.scheme,
             num_steps=c.num_steps,
             step_size=c.dt,

@@ -1,7 +1,6 @@
 """Integration of the residual stream: a scan over solver steps whose weights are already made."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
@@ -15,6 +14,7 @@ from t5x_diffeq.ode.solvers import SubField, VectorField
 from t5x_diffeq.runtime.errors import InputError
 
 FieldOfKey = Callable[[Array | None], VectorField]
+Args = Any  # what a field reads beside weights and state: a tree of arrays without a gradient
 StepInputs = tuple[Tree, Array | None]  # weights and dropout key of a step, or stacked of all
 Step = Callable[[Vector, StepInputs], Vector]
 Memory = Any  # of one evaluation of a sub-field: a tree of arrays
@@ -25,9 +25,10 @@ CHECKPOINT_NAMES = ("qkv", "attention", "mlp")
 
 
 def integrate(
-    field: FieldOfKey,
+    field: Callable[[Args], FieldOfKey],
     weights: Tree,
     y: Vector,
+    args: Args = None,
     *,
     scheme: str,
     num_steps: int,
@@ -40,10 +41,12 @@ def integrate(
     """y(1) from y(0); with its running cost, if y is a `StateWithCost`.
 
     Args:
-      field: the vector field, given the dropout key of the step (one key per step, so that all
-        stages of a step drop the same units).
+      field: the vector field, given `args` and then the dropout key of the step (one key per step,
+        so that all stages of a step drop the same units).
       weights: leaves `[nodes, ...]`, in the order of `schemes.grid`.
       y: the state at t = 0.
+      args: what the field reads beside weights and state, such as the tokens' places. It must not
+        capture such arrays: JAX can't lower a custom gradient that does within another function's.
       scheme: the scheme's name, for `schemes.find_scheme`.
       num_steps: N.
       step_size: dt.
@@ -58,25 +61,32 @@ def integrate(
       InputError: if `remat` is none of these.
     """
     inputs = step_inputs(weights, scheme, num_steps, key)
-    # In other schemes a sub-field reads states that depend on other sub-fields' values, which the
-    # backward pass would then compute once more.
-    if remat == "full" and scheme == "euler":
-        field = _recompute_in_turn(field)
-    step = step_function(field, scheme, step_size)
-    return _scan_steps(step, y, inputs, remat, unroll, kept_dtype or y.dtype)
+
+    def step_of(args: Args) -> Step:
+        field_of_key = field(args)
+        # In other schemes a sub-field reads states that depend on other sub-fields' values, which
+        # the backward pass would then compute once more.
+        if remat == "full" and scheme == "euler":
+            field_of_key = _recompute_in_turn(field_of_key)
+        return step_function(field_of_key, scheme, step_size)
+
+    if remat == "full" and kept_dtype not in (None, y.dtype):
+        return _scan_and_recompute(step_of, args, y, inputs, unroll, kept_dtype)
+    return _scan(_with_remat(step_of(args), remat), y, inputs, unroll)
 
 
 def trajectory(
-    field: FieldOfKey,
+    field: Callable[[Args], FieldOfKey],
     weights: Tree,
     y: Vector,
+    args: Args = None,
     *,
     scheme: str,
     num_steps: int,
     step_size: float,
 ) -> Vector:
     """The states at t = 0, dt, ..., 1; takes the arguments of `integrate`."""
-    step = step_function(field, scheme, step_size)
+    step = step_function(field(args), scheme, step_size)
     inputs = step_inputs(weights, scheme, num_steps, key=None)
     last, before = jax.lax.scan(lambda y, x: (step(y, x), y), y, inputs)
     return jnp.concatenate((before, last[None]))
@@ -167,25 +177,26 @@ def step_inputs(weights: Tree, scheme: str, num_steps: int, key: Array | None) -
     return by_step, None if key is None else jax.random.split(key, num_steps)
 
 
-def _scan_steps(
-    step: Step,
-    y: Vector,
-    inputs: StepInputs,
-    remat: str,
-    unroll: int,
-    kept_dtype: DTypeLike,
-) -> Vector:
+def _with_remat(step: Step, remat: str) -> Step:
+    """The step, of whose values the backward pass recomputes those that `remat` doesn't store."""
     if remat == "none":
-        return _scan(step, y, inputs, unroll)
-    if remat == "full":
-        return _scan_and_recompute(step, y, inputs, unroll, kept_dtype)
-    dots = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
-    policy = dots if remat == "dots" else _keep_policy(remat)
-    return _scan(jax.checkpoint(step, policy=policy, prevent_cse=False), y, inputs, unroll)
+        return step
+    policy = None
+    if remat == "dots":
+        policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+    elif remat != "full":
+        policy = _keep_policy(remat)
+    # Inside a scan, XLA can't merge this with the forward pass, so no CSE barrier is needed.
+    return jax.checkpoint(step, policy=policy, prevent_cse=False)
 
 
 def _scan_and_recompute(
-    step: Step, y: Vector, inputs: StepInputs, unroll: int, kept_dtype: DTypeLike
+    step_of: Callable[[Args], Step],
+    args: Args,
+    y: Vector,
+    inputs: StepInputs,
+    unroll: int,
+    kept_dtype: DTypeLike,
 ) -> Vector:
     """`scan`, whose backward pass recomputes each step from its inputs; nothing else is stored.
 
@@ -193,29 +204,35 @@ def _scan_and_recompute(
     memory of bfloat16 ones, and the norm that reads a state rounds its result to bfloat16 anyway,
     so the gradient is as accurate.
     """
-    if kept_dtype == y.dtype:
-        # Inside a scan, XLA can't merge this with the forward pass, so no CSE barrier is needed.
-        return _scan(jax.checkpoint(step, prevent_cse=False), y, inputs, unroll)
-    dtype, again = y.dtype, jax.custom_vjp(partial(_scan, step, unroll=unroll))
+    dtype = y.dtype
 
-    def forward(y: Vector, inputs: StepInputs) -> tuple[Vector, tuple[Vector, StepInputs]]:
+    @jax.custom_vjp
+    def run(args: Args, y: Vector, inputs: StepInputs) -> Vector:
+        return _scan(step_of(args), y, inputs, unroll)
+
+    def forward(args: Args, y: Vector, inputs: StepInputs) -> tuple[Vector, tuple]:
+        step = step_of(args)
+
         def keep(y: Vector, x: StepInputs) -> tuple[Vector, Vector]:
             return step(y, x), y.astype(kept_dtype)
 
         y, kept = jax.lax.scan(keep, y, inputs, unroll=unroll)
-        return y, (kept, inputs)
+        return y, (args, kept, inputs)
 
-    def backward(of_steps: tuple[Vector, StepInputs], dy: Vector) -> tuple[Vector, StepInputs]:
+    def backward(residuals: tuple, dy: Vector) -> tuple[None, Vector, StepInputs]:
+        args, *of_steps = residuals
+        step = step_of(args)
+
         def back(dy: Vector, at: tuple[Vector, StepInputs]) -> tuple[Vector, Tree]:
             y, (W, key) = at
             _, pull_back = jax.vjp(lambda y, W: step(y, (W, key)), y.astype(dtype), W)
             return pull_back(dy)
 
-        dy, dW = jax.lax.scan(back, dy, of_steps, reverse=True, unroll=unroll)
-        return dy, (dW, None)  # keys have no gradient
+        dy, dW = jax.lax.scan(back, dy, tuple(of_steps), reverse=True, unroll=unroll)
+        return None, dy, (dW, None)  # neither args nor keys have a gradient
 
-    again.defvjp(forward, backward)
-    return again(y, inputs)
+    run.defvjp(forward, backward)
+    return run(args, y, inputs)
 
 
 def _scan(step: Step, y: Vector, inputs: StepInputs, unroll: int) -> Vector:

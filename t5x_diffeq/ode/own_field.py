@@ -50,5 +50,10 @@ def integrate_field(
     solve = trajectory if keep else integrate
     y = jnp.asarray(y)
     return solve(
-        lambda key: field, made, y, scheme=scheme, num_steps=num_steps, step_size=1 / num_steps
+        lambda args: lambda key: field,
+        made,
+        y,
+        scheme=scheme,
+        num_steps=num_steps,
+        step_size=1 / num_steps,
     )
