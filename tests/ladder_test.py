@@ -24,7 +24,8 @@ BEST = {"baseline": (4e-3, 2e-3)}  # on the first two rungs; others: 4e-3 on bot
 def loss_of(labels):
     """The lead of `shared` is negative, of the others 0.1 per rung; the best rate is a valley."""
     rung, model = WIDTHS.index(labels["width"]), labels["model"].partition(",")[0]
-    rate = rate_by_rule(*BEST.get(model, (4e-3, 4e-3)), labels["width"])
+    best = BEST.get(model, (4e-3, 4e-3))
+    rate = best[rung] if rung < 2 else rate_by_rule(*best, labels["width"])
     lead = {"baseline": 0.0, "shared": -0.2}.get(model, 0.1 * rung)
     if "layers" in labels["model"]:
         lead = 0.1 * log(labels["num_steps"] / 6)

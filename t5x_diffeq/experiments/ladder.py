@@ -1,18 +1,18 @@
 """A ladder of sizes: does the lead over the baseline grow, stay or shrink with compute?
 
-Each rung is a width of configs/ladder.py. The first rung sweeps the learning rate of each model.
-The second tries half, the same and twice that rate, and further rungs follow from both. On the
-first two rungs baselines of other numbers of layers show how many unique layers a model is worth.
+Each rung is a width of configs/ladder.py. The first two sweep the learning rate of each model,
+the second from where the first ended; further rungs follow from both. On these two rungs baselines
+of other numbers of layers show how many unique layers a model is worth.
 """
 
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf, log
+from math import log
 
 from t5x_diffeq.experiments.experiment import Keys, Texts, Training
-from t5x_diffeq.experiments.ladder_fits import RungRun, at_best_rate, format_notes
-from t5x_diffeq.experiments.learning_rates import Sweep, at_rate
+from t5x_diffeq.experiments.ladder_fits import BASELINE, RungRun, at_best_rate, format_notes
+from t5x_diffeq.experiments.learning_rates import Group, Sweep, at_rate
 from t5x_diffeq.experiments.present import TableSpec
 from t5x_diffeq.experiments.runs import ExperimentRun
 from t5x_diffeq.runtime.files import AnyPath
@@ -21,14 +21,12 @@ WIDTHS = (32, 48, 64, 96, 144, 192, 384, 768)  # of configs/ladder.py
 LAYERS = (1, 2, 3, 12)  # of baselines beside that of N layers
 _CONFIG, _RATES = "ladder.py", (8e-3, 1.6e-2)
 _SEEDED_RUNGS = 3  # rungs on which all seeds run
-_RUNGS_OF_PHI = 2  # rungs that have MODELS_OF_PHI and the baselines of LAYERS
-_Choice = tuple[str, str]  # text, model
 
 # By name: the variant, and the keys that it sets.
 MODELS: dict[str, tuple[str, Keys]] = {
     variant: (variant, {}) for variant in ("baseline", "compact", "smooth", "shared")
 }
-MODELS_OF_PHI: dict[str, tuple[str, Keys]] = {
+MODELS_OF_PHI: dict[str, tuple[str, Keys]] = {  # on the first two rungs, as BASELINES are
     "ode": ("ode", {}),
     "compact, T = 2": (
         "compact",
@@ -45,6 +43,10 @@ def _training(model: str, width: int) -> Training:
     return Training(f"{variant}-{width}", keys, model, _CONFIG, _RATES)
 
 
+def _sweep(width: int) -> Sweep:
+    return Sweep(trainings=tuple(_training(model, width) for model in (*MODELS, *MODELS_OF_PHI)))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Ladder(Sweep):
     """Trainings on each rung, from the smallest; tables show the rungs that are done."""
@@ -57,50 +59,37 @@ class Ladder(Sweep):
         self, texts: Texts, seeds: Sequence[int], done: dict[str, dict]
     ) -> list[ExperimentRun]:
         """The runs that the outcomes so far determine, rung by rung."""
-        every = {**MODELS, **MODELS_OF_PHI}
-        sweep = Sweep(trainings=tuple(_training(model, WIDTHS[0]) for model in every))
-        runs, first = sweep.progress(texts, seeds, done)
+        runs, first = _sweep(WIDTHS[0]).progress(texts, seeds, done)
         runs = [_labelled(run, WIDTHS[0]) for run in runs]
         if not first:
             return runs
-        runs += self._rung(texts, seeds, WIDTHS[0], {c: (rate, rate) for c, rate in first.items()})
-        tried: dict[_Choice, dict[float, ExperimentRun]] = {
-            (text, model): {
-                factor * rate: self._run(texts, text, model, WIDTHS[1], factor * rate, seeds[0])
-                for factor in (0.5, 1, 2)
-            }
-            for (text, model), rate in first.items()
-        }
-        runs += [run for by_rate in tried.values() for run in by_rate.values()]
-        if any(run.name not in done for run in runs):
-            return _unique(runs)
-        best = {
-            choice: (rate, min(tried[choice], key=lambda r: _loss(done, tried[choice][r])))
-            for choice, rate in first.items()
-        }
-        for width in WIDTHS[1:]:
-            runs += self._rung(texts, seeds, width, best)
-        return _unique(runs)
+        runs += self._baselines(texts, seeds, WIDTHS[0], first)
+        again, second = _sweep(WIDTHS[1]).progress(
+            texts, seeds, done, {group: (rate / 2, rate) for group, rate in first.items()}
+        )
+        runs += [_labelled(run, WIDTHS[1]) for run in again]
+        if not second:
+            return runs
+        runs += self._baselines(texts, seeds, WIDTHS[1], second)
+        for width in WIDTHS[2:]:
+            of_rung = seeds if WIDTHS.index(width) < _SEEDED_RUNGS else seeds[:1]
+            runs += [
+                self._run(texts, *group, width, rate_by_rule(first[group], rate, width), seed)
+                for seed in of_rung
+                for group, rate in second.items()
+                if group[1] in MODELS
+            ]
+        return runs
 
-    def _rung(
-        self,
-        texts: Texts,
-        seeds: Sequence[int],
-        width: int,
-        best: dict[_Choice, tuple[float, float]],
+    def _baselines(
+        self, texts: Texts, seeds: Sequence[int], width: int, best: dict[Group, float]
     ) -> list[ExperimentRun]:
-        """The runs of a rung, given the best rates of the first two."""
-        rung, rates = WIDTHS.index(width), {}
-        for (text, model), (first, second) in best.items():
-            rate = rate_by_rule(first, second, width)
-            rates[text, model] = rate
-            if model == "baseline":
-                rates |= {(text, name): rate for name in BASELINES}
+        """Baselines of other numbers of layers, at the baseline's best rate."""
         return [
-            self._run(texts, text, model, width, rate, seed)
-            for seed in (seeds if rung < _SEEDED_RUNGS else seeds[:1])
-            for (text, model), rate in rates.items()
-            if rung < _RUNGS_OF_PHI or model in MODELS
+            self._run(texts, text, model, width, best[text, BASELINE], seed)
+            for seed in seeds
+            for text in texts
+            for model in BASELINES
         ]
 
     def _run(
@@ -115,22 +104,14 @@ class Ladder(Sweep):
         return format_notes(runs)
 
 
-def _unique(runs: Sequence[ExperimentRun]) -> list[ExperimentRun]:
-    return list({run.name: run for run in runs}.values())
-
-
 def _labelled(run: ExperimentRun, width: int) -> ExperimentRun:
     return ExperimentRun(run.name, run.verb, run.arguments, {**run.labels, "width": width})
 
 
-def _loss(done: dict[str, dict], run: ExperimentRun) -> float:
-    return done[run.name].get("loss", inf)  # a training that diverged has none
-
-
 def rate_by_rule(first: float, second: float, width: int) -> float:
-    """The learning rate at a width, from the best rates of the first two rungs.
+    """The learning rate at a width beyond the second rung, from the best rates of the first two.
 
-    Beyond the second rung it falls with the power of the width that both suggest, but no faster
+    It falls with the power of the width that both suggest, but no faster
     than 1 / width, and it never grows: a grid of factors of 2 over a factor of 1.5 says little.
 
     Args:
@@ -138,8 +119,6 @@ def rate_by_rule(first: float, second: float, width: int) -> float:
       second: that of the second rung.
       width: the width.
     """
-    if width == WIDTHS[0]:
-        return first
     power = min(0.0, max(-1.0, log(second / first) / log(WIDTHS[1] / WIDTHS[0])))
     return float(f"{second * (width / WIDTHS[1]) ** power:.3g}")
 

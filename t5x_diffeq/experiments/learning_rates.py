@@ -1,6 +1,6 @@
 """Models compared, each at its best learning rate: after equal steps, and in equal time."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from math import inf
@@ -13,7 +13,7 @@ from t5x_diffeq.runtime.config_files import values_of
 _RATE = "optimizer.learning_rate"
 _RATE_NAME = "learning_rate"  # in tables
 _RATIO = "model / baseline: step_ms"
-_Group = tuple[str, str]  # text, model
+Group = tuple[str, str]  # text, model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,17 +41,30 @@ class Sweep(Experiment):
         return self.progress(texts, seeds, done)[0]
 
     def progress(
-        self, texts: Texts, seeds: Sequence[int], done: dict[str, dict]
-    ) -> tuple[list[ExperimentRun], dict[_Group, float]]:
-        """The runs; and each group's best rate, {} while there are still rates to try."""
+        self,
+        texts: Texts,
+        seeds: Sequence[int],
+        done: dict[str, dict],
+        first_rates: Mapping[Group, Sequence[float]] | None = None,
+    ) -> tuple[list[ExperimentRun], dict[Group, float]]:
+        """The runs; and each group's best rate, {} while there are still rates to try.
+
+        Args:
+          texts: the texts to train on.
+          seeds: seeds of the trainings.
+          done: outcomes so far, by the name of their run.
+          first_rates: the rates with which each group begins; None for those of its training.
+        """
         need_text(texts)
         groups = {(text, each.name): each for text, each in product(texts, self.trainings)}
 
-        def run(group: _Group, rate: float, seed: int = seeds[0]) -> ExperimentRun:
+        def run(group: Group, rate: float, seed: int = seeds[0]) -> ExperimentRun:
             return at_rate(groups[group], rate).run(group[0], texts[group[0]], seed)
 
-        wanted: dict[_Group, Sequence[float]] = {group: x.rates for group, x in groups.items()}
-        losses: dict[_Group, dict[float, float]] = {group: {} for group in groups}
+        wanted: dict[Group, Sequence[float]] = {
+            group: (first_rates or {}).get(group, x.rates) for group, x in groups.items()
+        }
+        losses: dict[Group, dict[float, float]] = {group: {} for group in groups}
         runs: list[ExperimentRun] = []
         while any(wanted.values()):
             runs += [run(group, rate) for group, rates in wanted.items() for rate in rates]

@@ -118,7 +118,7 @@ def meshes(config: Config, num_devices: int, slices: int = 1) -> Iterator[dict[s
     for context, tensor in product(_CONTEXT_SIZES, _TENSOR_SIZES):
         rest = num_devices // (context * tensor)
         for fsdp in (n for n in range(rest, 0, -1) if rest % n == 0):
-            sizes = (rest // fsdp, fsdp, 1, context, tensor)
+            sizes = (rest // fsdp, fsdp, context, tensor)
             mesh = dict(zip(AXES, sizes, strict=True))
             whole = prod(sizes) == num_devices and mesh["data"] % slices == 0
             if whole and _is_divisible(config, mesh):
