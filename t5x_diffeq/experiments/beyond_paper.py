@@ -6,6 +6,7 @@ from typing import Any
 from t5x_diffeq.experiments.experiment import Experiment, Keys, Training
 from t5x_diffeq.experiments.learning_rates import Sweep
 from t5x_diffeq.experiments.present import TableSpec
+from t5x_diffeq.runtime.config_files import values_of
 
 _T, _N, _STEPS = "model.time_embed_dim", "model.num_steps", "train.total_steps"
 
@@ -45,6 +46,11 @@ def compare_budgets(config: str | None = None, seeds: int = 3) -> Experiment:
         ),
         seeds=seeds,
     )
+
+
+def _changes(keys: Keys, defaults: Keys) -> bool:
+    """Whether the keys differ from what the config has."""
+    return any(callable(x) or defaults[key] != x for key, x in keys.items())
 
 
 def sweep_controls(config: str, rates: tuple[float, ...], size: str = "", seeds: int = 3) -> Sweep:
@@ -115,6 +121,7 @@ def sweep_controls(config: str, rates: tuple[float, ...], size: str = "", seeds:
             Training(variant + size, keys, ", ".join(filter(None, (variant, name))), config, rates)
             for variant, controls in of_variants.items()
             for name, keys in controls.items()
+            if not keys or _changes(keys, values_of(config, variant + size))
         ),
         seeds=seeds,
     )
