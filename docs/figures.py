@@ -1,4 +1,4 @@
-"""Draws figures of results.md, lab/equal_time.md and lab/budgets.md from the tables on these pages.
+"""Draws figures of results.md and of three lab notes from the tables on these pages.
 
     PYTHONPATH=. python docs/figures.py
 
@@ -16,7 +16,11 @@ from t5x_diffeq.analysis.mean_plots import means_with_errors
 DOCS = Path(__file__).parent
 Panels = dict[str, dict[str, list[tuple[float | str, float, float | None]]]]
 LOSS = "nats per byte"
-TICKS: dict[str, list[float]] = {"budgets": [], "equal_time": [0.5, 1, 2, 5, 10, 20]}
+TICKS: dict[str, list[float]] = {
+    "budgets": [],
+    "equal_time": [0.5, 1, 2, 5, 10, 20],
+    "ladder": [20, 50, 100, 200, 500, 1000],
+}
 
 
 def rows(page: str, heading: str, table: int = 0) -> tuple[list[str], list[list[str]]]:
@@ -96,6 +100,17 @@ def equal_time() -> Panels:
     return panels
 
 
+def ladder() -> Panels:
+    """Loss against parameters; a line for each model, a point for each size."""
+    panel: dict = {}
+    for model, *sizes in rows("lab/ladder.md", "A ladder of sizes")[1]:
+        panel[model.replace("`", "")] = [
+            (float(parameters.removesuffix("k")), *number(loss))
+            for parameters, loss in zip(sizes[::2], sizes[1::2], strict=True)
+        ]
+    return {"": panel}
+
+
 def figures() -> Iterator[tuple[str, Panels, str, str]]:
     """The name of each figure, its panels and the labels of its axes."""
     losses = "Tables 1 and 2"
@@ -111,6 +126,7 @@ def figures() -> Iterator[tuple[str, Panels, str, str]]:
     yield "figure5", tuned, "solver steps", "perplexity per byte"
     yield "equal_time", equal_time(), "million parameters", LOSS
     yield "budgets", budgets(), "seconds", LOSS
+    yield "ladder", ladder(), "thousand parameters", LOSS
 
 
 if __name__ == "__main__":
@@ -122,7 +138,7 @@ if __name__ == "__main__":
             {title.replace("`", ""): each for title, each in panels.items()},
             across,
             up,
-            log=across in ("learning rate", "million parameters"),
+            log=across in ("learning rate", "million parameters", "thousand parameters"),
             ticks=ticks,
         )
         for kind in ("png", "pdf"):

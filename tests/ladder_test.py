@@ -86,7 +86,7 @@ def test_tables_show_the_rungs_that_are_done(tmp_path):
     assert at_equal_parameters[compact][:2] == leads[compact][:2]  # it has as many here
     # 0.2 behind 6 layers, where a factor of two costs 0.07: less than the baseline of one layer.
     assert by_layers[compact][0] == " 1.000 ± 0.000 "
-    assert by_layers[shared][0] == " less than any "
+    assert by_layers[shared][0] == " less than any (3 of 3) "
     assert "too few" not in by_law[shared][0]
     assert float(slopes[compact][2].partition("±")[0]) > 0
     few = [each for each in outcomes if each["width"] == 32]

@@ -87,7 +87,8 @@ def format_notes(runs: Sequence[RungRun]) -> list[str]:
         f"one seed where there is no error\n\n{by_width(lead)}",
         "The same against a baseline of as many parameters: between baselines of several numbers "
         f"of layers, the loss is linear in the logarithm\n\n{by_width(lead_at_equal_parameters)}",
-        "phi by the number of unique layers with the same loss, which N steps are worth: N^phi"
+        "phi by the number of unique layers with the same loss, which N steps are worth: N^phi. "
+        "In brackets, with how many seeds all baselines are worse, or all better"
         f"\n\n{by_width(phi_by_layers)}",
         f"phi by the law, of all runs\n\n{format_lines([*_phi_lines(runs)])}",
         "Slopes over the rungs with their standard errors: of log loss per factor e of FLOPs in "
@@ -100,11 +101,12 @@ def _is_baseline(run: RungRun) -> bool:
     return run.model.startswith(BASELINE)
 
 
-def _cell(values: Sequence[float]) -> str:
+def _cell(values: list[float]) -> str:
     if not values:
         return ""
-    if not np.all(np.isfinite(values)):
-        return "more than any" if inf in values else "less than any"
+    for beyond, name in ((inf, "more than any"), (-inf, "less than any")):
+        if count := values.count(beyond):
+            return f"{name} ({count} of {len(values)})"
     value, error = mean_and_error(values)
     return f"{value:.3f}" if error is None else f"{value:.3f} ± {error:.3f}"
 
