@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
 from helpers import auto_mesh, train_keys
-from small_models import TOKENS, random_params, small
+from small_models import TOKENS, small
 
 from t5x_diffeq.layers.attention_kernels import splash_attention
 from t5x_diffeq.layers.embedding import Embedding
@@ -272,16 +272,20 @@ def test_checkpoints_are_kept_in_16_bits():
         assert 0 < np.linalg.norm(a - b) < 0.01 * np.linalg.norm(b)
 
 
-def test_a_compiled_model_has_a_gradient():
-    """Of which the tokens' places are an argument, not something that its steps capture."""
-    model = small(dtype="bfloat16", remat="full")
-    params = random_params(model)
+def test_a_compiled_integration_has_a_gradient():
+    """What the field reads beside weights and state is an argument, which no step captures."""
 
-    def mean_logit(params):
-        return model.apply({"params": params}, TOKENS).astype(jnp.float32).mean()
+    def total(w, y, places):
+        def field(places):
+            f = VectorField(lambda W, y: W * jnp.sin(y + places), lambda W, y: W * jnp.cos(y))
+            return lambda key: f
 
-    inside, outside = jax.grad(jax.jit(mean_logit))(params), jax.jit(jax.grad(mean_logit))(params)
-    assert_close(flatten_dict(inside), flatten_dict(outside))
+        grid = {"scheme": "euler", "num_steps": 4, "step_size": 1 / 4}
+        return integrate(field, w, y, places, **grid, remat="full", kept_dtype=jnp.bfloat16).sum()
+
+    arguments = jnp.ones(4), jnp.ones((2, 3)), jnp.arange(3)
+    inside, outside = jax.grad(jax.jit(total)), jax.jit(jax.grad(total))
+    np.testing.assert_allclose(inside(*arguments), outside(*arguments), rtol=1e-6)
 
 
 def test_the_state_is_float32_wherever_it_is_integrated():

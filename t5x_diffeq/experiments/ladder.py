@@ -111,8 +111,8 @@ def _labelled(run: ExperimentRun, width: int) -> ExperimentRun:
 def rate_by_rule(first: float, second: float, width: int) -> float:
     """The learning rate at a width beyond the second rung, from the best rates of the first two.
 
-    It falls with the power of the width that both suggest, but no faster
-    than 1 / width, and it never grows: a grid of factors of 2 over a factor of 1.5 says little.
+    It falls with the power of the width that both suggest, but no faster than 1 / width, and it
+    never grows: a grid of factors of 2 over a factor of 1.5 says little.
 
     Args:
       first: the best rate of the first rung.
