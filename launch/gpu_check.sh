@@ -6,8 +6,8 @@
 # Kernels against float32, the recorded arrays, a training that is stopped and resumed, then Llama-1B's
 # block at full width, ODE and baseline in turns beside what `plan` says of this GPU, and generation.
 # Prints a table in Markdown, on standard output and into FILE (gpu_check.md). Needs one GPU and no
-# network; --small uses sizes for a CPU. Sets itself up the first time; where JAX is installed for
-# the GPU already, VENV=DIR names that environment.
+# network; --small uses sizes for a CPU. Sets itself up the first time; VENV=DIR names an environment
+# of yours instead.
 
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
@@ -16,6 +16,6 @@ case "${1:-}" in
   -h | --help) sed -n '2,11s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
 esac
 export PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}"
-if ! "$VENV/bin/python" -c "import t5x_diffeq.verbs.train" 2>/dev/null; then setup gpu data; fi
+setup gpu data
 export XLA_CLIENT_MEM_FRACTION="${XLA_CLIENT_MEM_FRACTION:-0.92}"
 exec "$VENV/bin/python" "$ROOT/launch/gpu_check.py" "$@"

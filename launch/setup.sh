@@ -3,12 +3,14 @@
 #
 #   PYTHON   the interpreter to use (default: the first of python3, python3.13, .12, .11 that is
 #            new enough)
-#   VENV     where the environment lies (default: .venv in the project)
+#   VENV     where the environment lies (default: .venv in the project). One of your own, in which
+#            the project runs already, is left as it is.
 #
 # Packages have the versions of versions.txt. The environment is brought up to date when that,
 # pyproject.toml or the extras change; else this takes no time.
 
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+NAMED_VENV="${VENV:-}"
 VENV="${VENV:-$ROOT/.venv}"
 
 die() {
@@ -33,6 +35,15 @@ find_python() {
   die "no Python 3.11 or later was found; install one, or set PYTHON to it"
 }
 
+# True for an environment into which `setup` installed something, even if it failed.
+made_here() {
+  compgen -G "$VENV/.installed-*" >/dev/null
+}
+
+runs_project() {
+  PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}" "$VENV/bin/python" -c 'import t5x_diffeq.verbs.train' 2>/dev/null
+}
+
 # setup [extra ...]: installs the project, editable, with these extras.
 setup() {
   local extras stamp want python
@@ -43,11 +54,14 @@ setup() {
   if [ -x "$VENV/bin/python" ] && [ "$(cat "$stamp-$extras" 2>/dev/null)" = "$want" ]; then
     return
   fi
+  # Extras that are missing in an environment which someone named are theirs to add.
+  if [ -n "$NAMED_VENV" ] || [ $# = 0 ] && ! made_here && runs_project; then return; fi
   python="$(find_python)"
   echo "installing into $VENV, once ..." >&2
   if [ ! -x "$VENV/bin/python" ]; then
     "$python" -m venv "$VENV" || die "$python can't make a virtual environment (on Debian: apt install python3-venv)"
   fi
+  : >"$stamp-begun"
   install "$ROOT${extras:+[$extras]}" || die "the installation into $VENV failed; the lines above say why"
   printf '%s' "$want" >"$stamp-$extras"
 }

@@ -3,7 +3,7 @@
 import pytest
 from jax.errors import JaxRuntimeError
 
-from t5x_diffeq.runtime.errors import is_infrastructure_failure, platform_error
+from t5x_diffeq.runtime.errors import advice, is_infrastructure_failure, platform_error
 
 BUSY = (
     "TPU initialization failed: open(/dev/vfio/0): Device or resource busy: Device or resource "
@@ -89,6 +89,18 @@ OF_INFRASTRUCTURE = {
         "again. [source locations='tensorstore/kvstore/gcs_grpc/gcs_grpc.cc:503']"
     ),
 }
+# Of jaxlib 0.11.2 on an H100 whose memory other processes held.
+FULL_GPU = {
+    "at the start": RuntimeError(
+        "Unable to initialize backend 'cuda': INTERNAL: no supported devices found for platform "
+        "CUDA (you may need to uninstall the failing plugin package, or set JAX_PLATFORMS=cpu to "
+        "skip this backend.)"
+    ),
+    "later": JaxRuntimeError(
+        "INTERNAL: jaxlib/gpu/blas_handle_pool.cc:33: operation gpublasCreate(&handle) failed: "
+        "cuBlas allocation failure [executable_name='jit_pair_growth']"
+    ),
+}
 OF_PROGRAM = {
     "memory": JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 1073741824 bytes."),
     "argument": JaxRuntimeError("INVALID_ARGUMENT: Executable expected shape float32[8]"),
@@ -119,9 +131,16 @@ def test_of_infrastructure(error):
     assert platform_error(error) is None
 
 
+@pytest.mark.parametrize("error", FULL_GPU.values(), ids=FULL_GPU)
+def test_a_gpu_that_another_process_filled(error):
+    assert is_infrastructure_failure(error)
+    assert "XLA_CLIENT_MEM_FRACTION" in advice(error)
+
+
 @pytest.mark.parametrize("error", OF_PROGRAM.values(), ids=OF_PROGRAM)
 def test_of_the_program(error):
     assert not is_infrastructure_failure(error)
+    assert not advice(error)
 
 
 def test_of_the_platform():

@@ -70,7 +70,10 @@ def _config_of(given: str) -> Config:
     values = {}
     for key, equals, text in (assignment.partition("=") for assignment in assignments):
         if not equals:
-            raise InputError(f"--against={given}: {key!r} is not KEY=VALUE")
+            raise InputError(
+                f"--against={given}: {key!r} is not KEY=VALUE; if a value has commas, put "
+                "semicolons between FILE and the keys"
+            )
         check_keys(["", f"--config.{key}="])
         values[key] = parse_value(key, text)
     return load_config(file, values)

@@ -39,6 +39,7 @@ from t5x_diffeq.runtime.errors import (
     InfrastructureError,
     InputError,
     RunError,
+    advice,
     is_infrastructure_failure,
     is_of_server,
     platform_error,
@@ -182,9 +183,8 @@ def _fail_unforeseen(error: Exception) -> int:
         return _fail(EXIT_INFRASTRUCTURE, error)
     if is_infrastructure_failure(error):
         who = "a bucket or another server does not answer: " if is_of_server(error) else ""
-        return _fail(
-            EXIT_INFRASTRUCTURE, f"{who}{describe_error(error)}; the same command continues the run"
-        )
+        said = f"{who}{describe_error(error)}{advice(error)}"
+        return _fail(EXIT_INFRASTRUCTURE, f"{said}; the same command continues the run")
     if refused := platform_error(error):
         return _fail(2, refused)
     traceback.print_exception(error)

@@ -43,6 +43,11 @@ _OF_PROGRAM = re.compile(
     r"|NCCL operation .* failed: invalid (usage|argument)|cannot open shared object file"
 )
 
+# Texts of jaxlib 0.11.2 on an H100 whose memory another process held. JAX holds three quarters of it.
+_GPU_FULL = re.compile(
+    r"no supported devices found for platform CUDA|cuBlas allocation failure"
+    r"|CUDA_ERROR_OUT_OF_MEMORY"
+)
 
 # HTTP libraries whose errors mean that no server answered, but for ValueErrors (a bad address).
 _CLIENTS = ("aiohttp", "httpx", "httpx2", "requests", "urllib3")
@@ -70,6 +75,16 @@ def is_infrastructure_failure(error: BaseException) -> bool:
     code = _CODES.search(text)
     # SentencePiece has the same codes, in a RuntimeError. JAX raises that type for backends alone.
     return code is not None and (type(error) is not RuntimeError or code[1] is not None)
+
+
+def advice(error: BaseException) -> str:
+    """What to look at first, for a failure whose message doesn't say it; else nothing."""
+    if not _GPU_FULL.search(str(error)):
+        return ""
+    return (
+        "; look with nvidia-smi whether another process holds the GPU's memory, as JAX holds three "
+        "quarters of it: end that process, or start each with XLA_CLIENT_MEM_FRACTION=0.4"
+    )
 
 
 def platform_error(error: BaseException) -> InputError | None:

@@ -1,0 +1,39 @@
+"""launch/setup.sh: which environment it installs into, and which it leaves as it is."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from stand_ins import add_python, clean_environment
+
+ROOT = Path(__file__).parents[1]
+# In place of an installation, which needs minutes.
+SCRIPT = 'source launch/setup.sh; install() { echo "install $1"; }; setup gpu data'
+WITHOUT_PROJECT = '[[ "$*" != *"import t5x_diffeq"* ]] || exit 1\n'
+
+
+def set_up(venv: Path) -> str:
+    """What `setup` writes for an environment that VENV names."""
+    return subprocess.run(
+        ["bash", "-euc", SCRIPT],
+        cwd=ROOT,
+        env={**clean_environment(), "VENV": str(venv)},
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+
+
+def test_an_environment_of_ones_own_is_left_as_it_is(tmp_path):
+    add_python(tmp_path)
+    assert not set_up(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["bin"]
+
+
+@pytest.mark.parametrize("before", ["", WITHOUT_PROJECT], ids=["begun by setup", "without it"])
+def test_another_is_installed_into_once(before, tmp_path):
+    add_python(tmp_path, before)
+    if not before:
+        (tmp_path / ".installed-begun").touch()
+    assert set_up(tmp_path) == f"install {ROOT}[gpu,data]\n"
+    assert not set_up(tmp_path)
