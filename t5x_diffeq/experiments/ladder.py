@@ -24,10 +24,9 @@ _SEEDED_RUNGS = 3  # rungs on which all seeds run
 
 # By name: the variant, and the keys that it sets.
 MODELS: dict[str, tuple[str, Keys]] = {
-    variant: (variant, {}) for variant in ("baseline", "compact", "smooth", "shared")
+    variant: (variant, {}) for variant in ("baseline", "compact", "smooth", "ode", "shared")
 }
 MODELS_OF_PHI: dict[str, tuple[str, Keys]] = {  # on the first two rungs, as BASELINES are
-    "ode": ("ode", {}),
     "compact, T = 2": (
         "compact",
         {"model.time_embed_dim": 2, "model.attention_time_embed_dim": 2},

@@ -43,7 +43,7 @@ _OF_PROGRAM = re.compile(
     r"|NCCL operation .* failed: invalid (usage|argument)|cannot open shared object file"
 )
 
-# Texts of jaxlib 0.11.2 on an H100 whose memory another process held. JAX holds three quarters of it.
+# Texts of jaxlib 0.11.2 on an H100 whose memory another process held.
 _GPU_FULL = re.compile(
     r"no supported devices found for platform CUDA|cuBlas allocation failure"
     r"|CUDA_ERROR_OUT_OF_MEMORY"
