@@ -19,7 +19,7 @@ from t5x_diffeq.models.language_model import in_one_document
 from t5x_diffeq.ode.integrate import integrate
 from t5x_diffeq.ode.solvers import VectorField
 from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.training.losses import dot_products
+from t5x_diffeq.training.losses import token_losses
 from t5x_diffeq.training.partitioning import mesh_context, unbox
 from t5x_diffeq.training.step import make_gradient
 
@@ -186,12 +186,18 @@ def test_shared_weights_count_each_step():
 
 
 def test_logits_are_summed_in_float32():
-    states, head = ones(1001, 301), jnp.ones((2, 301))
-    logits, pull_back = jax.vjp(dot_products, states, head)
-    np.testing.assert_array_equal(logits, 301)
-    d_states, d_head = pull_back(jnp.ones_like(logits))
+    """So are the gradient of the head, over tokens and chunks of them."""
+    states, head = ones(1, 1002, 301), jnp.ones((2, 301))
+    targets = jnp.zeros((1, 1002), jnp.int32)
+
+    def normalisers(states, head):
+        return token_losses(states, head, targets, vocab_size=2, chunk=334).normalisers
+
+    found, pull_back = jax.vjp(normalisers, states, head)
+    np.testing.assert_allclose(found, 301 + np.log(2), rtol=1e-6)
+    d_states, d_head = pull_back(jnp.ones_like(found))
     assert d_states.dtype == jnp.bfloat16
-    np.testing.assert_array_equal(d_head, 1001)
+    np.testing.assert_allclose(d_head, 501, rtol=1e-4)
 
 
 def test_splash_rounds_queries_once():

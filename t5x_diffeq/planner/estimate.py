@@ -25,8 +25,8 @@ ASSUMED_OF_GPUS = (
     "other work, whichever takes longest; then the collectives that are waited for (NVLink in a "
     "node; between nodes an adapter per GPU)",
     f"step, high: FLOPs at {_GPU_AT_WORST:.0%} of the peak, then all collectives, then "
-    f"{_HOSTS_AND_STRAGGLERS:.0%} for hosts and stragglers. The compiler gives no times; an H100 "
-    "took 0.98 of the low end for Llama-1B (docs/lab/h100.md)",
+    f"{_HOSTS_AND_STRAGGLERS:.0%} for hosts and stragglers. The compiler gives no times; one "
+    "H100 took 288 ms for Llama-1B, of 124 to 342 (docs/lab/h100.md)",
 )
 
 

@@ -20,6 +20,7 @@ _CALLED = re.compile(
     r"(?:calls|to_apply|body|true_computation|false_computation)=%?([\w.\-]+)"
     r"|(?:branch_computations|called_computations)=\{([^}]*)\}"
 )
+FUSIONS = ("fusion", "fusion-start")  # the second runs beside what follows (GPU)
 # Their `to_apply` is a scalar function, applied to every element, and is not followed.
 _APPLIES = (
     "reduce",

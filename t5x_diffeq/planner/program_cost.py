@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from t5x_diffeq.planner.collectives import OPCODE
 from t5x_diffeq.planner.hlo import (
+    FUSIONS,
     Computation,
     Execution,
     Instruction,
@@ -95,7 +96,7 @@ def _instruction_bytes(program: Program, execution: Execution) -> int:
     it, computation = execution.instruction, program.computations[execution.computation]
     if it.opcode in _FREE or it.opcode.endswith(("-done", "-update")):
         return 0
-    if it.opcode.endswith("-start") and not OPCODE.match(it.opcode):
+    if it.opcode.endswith("-start") and it.opcode not in FUSIONS and not OPCODE.match(it.opcode):
         return _bytes_of_transfer(it)
     return _bytes_read(program, it, computation) + _bytes_written(program, it, computation)
 
@@ -121,7 +122,7 @@ def _bytes_read(program: Program, it: Instruction, computation: Computation) -> 
         return min(sizes[0], _bytes_in_main_memory(it.type)) + sum(sizes[1:])
     if it.opcode == "dynamic-update-slice":
         return sum(sizes[1:])
-    if it.opcode == "fusion":
+    if it.opcode in FUSIONS:
         inside = it.callees[0]
         return sum(min(s, _bytes_read_inside(program, inside, k)) for k, s in enumerate(sizes) if s)
     return sum(sizes)
@@ -157,13 +158,14 @@ def _bytes_written(program: Program, it: Instruction, computation: Computation) 
         return min(
             _bytes_in_main_memory(it.type), _bytes_in_main_memory(computation[it.operands[1]].type)
         )
-    if it.opcode != "fusion":
+    if it.opcode not in FUSIONS:
         return _bytes_in_main_memory(it.type)
+    type = it.type if it.opcode == "fusion" else elements(it.type)[1]  # operands, result, state
     inside = program.computations[it.callees[0]]
     result = next(i for i in inside.values() if i.root)
     if result.opcode != "tuple":
-        return min(_bytes_in_main_memory(it.type), _bytes_updated(program, inside, result))
-    parts = zip(elements(it.type), (inside[name] for name in result.operands), strict=True)
+        return min(_bytes_in_main_memory(type), _bytes_updated(program, inside, result))
+    parts = zip(elements(type), (inside[name] for name in result.operands), strict=True)
     return sum(
         min(_bytes_in_main_memory(type), _bytes_updated(program, inside, part))
         for type, part in parts

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from functools import cache, partial
 from typing import Any
 
-from t5x_diffeq.planner.hlo import Execution, Instruction, Program
+from t5x_diffeq.planner.hlo import FUSIONS, Execution, Instruction, Program
 
 _MOST_ITERATIONS = 1_000_000
 
@@ -73,7 +73,7 @@ def _visit(
         for number, called in enumerate(it.callees):
             branch = partial(_branch_argument, operand, number)
             argument = branch if it.opcode == "conditional" else operand
-            yield from _visit(program, called, times, fused or it.opcode == "fusion", argument)
+            yield from _visit(program, called, times, fused or it.opcode in FUSIONS, argument)
 
 
 def _branch_argument(operand: _Elements, branch: int, _: int) -> _Value:

@@ -1,5 +1,10 @@
 """Next-token cross entropy and KL divergence, in nats per token, without ever materialising all
 logits.
+
+Each device goes through its tokens chunk by chunk, and so does the backward pass, which makes the
+logits again. The gradient is written out. JAX's own moves masks and constants as large as the
+logits out of the loop, for every chunk to read: a fifth of the memory traffic of a GPT-small's
+step (docs/lab/h100.md).
 """
 
 from collections.abc import Callable
@@ -12,14 +17,18 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int, Num
 
 from t5x_diffeq.layers.array_types import State, Tokens
-from t5x_diffeq.layers.mesh import mesh_axes, on_shards
+from t5x_diffeq.layers.mesh import mesh_axes, on_shards, shards_over
 
 
 class TokenLosses(NamedTuple):
     """What is computed from the logits of each token, in nats; float32.
 
-    A further number per token is computed in `_losses_of_logits`, chunk by chunk. It must leave out
-    the logits of padding, and sum over the mesh axes that split the vocabulary.
+    With q the distribution that the logits z give, and p the teacher's, the gradients are
+
+        d loss / dz = q - onehot(target)    d normaliser / dz = q    d divergence / dz = q - p
+
+    A further number per token needs its gradient in `_chunks_backward`. It must leave out the
+    logits of padding, and sum over the mesh axes that split the vocabulary.
 
     Attributes:
       losses: -log p(target).
@@ -34,8 +43,46 @@ class TokenLosses(NamedTuple):
 
 StateAndHead = tuple[Float[Array, "B L _"], Float[Array, "V _"]]  # [B, L, D] and [V, D]
 _Axes = tuple[str, ...]
-_Heads = tuple[Float[Array, "v _"], ...]  # of each model, the width whole
-_ChunkOfTokens = tuple[tuple[Float[Array, "chunk _"], ...], Int[Array, " chunk"]]
+_Chunks = tuple[Float[Array, "chunks chunk _"], Float[Array, "v _"]]  # states, and the whole head
+
+
+class _Vocabulary(NamedTuple):
+    """The vocabulary, of which a device's head holds an equal part.
+
+    Attributes:
+      size: the number of tokens, without padding.
+      axes: the mesh axes that split it.
+    """
+
+    size: int
+    axes: _Axes
+
+    def tokens(self, head: Float[Array, "v _"]) -> Int[Array, " v"]:
+        """The tokens of this device's head; from `size` on, they are padding."""
+        first = jax.lax.axis_index(self.axes) * len(head) if self.axes else 0
+        return first + jnp.arange(len(head))
+
+    def logits(
+        self, states: Float[Array, "chunk D"], head: Float[Array, "v D"]
+    ) -> Float[Array, "chunk v"]:
+        """This device's logits, summed in float32; the lowest float for padding."""
+        logits = jnp.einsum("td,vd->tv", states, head, preferred_element_type=jnp.float32)
+        if len(head) * shards_over(self.axes) == self.size:
+            return logits
+        return jnp.where(self.tokens(head) < self.size, logits, jnp.finfo(jnp.float32).min)
+
+    def sum(self, x: Float[Array, "chunk v"]) -> Float[Array, " chunk"]:
+        """Sums over the vocabulary."""
+        return jax.lax.psum(x.sum(-1), self.axes) if self.axes else x.sum(-1)
+
+    def max(self, x: Float[Array, "chunk v"]) -> Float[Array, " chunk"]:
+        """The highest over the vocabulary."""
+        return jax.lax.pmax(x.max(-1), self.axes) if self.axes else x.max(-1)
+
+    def normaliser(self, logits: Float[Array, "chunk v"]) -> Float[Array, " chunk"]:
+        """The log of the softmax's normaliser."""
+        highest = self.max(logits)
+        return jnp.log(self.sum(jnp.exp(logits - highest[:, None]))) + highest
 
 
 def token_losses(
@@ -50,7 +97,7 @@ def token_losses(
       vocab_size: the unpadded vocabulary; the padding has probability 0.
       chunk: tokens per device whose logits exist at once.
     """
-    return TokenLosses(*_by_chunk(_losses_of_chunk, [(y, head)], targets, vocab_size, chunk))
+    return TokenLosses(*_by_chunk(_chunks, [(y, head)], targets, vocab_size, chunk))
 
 
 def distillation_losses(
@@ -74,37 +121,37 @@ def distillation_losses(
       chunk: tokens per device whose logits exist at once.
     """
     return TokenLosses(
-        *_by_chunk(
-            _distillation_of_chunk, [student, teacher], targets, vocab_size, chunk, results=3
-        )
+        *_by_chunk(_chunks, [student, teacher], targets, vocab_size, chunk, results=3)
     )
 
 
 def losses_and_choices(
     y: State, head: Float[Array, "V D"], targets: Tokens, *, vocab_size: int, chunk: int
 ) -> tuple[Float[Array, "B L"], Int[Array, "B L"]]:
-    """-log p(target) of each token, and the likeliest token; takes `token_losses`' arguments."""
-    losses, choices = _by_chunk(_choices_of_chunk, [(y, head)], targets, vocab_size, chunk)
+    """-log p(target) of each token, and the likeliest token; takes `token_losses`' arguments.
+
+    It has no gradient.
+    """
+    losses, choices = _by_chunk(_choices, [(y, head)], targets, vocab_size, chunk)
     return losses, choices
 
 
 def _by_chunk(
-    of_chunk: Callable[..., tuple[Array, ...]],
+    of_chunks: Callable[..., tuple[Array, ...]],
     models: list[StateAndHead],
     targets: Tokens,
     vocab_size: int,
     chunk: int,
     results: int = 2,
 ) -> tuple[Num[Array, "B L"], ...]:
-    """Applies `of_chunk`, which returns some numbers per token, to all tokens chunk by chunk.
+    """Applies `of_chunks`, which returns some numbers per token, to all tokens in chunks.
 
-    Each device gathers the head along its width once, then goes through its own tokens chunk by
-    chunk; the backward pass recomputes logits. Under automatic sharding every chunk would gather
-    the head. Where the vocabulary is sharded, only sums over it are exchanged.
+    Each device gathers the head along its width once, then goes through its own tokens. Under
+    automatic sharding every chunk would gather the head. Where the vocabulary is sharded, only
+    sums over it are exchanged.
 
     Args:
-      of_chunk: takes the heads, where they begin in the vocabulary, the vocabulary's mesh axes and
-        size, and a chunk of the states and the targets.
+      of_chunks: takes a `_Vocabulary`, the chunks of each model, and the chunks of the targets.
       models: the last state and the head of each model that it compares.
       targets: the tokens to predict.
       vocab_size: the unpadded vocabulary.
@@ -115,11 +162,10 @@ def _by_chunk(
     by_token = PartitionSpec(rows or None, length or None)
     local = partial(
         _on_device,
-        of_chunk,
+        partial(of_chunks, _Vocabulary(vocab_size, vocab)),
         tokens=(*rows, *length),
         vocab=vocab,
         width=width,
-        vocab_size=vocab_size,
         chunk=chunk,
     )
     of_model = (by_token, PartitionSpec(vocab or None, width or None))
@@ -128,25 +174,23 @@ def _by_chunk(
 
 
 def _on_device(
-    of_chunk: Callable[..., tuple[Array, ...]],
+    of_chunks: Callable[..., tuple[Array, ...]],
     models: list[tuple[Float[Array, "b L _"], Float[Array, "v _"]]],
     targets: Tokens,
     *,
     tokens: _Axes,
     vocab: _Axes,
     width: _Axes,
-    vocab_size: int,
     chunk: int,
 ) -> tuple[Num[Array, "b L"], ...]:
     """One device's part, where heads are sharded over `vocab` and `width`."""
     chunk = min(chunk, targets.size)
     missing = -targets.size % chunk
 
-    def prepare(y: Array, head: Array) -> tuple[Array, Array]:
-        # Float32 here makes its gradient a float32 sum over chunks and devices; each chunk casts it
-        # to y's dtype. The gradient of a value is summed over devices where it is made to vary over
-        # them: here, before the loop, so that this happens once, and before the gather, so that it
-        # is a sum of shards.
+    def prepare(y: Array, head: Array) -> _Chunks:
+        # Float32 here makes its gradient a float32 sum over chunks and devices. The gradient of a
+        # value is summed over devices where it is made to vary over them: here, so that this
+        # happens once, and before the gather, so that it is a sum of shards.
         dtype, head = head.dtype, _vary(head.astype(jnp.float32), tokens, (*vocab, *width))
         if width:
             head = _gather(head, width, dtype)
@@ -154,85 +198,98 @@ def _on_device(
         states = jnp.pad(y.reshape(-1, y.shape[-1]), ((0, missing), (0, 0)))
         return states.reshape(-1, chunk, y.shape[-1]), head
 
-    states, heads = zip(*(prepare(*model) for model in models), strict=True)
-    first = jax.lax.axis_index(vocab) * len(heads[0]) if vocab else 0
-    wanted = jnp.pad(targets.reshape(-1), (0, missing))
-    per_chunk = jax.lax.map(
-        jax.checkpoint(partial(of_chunk, heads, first, vocab, vocab_size)),
-        (states, wanted.reshape(-1, chunk)),
-    )
+    wanted = jnp.pad(targets.reshape(-1), (0, missing)).reshape(-1, chunk)
+    per_chunk = of_chunks([prepare(*model) for model in models], wanted)
     shape, size = targets.shape, targets.size
     return tuple(x.reshape(-1)[:size].reshape(shape) for x in per_chunk)
 
 
-def _losses_of_chunk(
-    heads: _Heads, first: Array | int, vocab: _Axes, vocab_size: int, tokens: _ChunkOfTokens
-) -> tuple[Float[Array, " chunk"], Float[Array, " chunk"]]:
-    """Losses and log normalisers of a chunk; the head holds the vocabulary from `first` on."""
-    (states,), targets = tokens
-    logits, numbers = _logits_of_chunk(heads[0], first, vocab_size, states)
-    return _losses_of_logits(logits, numbers, targets, vocab)
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _chunks(
+    vocabulary: _Vocabulary, models: list[_Chunks], targets: Int[Array, "chunks chunk"]
+) -> tuple[Float[Array, "chunks chunk"], ...]:
+    """The fields of `TokenLosses` of all chunks, of one model or of a student and its teacher."""
+    return _chunks_forward(vocabulary, models, targets)[0]
 
 
-def _losses_of_logits(
-    logits: Float[Array, "chunk v"], numbers: Int[Array, " v"], targets: Array, vocab: _Axes
-) -> tuple[Float[Array, " chunk"], Float[Array, " chunk"]]:
-    """Losses and log normalisers of a chunk's logits, of the tokens `numbers` on each device."""
-    highest = _highest(logits, vocab)
-    total = jnp.exp(logits - highest[:, None]).sum(-1)
-    chosen = jnp.where(numbers == targets[:, None], logits, 0).sum(-1)
-    if vocab:
-        total, chosen = jax.lax.psum((total, chosen), vocab)
-    normaliser = jnp.log(total) + highest
-    return normaliser - chosen, normaliser
+def _chunks_forward(
+    vocabulary: _Vocabulary, models: list[_Chunks], targets: Int[Array, "chunks chunk"]
+) -> tuple[tuple[Array, ...], tuple]:
+    """The results, and what the backward pass needs: the inputs and each model's normalisers."""
+    states, heads = zip(*models, strict=True)
+    heads = tuple(head.astype(y.dtype) for y, head in models)
+
+    def of_chunk(chunk: tuple) -> tuple[tuple[Array, ...], list[Array]]:
+        states, targets = chunk
+        logits = [vocabulary.logits(*model) for model in zip(states, heads, strict=True)]
+        normalisers = [vocabulary.normaliser(each) for each in logits]
+        loss = normalisers[0] - _chosen(vocabulary, logits[0], heads[0], targets)
+        if len(models) == 1:
+            return (loss, normalisers[0]), normalisers
+        p = jnp.exp(logits[1] - normalisers[1][:, None])
+        apart = vocabulary.sum(p * (logits[1] - logits[0]))
+        return (loss, normalisers[0], apart - (normalisers[1] - normalisers[0])), normalisers
+
+    results, normalisers = jax.lax.map(of_chunk, (states, targets))
+    return results, (states, heads, targets, normalisers)
 
 
-def _highest(logits: Float[Array, "chunk v"], vocab: _Axes) -> Float[Array, " chunk"]:
-    """The highest logit of each token over all devices, as a constant."""
-    highest = jax.lax.stop_gradient(logits.max(-1))
-    return jax.lax.stop_gradient(jax.lax.pmax(highest, vocab)) if vocab else highest
+def _chosen(
+    vocabulary: _Vocabulary, logits: Float[Array, "chunk v"], head: Array, targets: Array
+) -> Float[Array, " chunk"]:
+    """The logit of each target."""
+    return vocabulary.sum(jnp.where(vocabulary.tokens(head) == targets[:, None], logits, 0))
 
 
-def _distillation_of_chunk(
-    heads: _Heads, first: Array | int, vocab: _Axes, vocab_size: int, tokens: _ChunkOfTokens
-) -> tuple[Float[Array, " chunk"], Float[Array, " chunk"], Float[Array, " chunk"]]:
-    """The student's losses and log normalisers, and sum_v p_v (log p_v - log q_v) for the teacher's
-    p and the student's q."""
-    states, targets = tokens
-    logits, numbers = _logits_of_chunk(heads[0], first, vocab_size, states[0])
-    losses, normaliser = _losses_of_logits(logits, numbers, targets, vocab)
-    theirs, _ = _logits_of_chunk(heads[1], first, vocab_size, states[1])
-    theirs = jax.lax.stop_gradient(theirs)
-    weights = jnp.exp(theirs - _highest(theirs, vocab)[:, None])
-    total, apart = weights.sum(-1), (weights * (theirs - logits)).sum(-1)
-    if vocab:
-        total, apart = jax.lax.psum((total, apart), vocab)
-    their_normaliser = jnp.log(total) + _highest(theirs, vocab)
-    return losses, normaliser, apart / total - (their_normaliser - normaliser)
+def _chunks_backward(
+    vocabulary: _Vocabulary, kept: tuple, gradients: tuple[Float[Array, "chunks chunk"], ...]
+) -> tuple[list[tuple[Array, Array] | None], None]:
+    """The gradient of the student's states and head; see `TokenLosses`.
+
+    The products have operands in the states' dtype. JAX's own would have the float32 gradient of
+    the logits as an operand, and run at the speed of float32.
+    """
+    states, heads, targets, normalisers = kept
+    product = partial(jnp.einsum, preferred_element_type=jnp.float32)
+
+    def of_chunk(d_head: Array, chunk: tuple) -> tuple[Array, Array]:
+        states, targets, normalisers, (d_loss, *others) = chunk
+        q, *p = (
+            jnp.exp(vocabulary.logits(y, head) - normaliser[:, None])
+            for y, head, normaliser in zip(states, heads, normalisers, strict=True)
+        )
+        hit = vocabulary.tokens(heads[0]) == targets[:, None]
+        d_logits = (d_loss + sum(others))[:, None] * q - jnp.where(hit, d_loss[:, None], 0)
+        if p:
+            d_logits -= others[-1][:, None] * p[0]
+        d_logits = d_logits.astype(states[0].dtype)
+        d_states = product("tv,vd->td", d_logits, heads[0]).astype(states[0].dtype)
+        return d_head + product("tv,td->vd", d_logits, states[0]), d_states
+
+    zeros = 0 * heads[0].astype(jnp.float32)  # which varies over the same mesh axes
+    d_head, d_states = jax.lax.scan(of_chunk, zeros, (states, targets, normalisers, gradients))
+    return [(d_states, d_head), *[None] * len(states[1:])], None
 
 
-def _choices_of_chunk(
-    heads: _Heads, first: Array | int, vocab: _Axes, vocab_size: int, tokens: _ChunkOfTokens
-) -> tuple[Float[Array, " chunk"], Int[Array, " chunk"]]:
-    """Losses of a chunk, and the most likely token at each position; the first in a tie."""
-    losses, _ = _losses_of_chunk(heads, first, vocab, vocab_size, tokens)
-    (states,), _ = tokens
-    logits, numbers = _logits_of_chunk(
-        heads[0], first, vocab_size, states
-    )  # XLA reuses those above
-    highest = logits.max(-1)
-    highest = jax.lax.pmax(highest, vocab) if vocab else highest
-    best = jnp.where(logits == highest[:, None], numbers, vocab_size).min(-1)
-    return losses, jax.lax.pmin(best, vocab) if vocab else best
+_chunks.defvjp(_chunks_forward, _chunks_backward)
 
 
-def _logits_of_chunk(
-    head: Float[Array, "v D"], first: Array | int, vocab_size: int, states: Float[Array, "chunk D"]
-) -> tuple[Float[Array, "chunk v"], Int[Array, " v"]]:
-    """Logits of a chunk, the lowest float for padding, and the tokens that they belong to."""
-    logits = dot_products(states, head)
-    numbers = first + jnp.arange(len(head))
-    return jnp.where(numbers < vocab_size, logits, jnp.finfo(jnp.float32).min), numbers
+def _choices(
+    vocabulary: _Vocabulary, models: list[_Chunks], targets: Int[Array, "chunks chunk"]
+) -> tuple[Float[Array, "chunks chunk"], Int[Array, "chunks chunk"]]:
+    """Losses, and the most likely token at each position; the first in a tie."""
+    ((states, head),) = models
+    head = head.astype(states.dtype)
+
+    def of_chunk(chunk: tuple) -> tuple[Array, Array]:
+        states, targets = chunk
+        logits = vocabulary.logits(states, head)
+        loss = vocabulary.normaliser(logits) - _chosen(vocabulary, logits, head, targets)
+        is_best = logits == vocabulary.max(logits)[:, None]
+        best = jnp.where(is_best, vocabulary.tokens(head), vocabulary.size).min(-1)
+        return loss, jax.lax.pmin(best, vocabulary.axes) if vocabulary.axes else best
+
+    return jax.lax.map(of_chunk, (states, targets))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2))
@@ -257,35 +314,3 @@ def _vary(x: Float[Array, "..."], over: _Axes, already: _Axes) -> Float[Array, "
     """x as a value that may vary over the mesh axes `over`; it already varies over `already`."""
     missing = tuple(axis for axis in over if axis not in already)
     return jax.lax.pcast(x, missing, to="varying") if missing else x
-
-
-@jax.custom_vjp
-def dot_products(
-    states: Float[Array, "chunk D"], head: Float[Array, "v D"]
-) -> Float[Array, "chunk v"]:
-    """Dot products of states and the head's vectors: operands in the states' dtype, float32 sums.
-
-    The same holds backward: JAX's own transpose would use the float32 gradient of the logits as an
-    operand, and run at the speed of float32.
-    """
-    head = head.astype(states.dtype)
-    return jnp.einsum("td,vd->tv", states, head, preferred_element_type=jnp.float32)
-
-
-def _dot_products_forward(
-    states: Float[Array, "chunk D"], head: Float[Array, "v D"]
-) -> tuple[Float[Array, "chunk v"], tuple[Array, Array]]:
-    return dot_products(states, head), (states, head)
-
-
-def _dot_products_backward(
-    inputs: tuple[Array, Array], d_logits: Float[Array, "chunk v"]
-) -> tuple[Float[Array, "chunk D"], Float[Array, "v D"]]:
-    states, head = inputs
-    d_logits = d_logits.astype(states.dtype)
-    product = partial(jnp.einsum, preferred_element_type=jnp.float32)
-    d_states = product("tv,vd->td", d_logits, head.astype(states.dtype)).astype(states.dtype)
-    return d_states, product("tv,td->vd", d_logits, states)
-
-
-dot_products.defvjp(_dot_products_forward, _dot_products_backward)
