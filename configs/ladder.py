@@ -15,7 +15,6 @@ from configs import default
 # N by width; the last is GPT-small's.
 RUNGS = {32: 6, 48: 6, 64: 6, 96: 8, 144: 10, 192: 12, 384: 12, 768: 12}
 _TOKENS_PER_PARAMETER = 20
-_LARGEST_ON_CPU = 192
 
 
 def get_config(variant: str = "ode") -> ConfigDict:
@@ -40,8 +39,6 @@ def get_config(variant: str = "ode") -> ConfigDict:
     tokens_per_step = config.train.batch_size * config.data.sequence_length
     parameters = 12 * config.model.num_steps * int(width) ** 2
     config.train.total_steps = _TOKENS_PER_PARAMETER * parameters // tokens_per_step
-    if int(width) <= _LARGEST_ON_CPU:
-        config.train.microbatches = int(width) // 16  # 8 sequences, for the caches of a CPU
     config.train.eval_batch_size = 64
     config.train.eval_batches = 32
     config.train.eval_all_at_end = False

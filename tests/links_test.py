@@ -107,3 +107,11 @@ def test_the_step_is_a_range():
     assert times.low == pytest.approx(2e-3 + times.waited + times.latency)
     in_transit = times.waited + times.latency + times.overlapped
     assert times.high == pytest.approx(1.1 * (3e-3 + in_transit))
+
+
+def test_a_gpus_kernels_run_one_after_the_other():
+    gpus = [SimpleNamespace(platform="gpu", id=number) for number in range(2)]
+    cost, flops = ProgramCost(3_350_000_000, None), StepFlops(2 * 989e9, 0, 0, 0, 0, 0, 0)
+    times = step_times(Links(gpus, CHIPS["H100"]), [], cost, flops, devices=2)
+    assert times.low == times.compute == pytest.approx(2e-3)
+    assert times.high == pytest.approx(1.3 * 1.1 * 2e-3)

@@ -12,7 +12,7 @@ from t5x_diffeq.planner.links import Links
 from t5x_diffeq.planner.program_cost import ProgramCost
 
 _KERNELS_AT_WORST = 0.5  # of the peak, what fused attention reaches
-_GPU_AT_WORST = 0.4  # of the peak, what a whole step reaches
+_GPU_AT_WORST = 1.3  # of a step whose products and memory reach their peaks
 _HOSTS_AND_STRAGGLERS = 0.1  # of the step
 ASSUMED = (
     "step, low: the compiler's cycles; attention at peak FLOP/s; synchronous collectives over all "
@@ -21,12 +21,12 @@ ASSUMED = (
     f"{_HOSTS_AND_STRAGGLERS:.0%} more for hosts and stragglers. No TPU has confirmed either",
 )
 ASSUMED_OF_GPUS = (
-    "step, low: all FLOPs at the peak, or all bytes to and from memory, or the collectives beside "
-    "other work, whichever takes longest; then the collectives that are waited for (NVLink in a "
-    "node; between nodes an adapter per GPU)",
-    f"step, high: FLOPs at {_GPU_AT_WORST:.0%} of the peak, then all collectives, then "
-    f"{_HOSTS_AND_STRAGGLERS:.0%} for hosts and stragglers. The compiler gives no times; one "
-    "H100 took 288 ms for Llama-1B, of 124 to 342 (docs/lab/h100.md)",
+    "step, low: all FLOPs at the peak, and all bytes to and from memory, since a GPU's kernels run "
+    "one after the other; or the collectives beside them, if they take longer; then the "
+    "collectives that are waited for (NVLink in a node; between nodes an adapter per GPU)",
+    f"step, high: {_GPU_AT_WORST} times the FLOPs and bytes, then all collectives, then "
+    f"{_HOSTS_AND_STRAGGLERS:.0%} for hosts and stragglers. The compiler gives no times; an H100 "
+    "took RATIO of the low end (docs/lab/h100.md)",
 )
 
 
@@ -35,8 +35,8 @@ class StepTimes:
     """Seconds of an optimizer step.
 
     Attributes:
-      compute: the compiler's own instructions; on a GPU, all FLOPs at the peak, or all bytes to and
-        from memory if they take longer.
+      compute: the compiler's own instructions; on a GPU, all FLOPs at the peak and all bytes to and
+        from memory.
       kernels: fused attention kernels at the peak, for which the compiler has no estimate.
       waited: synchronous collectives, during which nothing else runs.
       overlapped: asynchronous collectives, which overlap with the rest.
@@ -88,8 +88,8 @@ def step_times(
         at_peak = flops.total / devices / figures.peak_flops
         memory = cost.memory_bytes / figures.memory_bandwidth
         latency = kernels = 0.0
-        compute = at_best = max(at_peak, memory)
-        at_worst = max(at_peak / _GPU_AT_WORST, at_peak + memory)
+        compute = at_best = at_peak + memory
+        at_worst = _GPU_AT_WORST * compute
     low = max(at_best, overlapped) + waited + latency
     high = (at_worst + overlapped + waited + latency) * (1 + _HOSTS_AND_STRAGGLERS)
     return StepTimes(compute, kernels, waited, overlapped, latency, low, high)
