@@ -14,8 +14,13 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from operator import truediv
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from t5x_diffeq.runtime.config import Config
+    from t5x_diffeq.verbs.benchmark import Contestant
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]  # tests/ has the recorded arrays and their models
@@ -166,20 +171,13 @@ def time_steps(small: bool) -> Iterator[Row]:
     from t5x_diffeq.planner.topology import Topology
     from t5x_diffeq.runtime.chips import GIB, chip
     from t5x_diffeq.runtime.config_files import baseline_of
-    from t5x_diffeq.verbs.benchmark import Contestant
 
     device, config = jax.devices()[0], config_to_time(small)
     figures = chip(device.device_kind)
     known = (name for name in TARGETS if device.platform == "gpu" and name in device.device_kind)
     kind = next(known, "cpu")
     where = Topology(f"{kind.lower()}:1", 1, [device], kind, "cpu" if kind == "cpu" else "cuda")
-    models = {"ODE": config, "baseline": baseline_of(config)}
-    contestants = {name: Contestant(name, each) for name, each in models.items()}
-    for round in range(_WARM_UP + _TIMED):
-        for contestant in contestants.values():
-            contestant.step()
-            if round < _WARM_UP:
-                contestant.seconds.clear()
+    contestants = take_turns({"ODE": config, "baseline": baseline_of(config)})
     medians = {name: statistics.median(c.seconds) for name, c in contestants.items()}
     tokens = config.train.batch_size * config.data.sequence_length
     c = config.model
@@ -196,6 +194,42 @@ def time_steps(small: bool) -> Iterator[Row]:
     yield Row(
         f"ODE / baseline, T = {c.time_embed_dim}", f"{medians['ODE'] / medians['baseline']:.3f}"
     )
+
+
+def time_gpt_small(small: bool) -> Iterator[Row]:
+    """GPT-small's models in turns, with 32 sequences of 1024."""
+    from configs import gpt_small
+    from t5x_diffeq.runtime.config import Config
+
+    keys = {"model.remat": "keep:qkv,attention,mlp", "model.vocab_size": 50304}
+    keys |= {"data.tokenizer": "bytes", "data.cross_documents": True, "train.batch_size": 32}
+    if small:
+        keys |= {"model.embed_dim": 64, "model.mlp_dim": 128, "model.num_heads": 2}
+        keys |= {"model.vocab_size": 512, "data.sequence_length": 128, "train.batch_size": 4}
+    variants = ("baseline", "ode", *(() if small else ("compact", "smooth", "shared")))
+    models = {v: Config.of(gpt_small.get_config(v)).with_values(keys) for v in variants}
+    contestants = take_turns(models)
+    tokens = keys["train.batch_size"] * models["ode"].data.sequence_length
+    for name, it in contestants.items():
+        seconds = statistics.median(it.seconds)
+        ratios = map(truediv, it.seconds, contestants["baseline"].seconds)
+        told = f"{1e3 * seconds:.1f} ms, {tokens / seconds:,.0f} tokens/s"
+        if name != "baseline":
+            told += f", {statistics.median(ratios):.3f} of the baseline's time"
+        yield Row(f"GPT-small, {name}, {tokens} tokens", told)
+
+
+def take_turns(models: "dict[str, Config]") -> "dict[str, Contestant]":
+    """The models after some steps in turns; `seconds` has the times of those after the warm-up."""
+    from t5x_diffeq.verbs.benchmark import Contestant
+
+    contestants = {name: Contestant(name, config) for name, config in models.items()}
+    for round in range(_WARM_UP + _TIMED):
+        for contestant in contestants.values():
+            contestant.step()
+            if round < _WARM_UP:
+                contestant.seconds.clear()
+    return contestants
 
 
 _WARM_UP, _TIMED = 2, 10  # steps of each model
@@ -232,6 +266,7 @@ PARTS: dict[str, Callable[[bool], Iterator[Row]]] = {
     "recorded arrays": check_recorded_arrays,
     "training and resuming": check_resume,
     "steps": time_steps,
+    "GPT-small": time_gpt_small,
     "generation": time_generation,
 }
 

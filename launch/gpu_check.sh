@@ -4,7 +4,8 @@
 #   launch/gpu_check.sh [--minutes=8] [--small] [--output=FILE]
 #
 # Kernels against float32, the recorded arrays, a training that is stopped and resumed, then Llama-1B's
-# block at full width, ODE and baseline in turns beside what `plan` says of this GPU, and generation.
+# block at full width, ODE and baseline in turns beside what `plan` says of this GPU, GPT-small's five
+# models in turns, and generation.
 # Prints a table in Markdown, on standard output and into FILE (gpu_check.md). Needs one GPU and no
 # network; --small uses sizes for a CPU. Sets itself up the first time; VENV=DIR names an environment
 # of yours instead.
@@ -13,7 +14,7 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
 case "${1:-}" in
-  -h | --help) sed -n '2,11s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
+  -h | --help) sed -n '2,12s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
 esac
 export PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}"
 setup gpu data

@@ -35,7 +35,7 @@ find_python() {
   die "no Python 3.11 or later was found; install one, or set PYTHON to it"
 }
 
-# True for an environment into which `setup` installed something, even if it failed.
+# True for an environment that `setup` made, even if the installation failed.
 made_here() {
   compgen -G "$VENV/.installed-*" >/dev/null
 }
@@ -54,14 +54,18 @@ setup() {
   if [ -x "$VENV/bin/python" ] && [ "$(cat "$stamp-$extras" 2>/dev/null)" = "$want" ]; then
     return
   fi
-  # Extras that are missing in an environment which someone named are theirs to add.
-  if [ -n "$NAMED_VENV" ] || [ $# = 0 ] && ! made_here && runs_project; then return; fi
+  # An environment of the user's, in which the project runs, is left as it is: one that VENV names,
+  # and .venv if no extra is asked for.
+  if { [ -n "$NAMED_VENV" ] || [ $# = 0 ]; } && ! made_here && runs_project; then
+    [ $# = 0 ] || echo "note: $VENV is left as it is; packages of the extras $extras that it lacks are yours to install" >&2
+    return
+  fi
   python="$(find_python)"
   echo "installing into $VENV, once ..." >&2
   if [ ! -x "$VENV/bin/python" ]; then
+    mkdir -p "$VENV" && : >"$stamp-begun"
     "$python" -m venv "$VENV" || die "$python can't make a virtual environment (on Debian: apt install python3-venv)"
   fi
-  : >"$stamp-begun"
   install "$ROOT${extras:+[$extras]}" || die "the installation into $VENV failed; the lines above say why"
   printf '%s' "$want" >"$stamp-$extras"
 }

@@ -186,7 +186,7 @@ def test_shared_weights_count_each_step():
 
 
 def test_logits_are_summed_in_float32():
-    """So are the gradient of the head, over tokens and chunks of them."""
+    """So is the gradient of the head, over tokens and chunks of them."""
     states, head = ones(1, 1002, 301), jnp.ones((2, 301))
     targets = jnp.zeros((1, 1002), jnp.int32)
 

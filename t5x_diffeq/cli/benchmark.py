@@ -26,7 +26,8 @@ _AGAINST = flags.DEFINE_multi_string(
     "against",
     [],
     "Another config to compare with, such as configs/tiny.py:compact or, with other values, "
-    "configs/tiny.py:ode,train.velocity_penalty=0.1; --config.KEY=VALUE doesn't change it.",
+    "configs/tiny.py:ode,train.velocity_penalty=0.1 (with semicolons if a value has commas); "
+    "--config.KEY=VALUE doesn't change it.",
     flag_values=FLAGS,
 )
 _GENERATION = flags.DEFINE_bool("generation", False, "Time generation.", flag_values=FLAGS)
@@ -71,8 +72,8 @@ def _config_of(given: str) -> Config:
     for key, equals, text in (assignment.partition("=") for assignment in assignments):
         if not equals:
             raise InputError(
-                f"--against={given}: {key!r} is not KEY=VALUE; if a value has commas, put "
-                "semicolons between FILE and the keys"
+                f"--against={given}: {key!r} is not KEY=VALUE; if a value has commas, separate "
+                "FILE and all KEY=VALUE by semicolons"
             )
         check_keys(["", f"--config.{key}="])
         values[key] = parse_value(key, text)

@@ -25,7 +25,7 @@ _SEEDED_RUNGS = 3  # rungs on which all seeds run
 # By name: the variant, and the keys that it sets.
 MODELS: dict[str, tuple[str, Keys]] = {
     **{variant: (variant, {}) for variant in ("baseline", "compact", "smooth", "ode", "shared")},
-    # With the scheme of the others, which is most of their lead (docs/lab/lead.md).
+    # The baseline with the ODEs' scheme, which explains most of their lead (docs/lab/lead.md).
     "Euler baseline": ("baseline", {"model.scheme": "euler", "model.step_size": "1/N"}),
 }
 MODELS_OF_PHI: dict[str, tuple[str, Keys]] = {  # on the first two rungs, as BASELINES are

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from t5x_diffeq.planner.hlo import (
+    FUSIONS,
     Computation,
     Execution,
     Instruction,
@@ -82,7 +83,10 @@ BETWEEN_SLICES = "between slices"  # the hosts' part of a collective across TPU 
 _OPCODES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 KINDS = (*_OPCODES, BETWEEN_SLICES)
 _REDUCE = "all-reduce"
-_UNCHANGED = ("bitcast", "convert", "copy", "copy-start", "copy-done", "reshape", "transpose")
+_UNCHANGED = (
+    *("bitcast", "convert", "copy", "copy-start", "copy-done", "fusion-done"),
+    *("reshape", "transpose"),
+)
 OPCODE = re.compile(rf"(?:ragged-)?({'|'.join(_OPCODES)})(-start)?$")
 
 
@@ -195,7 +199,7 @@ def _zero_bytes(program: Program, computation: Computation, name: str) -> int:
     it = computation[name]
     if it.opcode in _UNCHANGED:
         return _zero_bytes(program, computation, it.operands[0])
-    if it.opcode == "fusion":
+    if it.opcode in FUSIONS:
         inside = program.computations[it.callees[0]]
         return _zero_bytes(program, inside, next(i.name for i in inside.values() if i.root))
     if it.opcode != "dynamic-update-slice":

@@ -12,7 +12,7 @@ from t5x_diffeq.planner.links import Links
 from t5x_diffeq.planner.program_cost import ProgramCost
 
 _KERNELS_AT_WORST = 0.5  # of the peak, what fused attention reaches
-_GPU_AT_WORST = 1.3  # of a step whose products and memory reach their peaks
+_GPU_AT_WORST = 1.3  # times the seconds of FLOPs and bytes at their peaks
 _HOSTS_AND_STRAGGLERS = 0.1  # of the step
 ASSUMED = (
     "step, low: the compiler's cycles; attention at peak FLOP/s; synchronous collectives over all "
@@ -21,12 +21,12 @@ ASSUMED = (
     f"{_HOSTS_AND_STRAGGLERS:.0%} more for hosts and stragglers. No TPU has confirmed either",
 )
 ASSUMED_OF_GPUS = (
-    "step, low: all FLOPs at the peak, and all bytes to and from memory, since a GPU's kernels run "
-    "one after the other; or the collectives beside them, if they take longer; then the "
-    "collectives that are waited for (NVLink in a node; between nodes an adapter per GPU)",
+    "step, low: all FLOPs at the peak plus all bytes at the memory's bandwidth, as if no kernel "
+    "computed while it reads or writes; or the collectives beside them, if they take longer; then "
+    "the collectives that are waited for (NVLink in a node; between nodes an adapter per GPU)",
     f"step, high: {_GPU_AT_WORST} times the FLOPs and bytes, then all collectives, then "
-    f"{_HOSTS_AND_STRAGGLERS:.0%} for hosts and stragglers. The compiler gives no times; an H100 "
-    "took RATIO of the low end (docs/lab/h100.md)",
+    f"{_HOSTS_AND_STRAGGLERS:.0%} for hosts and stragglers. The compiler gives no times; one "
+    "H100 took 1.17 to 1.19 of the low end (docs/lab/h100.md)",
 )
 
 

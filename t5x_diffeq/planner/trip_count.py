@@ -25,6 +25,7 @@ _SAME = (
     "optimization-barrier",
     "copy-start",
     "copy-done",
+    "fusion-done",
 )
 _ARITHMETIC: dict[str, Callable[[int, int], int]] = {
     "add": operator.add,
@@ -156,7 +157,7 @@ def _evaluate(program: Program, name: str, arguments: _Elements) -> Callable[[st
                 return operand(0)(int(it.required_attribute(r"index=(\d+)")))
             case "tuple":
                 return operand
-            case "fusion" | "call":
+            case "fusion" | "fusion-start" | "call":
                 return _result(program, it.callees[0], operand)
             case "compare":
                 compare = getattr(operator, it.required_attribute(r"direction=(\w+)").lower())

@@ -82,8 +82,9 @@ def advice(error: BaseException) -> str:
     if not _GPU_FULL.search(str(error)):
         return ""
     return (
-        "; look with nvidia-smi whether another process holds the GPU's memory, as JAX holds three "
-        "quarters of it: end that process, or start each with XLA_CLIENT_MEM_FRACTION=0.4"
+        "; check with nvidia-smi whether another process holds the GPU's memory, of which JAX "
+        "takes 75% to 92% when it starts: end that process, or start each with "
+        "XLA_CLIENT_MEM_FRACTION=0.4; if there is none, lower that fraction"
     )
 
 

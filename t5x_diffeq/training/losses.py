@@ -2,9 +2,9 @@
 logits.
 
 Each device goes through its tokens chunk by chunk, and so does the backward pass, which makes the
-logits again. The gradient is written out. JAX's own moves masks and constants as large as the
-logits out of the loop, for every chunk to read: a fifth of the memory traffic of a GPT-small's
-step (docs/lab/h100.md).
+logits again. The gradient is written by hand. In the one that JAX derives, masks and constants of
+the logits' size are moved out of the loop, and every chunk reads them from memory: a fifth of the
+memory traffic of a step of GPT-small (docs/lab/h100.md).
 """
 
 from collections.abc import Callable
@@ -27,8 +27,9 @@ class TokenLosses(NamedTuple):
 
         d loss / dz = q - onehot(target)    d normaliser / dz = q    d divergence / dz = q - p
 
-    A further number per token needs its gradient in `_chunks_backward`. It must leave out the
-    logits of padding, and sum over the mesh axes that split the vocabulary.
+    A further number per token is computed in `_chunks_forward` and needs its gradient in
+    `_chunks_backward`. It must leave out the logits of padding, and sum over the mesh axes that
+    split the vocabulary.
 
     Attributes:
       losses: -log p(target).
@@ -130,7 +131,7 @@ def losses_and_choices(
 ) -> tuple[Float[Array, "B L"], Int[Array, "B L"]]:
     """-log p(target) of each token, and the likeliest token; takes `token_losses`' arguments.
 
-    It has no gradient.
+    Don't differentiate it: JAX would keep all logits.
     """
     losses, choices = _by_chunk(_choices, [(y, head)], targets, vocab_size, chunk)
     return losses, choices
@@ -188,9 +189,9 @@ def _on_device(
     missing = -targets.size % chunk
 
     def prepare(y: Array, head: Array) -> _Chunks:
-        # Float32 here makes its gradient a float32 sum over chunks and devices. The gradient of a
-        # value is summed over devices where it is made to vary over them: here, so that this
-        # happens once, and before the gather, so that it is a sum of shards.
+        # In float32, so that the head's gradient is summed in it over chunks and devices. The
+        # gradient of a value is summed over devices where it is made to vary over them: here, so
+        # that this happens once, and before the gather, so that it is a sum of shards.
         dtype, head = head.dtype, _vary(head.astype(jnp.float32), tokens, (*vocab, *width))
         if width:
             head = _gather(head, width, dtype)
@@ -226,9 +227,9 @@ def _chunks_forward(
         loss = normalisers[0] - _chosen(vocabulary, logits[0], heads[0], targets)
         if len(models) == 1:
             return (loss, normalisers[0]), normalisers
-        p = jnp.exp(logits[1] - normalisers[1][:, None])
-        apart = vocabulary.sum(p * (logits[1] - logits[0]))
-        return (loss, normalisers[0], apart - (normalisers[1] - normalisers[0])), normalisers
+        log_q, log_p = (z - n[:, None] for z, n in zip(logits, normalisers, strict=True))
+        divergence = vocabulary.sum(jnp.exp(log_p) * (log_p - log_q))
+        return (loss, normalisers[0], divergence), normalisers
 
     results, normalisers = jax.lax.map(of_chunk, (states, targets))
     return results, (states, heads, targets, normalisers)
