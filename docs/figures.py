@@ -19,7 +19,7 @@ LOSS = "nats per byte"
 TICKS: dict[str, list[float]] = {
     "budgets": [],
     "equal_time": [0.5, 1, 2, 5, 10, 20],
-    "ladder": [20, 50, 100, 200, 500, 1000],
+    "ladder": [20, 50, 100, 200, 500, 1000, 2000],
 }
 
 
@@ -107,6 +107,7 @@ def ladder() -> Panels:
         panel[model.replace("`", "")] = [
             (float(parameters.removesuffix("k")), *number(loss))
             for parameters, loss in zip(sizes[::2], sizes[1::2], strict=True)
+            if loss
         ]
     return {"": panel}
 

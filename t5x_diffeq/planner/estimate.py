@@ -26,7 +26,7 @@ ASSUMED_OF_GPUS = (
     "the collectives that are waited for (NVLink in a node; between nodes an adapter per GPU)",
     f"step, high: {_GPU_AT_WORST} times the FLOPs and bytes, then all collectives, then "
     f"{_HOSTS_AND_STRAGGLERS:.0%} for hosts and stragglers. The compiler gives no times; one "
-    "H100 took 1.17 to 1.19 of the low end (docs/lab/h100.md)",
+    "H100 took 1.17 to 1.20 of the low end (docs/lab/h100.md)",
 )
 
 
