@@ -35,7 +35,7 @@ find_python() {
   die "no Python 3.11 or later was found; install one, or set PYTHON to it"
 }
 
-# True for an environment that `setup` made, even if the installation failed.
+# True for an environment that `setup` made, even if the installation failed, or has installed into.
 made_here() {
   compgen -G "$VENV/.installed-*" >/dev/null
 }
@@ -44,16 +44,26 @@ runs_project() {
   PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}" "$VENV/bin/python" -c 'import t5x_diffeq.verbs.train' 2>/dev/null
 }
 
+# True if an installation of what $want says had these extras, or more.
+has_extras() {
+  local file each
+  for file in "$VENV"/.installed-*; do
+    [ "$(cat "$file" 2>/dev/null)" = "$want" ] || continue
+    for each in "$@"; do
+      [[ ",${file##*/.installed-}," == *",$each,"* ]] || continue 2
+    done
+    return
+  done
+  return 1
+}
+
 # setup [extra ...]: installs the project, editable, with these extras.
 setup() {
   local extras stamp want python
   extras="$(IFS=,; echo "$*")"
   stamp="$VENV/.installed"
   want="$(cat "$ROOT/pyproject.toml" "$ROOT/launch/versions.txt")|$ROOT"
-  # An environment with more extras than asked for will do.
-  if [ -x "$VENV/bin/python" ] && [ "$(cat "$stamp-$extras" 2>/dev/null)" = "$want" ]; then
-    return
-  fi
+  if [ -x "$VENV/bin/python" ] && has_extras "$@"; then return; fi
   # An environment of the user's, in which the project runs, is left as it is: one that VENV names,
   # and .venv if no extra is asked for.
   if { [ -n "$NAMED_VENV" ] || [ $# = 0 ]; } && ! made_here && runs_project; then

@@ -8,14 +8,14 @@ from stand_ins import add_python, clean_environment
 
 ROOT = Path(__file__).parents[1]
 # In place of an installation, which needs minutes.
-SCRIPT = 'source launch/setup.sh; install() { echo "install $1"; }; setup gpu data'
+SCRIPT = 'source launch/setup.sh; install() { echo "install $1"; }; setup '
 WITHOUT_PROJECT = '[[ "$*" != *"import t5x_diffeq"* ]] || exit 1\n'
 
 
-def set_up(venv: Path) -> str:
+def set_up(venv: Path, extras: str = "gpu data") -> str:
     """What `setup` writes for an environment that VENV names."""
     return subprocess.run(
-        ["bash", "-euc", SCRIPT],
+        ["bash", "-euc", SCRIPT + extras],
         cwd=ROOT,
         env={**clean_environment(), "VENV": str(venv)},
         check=True,
@@ -37,3 +37,5 @@ def test_another_is_installed_into_once(before, tmp_path):
         (tmp_path / ".installed-begun").touch()
     assert set_up(tmp_path) == f"install {ROOT}[gpu,data]\n"
     assert not set_up(tmp_path)
+    assert not set_up(tmp_path, "data")
+    assert set_up(tmp_path, "data docs") == f"install {ROOT}[data,docs]\n"

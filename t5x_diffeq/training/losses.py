@@ -44,7 +44,7 @@ class TokenLosses(NamedTuple):
 
 StateAndHead = tuple[Float[Array, "B L _"], Float[Array, "V _"]]  # [B, L, D] and [V, D]
 _Axes = tuple[str, ...]
-_Chunks = tuple[Float[Array, "chunks chunk _"], Float[Array, "v _"]]  # states, and the whole head
+_Chunks = tuple[Float[Array, "chunks chunk _"], Float[Array, "v _"]]  # states, and head
 
 
 class _Vocabulary(NamedTuple):
@@ -149,7 +149,7 @@ def _by_chunk(
 
     Each device gathers the head along its width once, then goes through its own tokens. Under
     automatic sharding every chunk would gather the head. Where the vocabulary is sharded, only
-    sums over it are exchanged.
+    sums and extremes over it are exchanged.
 
     Args:
       of_chunks: takes a `_Vocabulary`, the chunks of each model, and the chunks of the targets.
