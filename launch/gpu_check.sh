@@ -17,6 +17,7 @@ case "${1:-}" in
   -h | --help) sed -n '2,12s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
 esac
 export PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}"
-setup gpu data
+# An environment in which the project runs is checked as it is, whatever else it lacks.
+if ! "$VENV/bin/python" -c "import t5x_diffeq.verbs.train" 2>/dev/null; then setup gpu data; fi
 export XLA_CLIENT_MEM_FRACTION="${XLA_CLIENT_MEM_FRACTION:-0.92}"
 exec "$VENV/bin/python" "$ROOT/launch/gpu_check.py" "$@"
