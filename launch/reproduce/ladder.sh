@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Does the lead over the baseline grow with compute? Four models on sizes from 74k to GPT-small's 85M
+# Does the lead over the baseline grow with compute? Six models on sizes from 74k to GPT-small's 85M
 # parameters in kernels, each trained on 20 tokens per parameter (configs/ladder.py); and phi, the
 # recurrence-equivalence exponent.
 #
