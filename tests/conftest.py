@@ -28,6 +28,7 @@ from jaxtyping import install_import_hook
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+pytest_plugins = ["cpu_seconds"]
 install_import_hook("t5x_diffeq", "typecheck.check_types")
 
 from fault_checkpoints import save_some
