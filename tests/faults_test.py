@@ -238,7 +238,7 @@ def test_a_hang(text, tmp_path, survivors):
 @pytest.mark.parametrize(
     ("phase", "key", "what"),
     [
-        ("restore", "save_timeout", "making or restoring the train state"),
+        ("restore", "save_timeout", "restoring the train state"),
         ("compile", "compile_timeout", "compiling the step"),
     ],
 )

@@ -4,6 +4,7 @@ A source has two splits, each a random access sequence of documents (text), in a
 depends only on the data; and a fingerprint, by which a resumed run recognises its data.
 """
 
+import os
 import platform
 import sysconfig
 from collections.abc import Callable
@@ -166,13 +167,11 @@ def _source_of_texts(name: str, train: Documents, validation: Documents) -> Sour
 
 def stdlib(data: DataKeys) -> Source:
     """The source files of the running Python's standard library, without its tests."""
-    root = Path(sysconfig.get_path("stdlib"))
-    files = sorted(
-        path
-        for path in root.rglob("*.py")
-        if not _NOT_CORPUS.intersection(path.relative_to(root).parts)
-    )
-    documents = [text for path in files if (text := _read_if_text(path)).strip()]
+    files: list[Path] = []
+    for folder, within, names in os.walk(sysconfig.get_path("stdlib")):
+        within[:] = set(within) - _NOT_CORPUS  # installed packages can be many times the library
+        files += [Path(folder, name) for name in names if name.endswith(".py")]
+    documents = [text for path in sorted(files) if (text := _read_if_text(path)).strip()]
     train = [text for i, text in enumerate(documents) if i % _VALIDATION_EVERY]
     name = f"the standard library of Python {platform.python_version()}"
     return _source_of_texts(name, train, documents[::_VALIDATION_EVERY])

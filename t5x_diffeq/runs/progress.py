@@ -17,6 +17,7 @@ from t5x_diffeq.planner.flops import mfu, step_flops
 from t5x_diffeq.runs.workdir import read_config
 from t5x_diffeq.runtime import allocator
 from t5x_diffeq.runtime.chips import chip
+from t5x_diffeq.runtime.compilation_cache import Programs
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.console import format_count, format_duration, print_table, say
 from t5x_diffeq.runtime.files import AnyPath, write_whole
@@ -50,6 +51,21 @@ def eval_line(step: int, values: dict[str, float], loss_on: str, of: str = "eval
         f"perplexity {values['perplexity']:.2f}"
         f"{bits} on {format_count(values['tokens'])} {counted}"
     )
+
+
+def say_ready(
+    depths: list[tuple[int, ...]], elapsed: float, seconds: float, programs: Programs
+) -> None:
+    """Says that the steps are compiled, and what became of the programs so far.
+
+    Args:
+      depths: numbers of solver steps, as in `describe_steps`.
+      elapsed: the seconds since the start.
+      seconds: how many of them it took to compile the steps.
+      programs: the counts of this process.
+    """
+    took = f"to compile {describe_steps(depths)} took {seconds:.1f} s of it"
+    say(f"ready after {elapsed:.1f} s; {took} ({programs})")
 
 
 def describe_steps(depths: list[tuple[int, ...]]) -> str:

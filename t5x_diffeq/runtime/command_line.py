@@ -193,6 +193,10 @@ def _fail_unforeseen(error: Exception) -> int:
     return _fail(1, f"{type(error).__name__}: {_with_notes(error)}")
 
 
+_CACHE_FAILED = "Error (reading|writing) persistent compilation cache"
+_cache_failures: set[str] = set()
+
+
 def silence_libraries() -> None:
     """Silences the libraries, so that a run shows only our lines; Python's -W shows warnings."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -202,6 +206,17 @@ def silence_libraries() -> None:
         python_logging.getLogger(library).setLevel(python_logging.CRITICAL)
     if not sys.warnoptions:
         warnings.simplefilter("ignore")
+        # JAX goes on without its cache, and then each start compiles everything again.
+        warnings.filterwarnings("always", message=_CACHE_FAILED)
+        warnings.showwarning = _say_first_failure
+
+
+def _say_first_failure(message: Warning | str, *_: object, **__: object) -> None:
+    """Says JAX's first warning about reading, and the first about writing, in one line."""
+    failure = re.match(_CACHE_FAILED, str(message))
+    if failure and failure[0] not in _cache_failures:
+        _cache_failures.add(failure[0])
+        console.say(f"warning: {' '.join(str(message).split())}")
 
 
 def parse(argv: list[str], verb_flags: flags.FlagValues) -> None:

@@ -1,9 +1,10 @@
 """Training, from the checks of the config to the last checkpoint."""
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 
 from t5x_diffeq.checkpoints.checkpoint import Checkpoints
 from t5x_diffeq.checkpoints.stored import RestoredCheckpoint
@@ -139,12 +140,23 @@ def train(
         checkpoints = Checkpoints.of(workdir, keys)
         stack.callback(lambda: history.write_saves(checkpoints.finished_saves()))  # the last one
         stack.enter_context(checkpoints)
-        cache = enable_cache()
-        reading = watchdog.limit("making or restoring the train state", keys.save_timeout)
-        with Progress("making or restoring the train state"), reading:
+        programs = enable_cache()
+        reading = watchdog.limit("restoring the train state", keys.save_timeout)
+        with Progress("restoring the train state"), reading:
             restored = checkpoints.restore(setup.abstract_state, inputs.corpus.fingerprint)
+        start = restored.step if restored else 0
+        depths = depths_to_come(config, start) if start < keys.total_steps else []
+        teacher = load_teacher(setup)
+        # The steps are compiled in a thread, while the state is made and evaluated.
+        pool = stack.enter_context(ThreadPoolExecutor(1, "compile"))
+        compiling = pool.submit(compile_train_steps, setup, keys.batch_size, depths, teacher)
+        wait = partial(_wait, compiling, depths, stopwatch, watchdog, keys.compile_timeout)
+        if setup.mesh.devices.flat[0].platform == "gpu":
+            wait()  # XLA chooses a GPU's kernels by their times
+        making = watchdog.limit("making the train state", keys.save_timeout)
+        with Progress("making the train state"), making:
             first = restored or RestoredCheckpoint(make_state(setup))
-            start, state = first.step, setup.complete(first.state)
+            state = setup.complete(first.state)
         warn_if_lost(workdir, start, first.facts.reports)
         progress.write_overview(setup.abstract_state.params, workdir)
         progress.say_account(config, setup, inputs.corpus, data, workdir, start)
@@ -177,19 +189,14 @@ def train(
         training.writer = trackers_end.enter_context(open_writer(workdir, start, keys.trackers))
         training.writer.write_hparams(hyperparameters(setup))
         trackers_end.callback(lambda: stopwatch.turn_to(OTHER))
-        teacher = load_teacher(setup)
         teacher_params = (teacher.params,) if teacher else ()
-        depths = depths_to_come(config, start) if start < keys.total_steps else []
-        pool = stack.enter_context(ThreadPoolExecutor(1, "compile"))
-        compiling = pool.submit(compile_train_steps, setup, keys.batch_size, depths, teacher)
         stack.enter_context(hooks)
         hooks.restore(first.facts.hooks)
-        if at_start and setup.mesh.devices.flat[0].platform == "gpu":
-            wait([compiling])  # XLA chooses a GPU's kernels by their times
         step, drawn, batches = start, first.drawn, _draw(training, first)
         stopping = not hooks.run(at_start, LoopPosition(start, state, drawn))
         if depths and not stopping:
-            train_steps = _wait_for_steps(compiling, depths, training, cache)
+            train_steps, seconds = wait()
+            progress.say_ready(depths, sum(stopwatch.seconds().values()), seconds, programs)
 
         # ---------------------------------------------------------------- loop
         watchdog.expect(f"step {start + 1}", keys.hang_timeout)
@@ -241,17 +248,14 @@ def _draw(training: Training, at: RestoredCheckpoint) -> Iterator[Batch]:
     return training.data.batches(training.setup.batch_sharding, at.drawn, at.facts.position)
 
 
-def _wait_for_steps(
-    compiling: Future, depths: list[tuple[int, ...]], training: Training, cache: str
-) -> dict[tuple[int, ...], Callable[..., tuple]]:
-    """The compiled train steps, by the numbers of solver steps."""
-    what = progress.describe_steps(depths)
-    limit = training.config.train.compile_timeout
-    with training.instead(COMPILE, f"compiling {what}", limit), Progress(f"compiling {what}"):
-        train_steps, seconds = compiling.result()
-    elapsed = sum(training.stopwatch.seconds().values())
-    say(
-        f"ready after {elapsed:.1f} s; to compile {what} took {seconds:.1f} s of it "
-        f"(compilation cache {cache})"
-    )
-    return train_steps
+def _wait(
+    compiling: Future,
+    depths: list[tuple[int, ...]],
+    stopwatch: Stopwatch,
+    watchdog: Watchdog,
+    limit: float,
+) -> tuple[dict[tuple[int, ...], Callable[..., tuple]], float]:
+    """What `compile_train_steps` returns, within so many seconds."""
+    what = f"compiling {progress.describe_steps(depths)}"
+    with stopwatch.during(COMPILE), watchdog.limit(what, limit), Progress(what):
+        return compiling.result()

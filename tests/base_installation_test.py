@@ -1,0 +1,125 @@
+"""What works where only the base dependencies are installed, with and without a clone."""
+
+import os
+import re
+import subprocess
+import sys
+import textwrap
+import tomllib
+
+import pytest
+from compilation import QUICK
+from environments import make_environment
+from helpers import ROOT, numbered_lines
+from packaging.requirements import Requirement
+
+from t5x_diffeq.runtime.extras import EXTRAS
+
+SMALL = [
+    f"--config.{key}={value}"
+    for key, value in {
+        "train.total_steps": 4,
+        "train.batch_size": 8,
+        "train.eval_batch_size": 8,
+        "train.eval_batches": 2,
+        "train.checkpoint_every": 2,
+        "model.num_steps": 2,
+        "model.embed_dim": 16,
+        "model.mlp_dim": 32,
+        "data.source": "text_files",
+        "data.path": "text.txt",
+        "data.tokenizer": "bytes",
+        "data.sequence_length": 16,
+    }.items()
+]
+TRAIN = ["train", "--config=configs/tiny.py", *SMALL, "--workdir=run"]
+WITHOUT_EXTRA = {  # a command that needs each extra; `run` is the workdir of a run
+    "adaptive": ["evaluate", "--workdir=run", "--num_steps=2", "--scheme=tsit5"],
+    "analysis": ["analyze", "spectra", "--workdir=run", "--output=spectra"],
+    "data": [*TRAIN, "--workdir=other", "--config.data.path=some.parquet"],
+    "eval": ["evaluate", "--workdir=run", "--tasks=arc_easy"],
+    "explore": ["explore", "--workdir=run"],
+    "export": ["export", "--workdir=run", "--output=exported"],
+    "gcs": ["evaluate", "--workdir=gs://bucket/run"],
+    "gpu_compiler": ["plan", "--config=configs/tiny.py", "--topology=h100:8"],
+    "tpu": ["plan", "--config=configs/tiny.py", "--topology=v5p:2x2x1"],
+    "trackers": [*TRAIN, "--workdir=other", '--config.train.trackers=("wandb",)'],
+}
+
+
+def test_extras_have_their_packages():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for package, extra in EXTRAS.items():
+        wanted = {Requirement(line).name for line in project["optional-dependencies"][extra]}
+        assert package in {name.replace("-", "_") for name in wanted}, package
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("dist")
+    uv = [sys.executable, "-m", "uv"]
+    subprocess.run([*uv, "build", "--quiet", "--out-dir", folder, ROOT], check=True)
+    (wheel,), (sdist,) = folder.glob("*.whl"), folder.glob("*.tar.gz")
+    twine = [*uv, "tool", "run", "--quiet", "--python", sys.executable, "twine"]
+    subprocess.run([*twine, "check", "--strict", wheel, sdist], check=True)
+    return wheel
+
+
+@pytest.mark.slow
+def test_the_base_installation_runs_the_commands_of_the_readme(wheel, tmp_path):
+    """The second start reads all programs; what needs an extra names it, and works with it."""
+    venv, home = tmp_path / "environment", tmp_path / "home"
+    python = make_environment(venv, str(wheel))
+    home.mkdir()
+    (tmp_path / "text.txt").write_text(numbered_lines(200))
+    (tmp_path / "some.parquet").write_text("")
+    of_tests = ("PYTHONPATH", "XLA_FLAGS", "T5X_DIFFEQ_CACHE", "JAX_COMPILATION_CACHE_DIR")
+    inherited = {name: value for name, value in os.environ.items() if name not in of_tests}
+    environment = {**inherited, "HOME": home, "VENV": venv, "XLA_FLAGS": QUICK}
+
+    def run(command):
+        return subprocess.run(
+            command, env=environment, cwd=tmp_path, capture_output=True, text=True
+        )
+
+    def run_verb(verb, *arguments):
+        return run([python, "-m", f"t5x_diffeq.{verb}", *arguments])
+
+    # The README's command trains, evaluates and generates, from the clone.
+    local = run([ROOT / "launch" / "local.sh", "configs/tiny.py", *SMALL, "--workdir=run"])
+    assert local.returncode == 0, local.stderr
+    assert re.search(r"\(programs: 0 read, \d+ compiled; compilation cache: /", local.stderr)
+    assert '"eval/perplexity"' in local.stdout
+    cache = home / ".cache" / "t5x_diffeq" / "compilation"
+    entries = {path.name for path in cache.glob("*-cache")}
+    assert len(entries) > 3
+
+    # The wheel's command, without the clone, continues a run that was interrupted after step 2.
+    subprocess.run(["rm", "-r", tmp_path / "run" / "checkpoints" / "4"], check=True)
+    again = run_verb(*TRAIN)
+    assert again.returncode == 0, again.stderr
+    assert re.search(r"^resumed .*\b2\b", again.stderr, re.M)
+    assert re.search(r"\(programs: [1-9]\d* read, 0 compiled;", again.stderr), again.stderr
+
+    # A process reads what others have compiled.
+    code = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)[1]
+    code = code.replace("workdirs/tiny", "run") + textwrap.dedent(
+        """
+        from t5x_diffeq.runtime.compilation_cache import enable_cache
+        print(enable_cache())
+        """
+    )
+    first, second = (run([python, "-c", code]) for _ in range(2))
+    assert second.returncode == 0, second.stderr
+    assert re.search(r"programs: [1-9]\d* read, 0 compiled", second.stdout), first.stdout
+
+    for extra, command in WITHOUT_EXTRA.items():
+        refused = run_verb(*command)
+        assert refused.returncode == 2, refused.stderr
+        assert refused.stderr.count("\n") == 1, refused.stderr
+        assert f"pip install 't5x_diffeq[{extra}]'" in refused.stderr, refused.stderr
+
+    install = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--python", python]
+    subprocess.run([*install, f"{wheel}[export]"], check=True)
+    assert run_verb(*WITHOUT_EXTRA["export"]).returncode == 0
+    assert (tmp_path / "exported" / "model.safetensors").exists()
