@@ -5,13 +5,14 @@
 #   launch/docs.sh build    builds it in build/site, readable without a network; its search needs a
 #                           server, such as python -m http.server
 #
-# Both run the examples first, which takes a few minutes, and show what they print.
+# Both run the examples first, which takes a few minutes, and show what they print; EXAMPLES= runs
+# none, and EXAMPLES=own_hook,own_block these.
 
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
 case "${1:-serve}" in
-  -h | --help) sed -n '2,8s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
+  -h | --help) sed -n '2,9s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
   serve) command=(serve) ;;
   build) command=(build --strict) ;;
   *) die "$1 is neither serve nor build; see --help" ;;

@@ -1,6 +1,7 @@
 """A hook of MkDocs: each script of t5x_diffeq/examples as a notebook, executed, and as a page.
 
 The scripts are in jupytext's percent format. The page shows what cells print on standard output.
+EXAMPLES=own_hook,own_block in the environment executes these alone; EXAMPLES= executes none.
 """
 
 import ast
@@ -24,7 +25,8 @@ ROOT = Path(__file__).resolve().parents[1]
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds notebooks/NAME.ipynb and notebooks/NAME.md for each example."""
     for script in sorted((ROOT / "t5x_diffeq" / "examples").glob("[!_]*.py")):
-        notebook = execute(script.read_text())
+        executed = script.stem in os.environ.get("EXAMPLES", script.stem).split(",")
+        notebook = make_notebook(script.read_text(), executed)
         link = f"[This page as a notebook]({script.stem}.ipynb)\n"
         contents = {".ipynb": jupytext.writes(notebook, "ipynb"), ".md": page(notebook) + link}
         for ending, content in contents.items():
@@ -34,9 +36,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 @functools.cache  # `mkdocs serve` calls the hook again after each change of a page
-def execute(script: str) -> NotebookNode:
-    """The notebook of a script, with the outputs of its cells."""
+def make_notebook(script: str, executed: bool) -> NotebookNode:
+    """The notebook of a script, with the outputs of its cells if it is executed."""
     notebook = jupytext.reads(with_markdown_cells(script), "py:percent")
+    if not executed:
+        return notebook
     environment = {"JAX_PLATFORMS": "cpu", **os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1"}
     with tempfile.TemporaryDirectory() as folder:
         NotebookClient(
@@ -68,7 +72,7 @@ def page(notebook: NotebookNode) -> str:
             parts.append(cell.source)
         elif cell.source:
             parts.append(f"```python\n{cell.source}\n```")
-            printed = [each.text for each in cell.outputs if each.get("name") == "stdout"]
+            printed = [each.text for each in cell.get("outputs", ()) if each.get("name") == "stdout"]
             if printed:
                 parts.append(f"```text\n{''.join(printed).rstrip()}\n```")
     return "\n\n".join(parts) + "\n\n"

@@ -29,7 +29,7 @@ TEXTS = ("", "nope", "0", "None", "[1, 2]", "('a',)", "x" * 300, "s3://bucket", 
 VALUES = (None, True, -2, 0, 1.5, 10**12, float("nan"), "", "nope", (0,), [None], b"")
 NO_NUMBER = {"nan", "inf", "-inf", "-2", "many"}
 NEVER = {int: NO_NUMBER | {"1e300", "1000000000000", "1.5"}, float: NO_NUMBER | {"1e300"}}
-SECTIONS = ("", "model.", "data.", "train.", "tasks.", "optimizer.", "mesh.")
+OF_A_TYPE = 4  # keys or flags of each type that are tried
 CASES = Counter()
 
 
@@ -111,9 +111,21 @@ def setup_of(config, vocab_size):
     return SETUPS[key]
 
 
+def by_type(things, type_of):
+    """The things of each type, by the type's name."""
+    types = {}
+    for each in things:
+        types.setdefault(type_of(each).__name__, []).append(each)
+    return types
+
+
+KEYS_BY_TYPE = by_type(KEYS, lambda key: KEYS[key].values.type)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("section", SECTIONS)
-def test_every_key(end, config_file, tmp_path, monkeypatch, section, sample):
+@pytest.mark.every_case
+@pytest.mark.parametrize("kind", KEYS_BY_TYPE)
+def test_keys_of_every_type(end, config_file, tmp_path, monkeypatch, kind, sample):
     """Through the command line; what it can't say, through Python."""
     monkeypatch.setattr(train, "prepare_corpus", end_checks)
     hooks = [hook for hook in train.HOOKS if hook is not DownstreamTasks]
@@ -123,13 +135,12 @@ def test_every_key(end, config_file, tmp_path, monkeypatch, section, sample):
     def main():
         return train.train(Config.of(config.value), tmp_path / "run")
 
-    for key in (key for key in KEYS if key.startswith(section) and (section or "." not in key)):
+    for key in sample(KEYS_BY_TYPE[kind], most=OF_A_TYPE):
         for text in sample(NUMBERS + TEXTS):
             own = flags.FlagValues()
             config = config_flags.DEFINE_config_file("config", None, "", flag_values=own)
             said = end(main, own, f"--config={config_file}", f"--config.{key}={text}")
-            kind = KEYS[key].values.type
-            if kind in (int, float) and text in NEVER[kind]:
+            if text in NEVER.get(KEYS[key].values.type, ()):
                 assert said and key in said, (key, text, said)
         for value in sample(VALUES):
             own = flags.FlagValues()
@@ -213,7 +224,7 @@ def test_every_verb_is_tried():
     assert GOOD.keys() == set(VERBS)
 
 
-def bad_values(flag, paths):
+def bad_values(flag, folder):
     """Values for a flag, and whether none of them can be used."""
     if isinstance(flag.parser, flags.IntegerParser | flags.FloatParser):
         yield from ((text, text in NO_NUMBER) for text in NUMBERS)
@@ -221,44 +232,68 @@ def bad_values(flag, paths):
         return
     yield from ((text, False) for text in NUMBERS + TEXTS[1:])
     yield "", not isinstance(flag, flags.BooleanFlag)
-    yield from ((path, flag.name in FOLDERS) for path in (paths["file"], paths["beneath"]))
-    yield paths["empty"], False
+    file = folder / "file"
+    yield from ((path, flag.name in FOLDERS) for path in (file, file / "folder"))
+    yield folder / "empty", False
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("verb", VERBS)
-def test_every_flag(end, config_file, tmp_path, run_on_lines, monkeypatch, verb, sample):
-    module = importlib.import_module(f"t5x_diffeq.cli.{verb}")
-    arguments, works = GOOD[verb]
-    work = importlib.import_module(f"t5x_diffeq.verbs.{verb}")
-    for name in works:
-        monkeypatch.setattr(work, name, end_checks)
+def flags_of(verb):
+    return importlib.import_module(f"t5x_diffeq.cli.{verb}").FLAGS
+
+
+FLAGS_BY_TYPE = by_type(
+    ((verb, name) for verb in VERBS for name in flags_of(verb) if "." not in name),
+    lambda flag: type(flags_of(flag[0])[flag[1]].parser),
+)
+
+
+@pytest.fixture
+def try_flags(end, config_file, tmp_path, run_on_lines, monkeypatch):
+    """Calls a verb with good arguments and some others; the error that it ends with, or None."""
     monkeypatch.chdir(tmp_path)
-    paths = {name: tmp_path / name for name in ("new", "file", "empty")}
-    paths["file"].write_text("a file")
-    paths["empty"].mkdir()
-    paths |= {"run": run_on_lines, "config": config_file, "beneath": paths["file"] / "folder"}
-    good = [argument.format(**paths) for argument in arguments]
+    (tmp_path / "file").write_text("a file")
+    (tmp_path / "empty").mkdir()
+    paths = {"run": run_on_lines, "config": config_file, "new": tmp_path / "new"}
+    paths |= {"file": tmp_path / "file"}
 
-    def try_flags(*more):
+    def try_flags(verb, *more):
+        module, (arguments, works) = importlib.import_module(f"t5x_diffeq.cli.{verb}"), GOOD[verb]
+        for name in works:
+            monkeypatch.setattr(
+                importlib.import_module(f"t5x_diffeq.verbs.{verb}"), name, end_checks
+            )
         names = {each.split("=")[0] for each in more}
+        good = [argument.format(**paths) for argument in arguments]
         kept = [each for each in good if each.split("=")[0] not in names]
         for override in [name for name in module.FLAGS if "." in name]:
             delattr(module.FLAGS, override)  # a process has them once
         module.FLAGS.unparse_flags()
         return end(module.main, module.FLAGS, *kept, *more)
 
-    assert try_flags() is None
-    for name in [name for name in module.FLAGS if "." not in name]:
-        for text, never in sample(bad_values(module.FLAGS[name], paths)):
-            said = try_flags(f"--{name}={text}")
+    return try_flags
+
+
+@pytest.mark.slow
+@pytest.mark.every_case
+@pytest.mark.parametrize("kind", FLAGS_BY_TYPE)
+def test_flags_of_every_type(try_flags, tmp_path, kind, sample):
+    for verb, name in sample(FLAGS_BY_TYPE[kind], most=OF_A_TYPE):
+        flag = flags_of(verb)[name]
+        for text, never in sample(bad_values(flag, tmp_path)):
+            said = try_flags(verb, f"--{name}={text}")
             if never:
-                assert said and f"--{name}" in said, (name, text, said)
-        try_flags(f"--{name}")
-        if not isinstance(module.FLAGS[name], flags.MultiFlag):
-            assert "is given 2 times" in try_flags(f"--{name}=a", f"--{name}=b")
-    assert "not a flag of this verb" in try_flags("--nope=1")
-    assert "not understood" in try_flags("more")
+                assert said and f"--{name}" in said, (verb, name, text, said)
+        try_flags(verb, f"--{name}")
+        if not isinstance(flag, flags.MultiFlag):
+            assert "is given 2 times" in try_flags(verb, f"--{name}=a", f"--{name}=b")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verb", VERBS)
+def test_what_no_verb_understands(try_flags, verb):
+    assert try_flags(verb) is None
+    assert "not a flag of this verb" in try_flags(verb, "--nope=1")
+    assert "not understood" in try_flags(verb, "more")
 
 
 @pytest.mark.slow
@@ -266,7 +301,7 @@ def test_every_flag(end, config_file, tmp_path, run_on_lines, monkeypatch, verb,
     ("arguments", "message"),
     [
         (["train", "--config=configs/tiny.py", "--config.model.embed_dim=40000000"], "GiB on each"),
-        (["make_tasks", "--output=README.md"], "/README.md is a file; name a folder"),
+        (["make_tasks", "--output=README.md"], "README.md is a file; name a folder"),
         (["analyze", "spectra", "--what=all"], "--what is given 2 times"),
     ],
 )
@@ -284,6 +319,7 @@ def test_real_processes(arguments, message, tmp_path):
     assert message in ended.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(Path("/dev/nvidia0").exists(), reason="this machine has a GPU")
 @pytest.mark.parametrize("platform", ["cuda", "gpu"])
 def test_a_platform_that_this_machine_lacks(platform, tmp_path):

@@ -1,13 +1,13 @@
 """Every config and variant makes a model, of the size that it says."""
 
 import importlib
-import inspect
 import json
 
 import jax
 import pytest
 from helpers import ROOT
 
+from configs.default import VARIANTS
 from t5x_diffeq import __version__
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.language_model import LanguageModel
@@ -36,19 +36,13 @@ BILLIONS = {  # parameters, embeddings and the padding of the vocabulary include
 }
 
 
-def variants():
-    for name in EXPERIMENTS:
-        get_config = importlib.import_module(f"configs.{name}").get_config
-        takes_variant = inspect.signature(get_config).parameters
-        for variant in (
-            importlib.import_module("configs.default").VARIANTS if takes_variant else (None,)
-        ):
-            yield name, variant
+# One function sets the variants of all files, so one file shows that each of them makes a model.
+CASES = dict.fromkeys(
+    [*((name, None) for name in EXPERIMENTS), *(("tiny", each) for each in VARIANTS), *BILLIONS]
+)
 
 
-@pytest.mark.slow
-@pytest.mark.every_case
-@pytest.mark.parametrize(("name", "variant"), variants())
+@pytest.mark.parametrize(("name", "variant"), CASES)
 def test_makes_a_model(name, variant):
     get_config = importlib.import_module(f"configs.{name}").get_config
     config = get_config(variant) if variant else get_config()

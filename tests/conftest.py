@@ -1,10 +1,10 @@
 """Eight virtual CPU devices, checked array shapes, and the smallest runs that mean something."""
 
-import datetime
 import gc
 import os
 import random
 import shutil
+import subprocess
 import tempfile
 
 import compilation
@@ -15,7 +15,6 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 CACHE = tempfile.TemporaryDirectory(prefix="t5x_diffeq-tests-")
 os.environ["T5X_DIFFEQ_CACHE"] = CACHE.name
 os.environ["XLA_FLAGS"] = compilation.DEVICES
-SAMPLE = os.environ.setdefault("T5X_DIFFEQ_SAMPLE", str(datetime.date.today()))
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -27,6 +26,16 @@ import pytest
 from jaxtyping import install_import_hook
 
 ROOT = Path(__file__).resolve().parents[1]
+
+
+def _tree() -> str:
+    """The hash of the committed files, which are tested; empty outside a clone."""
+    command = ["git", "-C", ROOT, "rev-parse", "--short", "HEAD^{tree}"]
+    return subprocess.run(command, capture_output=True, text=True).stdout.strip()
+
+
+# The same files have the same sample on every day, in every worker, whatever the commit says.
+SAMPLE = os.environ.setdefault("T5X_DIFFEQ_SAMPLE", _tree())
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 pytest_plugins = ["cpu_seconds"]
 install_import_hook("t5x_diffeq", "typecheck.check_types")
@@ -70,11 +79,10 @@ def pytest_collection_finish() -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("--slow") and not config.getoption("--whole"):
-        left_out = _cases_of_other_days(items)
+        left_out = _cases_left_out(items)
         config.hook.pytest_deselected(items=[item for item in items if item in left_out])
         items[:] = [item for item in items if item not in left_out]
-    # Whole processes keep time with each other, which a busy machine can upset: the summary
-    # counts those that needed a second try ("rerun").
+    # Whole processes keep time with each other, which a busy machine can upset.
     again = pytest.mark.flaky(reruns=1)
     skip = pytest.mark.skip(reason="slow: run with --slow")
     for item in items:
@@ -82,8 +90,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(again if config.getoption("--slow") else skip)
 
 
-def _cases_of_other_days(items: list[pytest.Item]) -> set[pytest.Item]:
-    """Two thirds of the cases of each slow test, others every day; none of an `every_case`."""
+def _cases_left_out(items: list[pytest.Item]) -> set[pytest.Item]:
+    """Two thirds of the cases of each slow test, others for each commit; none of `every_case`."""
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
         if "slow" in item.keywords and "every_case" not in item.keywords:
@@ -96,8 +104,9 @@ def _cases_of_other_days(items: list[pytest.Item]) -> set[pytest.Item]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """A failure that a second try hides is shown as what it is."""
     for report in terminalreporter.getreports("rerun"):
-        terminalreporter.section(f"why it needed a second try: {report.nodeid}")
+        terminalreporter.section(f"FAILED, and was tried again: {report.nodeid}", red=True)
         terminalreporter.line(report.longreprtext)
 
 
@@ -109,15 +118,13 @@ def whole(request: pytest.FixtureRequest) -> bool:
 
 @pytest.fixture
 def sample(request: pytest.FixtureRequest, whole: bool) -> Callable[[Iterable], list]:
-    """Takes a third of the cases of a table, in their order: others every day, or all."""
+    """Takes a third of a table's cases, or `most`, in order: others for each commit; or all."""
     chance = random.Random(f"{SAMPLE} {request.node.name}")
 
-    def sample(cases: Iterable) -> list:
+    def sample(cases: Iterable, most: int | None = None) -> list:
         cases = list(cases)
-        taken = (
-            range(len(cases)) if whole else chance.sample(range(len(cases)), -(-len(cases) // 3))
-        )
-        return [cases[number] for number in sorted(taken)]
+        count = len(cases) if whole else min(-(-len(cases) // 3), most or len(cases))
+        return [cases[number] for number in sorted(chance.sample(range(len(cases)), count))]
 
     return sample
 

@@ -124,7 +124,14 @@ def errors(found, expected):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
-def test_weights_are_rounded_once(model, steps):
+def test_gradients_after_training(model, steps):
+    """In one test, as training takes most of the time."""
+    check_that_weights_are_rounded_once(model, steps)
+    check_every_leaf(model, steps)
+    check_the_whole_gradient(model, steps)
+
+
+def check_that_weights_are_rounded_once(model, steps):
     params = trained(model, steps)[80]
     exact, rounded = (
         weights_of(setup_with(model, d).model, params) for d in ("float32", "bfloat16")
@@ -136,9 +143,7 @@ def test_weights_are_rounded_once(model, steps):
     )
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("model", MODELS)
-def test_every_leaf_after_training(model, steps):
+def check_every_leaf(model, steps):
     """Of what a pass reads: W(t), embeddings, the head. Its rounded values are taken as exact."""
     narrow, wide = (setup_with(model, dtype) for dtype in ("bfloat16", "float32"))
     for after, params in trained(model, steps).items():
@@ -150,9 +155,7 @@ def test_every_leaf_after_training(model, steps):
         assert max(worst.values())[0] < TOLERANCE, (after, worst)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("model", MODELS)
-def test_the_whole_gradient_after_training(model, steps):
+def check_the_whole_gradient(model, steps):
     """Rounding W(t), embeddings and the head moves the gradient, too: by little of its norm."""
 
     def gradients(dtype):
