@@ -32,6 +32,10 @@ def test_a_wheel_trains_evaluates_and_exports(tmp_path):
     python = make_environment(tmp_path / "environment", str(wheel), "twine")
     subprocess.run([python, "-m", "twine", "check", "--strict", wheel, sdist], check=True)
     (tmp_path / "text.txt").write_text(numbered_lines(200))
+    # One's own config, which builds on the project's of that folder's name.
+    (tmp_path / "configs").mkdir()
+    mine = "from configs import tiny\n\n\ndef get_config():\n    return tiny.get_config()\n"
+    (tmp_path / "configs" / "mine.py").write_text(mine)
 
     def run(verb, *arguments):
         inherited = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "XLA_FLAGS")}
@@ -47,7 +51,7 @@ def test_a_wheel_trains_evaluates_and_exports(tmp_path):
     small |= {"data.sequence_length": 16}
     keys = [f"--config.{key}={value}" for key, value in small.items()]
     for verb, arguments, said in (
-        ("train", ["--config=configs/tiny.py", "--workdir=run", *keys], r"\ndone in "),
+        ("train", ["--config=configs/mine.py", "--workdir=run", *keys], r"\ndone in "),
         ("evaluate", ["--workdir=run"], "perplexity"),
         ("generate", ["--workdir=run", "--prompt=line", "--max_tokens=2"], "line"),
     ):

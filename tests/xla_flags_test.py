@@ -1,4 +1,4 @@
-"""launch/xla_flags.py: the installed jaxlib takes its XLA_FLAGS, and libtpu its LIBTPU_INIT_ARGS."""
+"""launch/xla_flags.py: what it prints, the installed jaxlib and libtpu take."""
 
 import importlib.util
 import os
