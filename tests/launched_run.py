@@ -1,10 +1,10 @@
 """A tiny training for the scripts of launch/: its words, its speed, its faults, its steps."""
 
 import subprocess
-import sys
 import time
 from pathlib import Path
 
+import warm_python
 from helpers import ROOT, metrics_of, numbered_lines
 from patience import patience
 from process_runs import HEAR_CTRL_C
@@ -54,16 +54,8 @@ class LaunchedRun:
     def install(self) -> Path:
         """An environment that `setup` takes as made; its trainings are `slow_train.py`."""
         venv = self.folder / "venv"
-        add_python(venv, slow_training(sys.executable))
-        mark_installed(
-            venv,
-            (
-                "data,gcs",
-                "data,gcs,trackers",
-                "gpu,data,gcs,trackers",
-                "data,gcs,trackers,analysis",
-            ),
-        )
+        add_python(venv, slow_training(warm_python.executable()))
+        mark_installed(venv, ("gpu,data,gcs,trackers,analysis",))
         return venv
 
     def set(self, seconds: float | None = None, fault: str = "") -> None:

@@ -18,10 +18,15 @@ ODD = "--config.data.path=$(touch pwned) `touch pwned` \"two\"  'one' \\ é * ; 
 
 
 def slow_training(python: str) -> str:
-    """Lines for `add_python`: trainings are those of `slow_train.py`, run by this Python."""
+    """Lines for `add_python`: trainings are those of `slow_train.py`, run by this Python.
+
+    How many CPUs a process has, stands in a file then.
+    """
     return (
         'if [ "${2:-}" = t5x_diffeq ]; then set -- "$1" "$2.$3" "${@:4}"; fi\n'
         'if [ "${2:-}" = t5x_diffeq.train ]; then\n'
+        '  cpus="$(env -u OMP_NUM_THREADS nproc)"\n'
+        '  printf %s "$cpus" >"$TRAIN_CONTROL/cpus-${SLURM_PROCID:-0}"\n'
         f'  shift 2\n  exec {python} {ROOT}/tests/slow_train.py "$@"\nfi\n'
     )
 
