@@ -15,10 +15,8 @@ import sys
 from pathlib import Path
 
 import psutil
-from helpers import ROOT
-from launched_run import wait_for_text
+from launched_run import launch, wait_for_text
 from patience import patience
-from process_runs import HEAR_CTRL_C
 from slurm_cluster import free_ports
 from ssh_server import SSHD, SshServer
 from stand_ins import add_python, clean_environment, mark_installed
@@ -147,9 +145,10 @@ class CloudTpu:
 
     def launch(self, *words: str, cwd: Path | None = None, **more: str) -> "Launched":
         """A user calls launch/tpu_pod.sh."""
-        environment = {**self.environment(), **more}
         log = self.folder / f"log{len(list(self.folder.glob('log*')))}"
-        launched = Launched(words, environment, cwd or self.folder, log)
+        environment = {**self.environment(), **more}
+        process = launch("tpu_pod.sh", *words, log=log, cwd=cwd or self.folder, env=environment)
+        launched = Launched(process, log)
         self.stack.callback(launched.kill)
         return launched
 
@@ -198,18 +197,8 @@ class CloudTpu:
 class Launched:
     """The script in a process group of its own, and what it says."""
 
-    def __init__(self, words: tuple[str, ...], environment: dict, cwd: Path, log: Path):
-        self.log_file = log
-        with open(log, "w") as said:
-            self.process = subprocess.Popen(
-                [*HEAR_CTRL_C, ROOT / "launch" / "tpu_pod.sh", *words],
-                env=environment,
-                cwd=cwd,
-                stdin=subprocess.DEVNULL,
-                stdout=said,
-                stderr=said,
-                start_new_session=True,
-            )
+    def __init__(self, process: subprocess.Popen, log: Path):
+        self.process, self.log_file = process, log
 
     def wait(self) -> int:
         """Its exit status."""

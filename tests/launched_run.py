@@ -83,15 +83,17 @@ class LaunchedRun:
 
     def launch(self, script: str, *arguments: str, log: Path, **more: str) -> subprocess.Popen:
         """A script of launch/, started in the run's folder; what it says goes to `log`."""
-        with open(log, "w") as said:
-            return subprocess.Popen(
-                [*HEAR_CTRL_C, ROOT / "launch" / script, *arguments],
-                env={**self.environment, **more},
-                cwd=self.folder,
-                stdin=subprocess.DEVNULL,
-                stdout=said,
-                stderr=said,
-            )
+        return launch(script, *arguments, log=log, cwd=self.folder, env=self.environment | more)
+
+
+def launch(script: str, *arguments: str, log: Path, **options) -> subprocess.Popen:
+    """A script of launch/, in a process group of its own; what it says goes to `log`."""
+    command = [*HEAR_CTRL_C, ROOT / "launch" / script, *arguments]
+    none = subprocess.DEVNULL
+    with open(log, "w") as said:
+        return subprocess.Popen(
+            command, stdin=none, stdout=said, stderr=said, start_new_session=True, **options
+        )
 
 
 def rank(pid: int) -> int:
