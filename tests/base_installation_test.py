@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -95,8 +96,12 @@ def test_the_base_installation_runs_the_commands_of_the_readme(wheel, tmp_path):
     assert len(entries) > 3
 
     # The wheel's command, without the clone, continues a run that was interrupted after step 2.
-    subprocess.run(["rm", "-r", tmp_path / "run" / "checkpoints" / "4"], check=True)
-    again = run_verb(*TRAIN)
+    # Its config is the user's own, and builds on the project's of that folder's name.
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "4")
+    (tmp_path / "configs").mkdir()
+    own = "from configs import tiny\n\n\ndef get_config():\n    return tiny.get_config()\n"
+    (tmp_path / "configs" / "own.py").write_text(own)
+    again = run_verb("train", "--config=configs/own.py", *TRAIN[2:])
     assert again.returncode == 0, again.stderr
     assert re.search(r"^resumed .*\b2\b", again.stderr, re.M)
     assert re.search(r"\(programs: [1-9]\d* read, 0 compiled;", again.stderr), again.stderr

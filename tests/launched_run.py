@@ -1,10 +1,10 @@
 """A tiny training for the scripts of launch/: its words, its speed, its faults, its steps."""
 
 import subprocess
-import sys
 import time
 from pathlib import Path
 
+import warm_python
 from helpers import ROOT, metrics_of, numbered_lines
 from patience import patience
 from process_runs import HEAR_CTRL_C
@@ -54,16 +54,8 @@ class LaunchedRun:
     def install(self) -> Path:
         """An environment that `setup` takes as made; its trainings are `slow_train.py`."""
         venv = self.folder / "venv"
-        add_python(venv, slow_training(sys.executable))
-        mark_installed(
-            venv,
-            (
-                "data,gcs",
-                "data,gcs,trackers",
-                "gpu,data,gcs,trackers",
-                "data,gcs,trackers,analysis",
-            ),
-        )
+        add_python(venv, slow_training(warm_python.executable()))
+        mark_installed(venv, ("gpu,data,gcs,trackers,analysis",))
         return venv
 
     def set(self, seconds: float | None = None, fault: str = "") -> None:
@@ -91,15 +83,17 @@ class LaunchedRun:
 
     def launch(self, script: str, *arguments: str, log: Path, **more: str) -> subprocess.Popen:
         """A script of launch/, started in the run's folder; what it says goes to `log`."""
-        with open(log, "w") as said:
-            return subprocess.Popen(
-                [*HEAR_CTRL_C, ROOT / "launch" / script, *arguments],
-                env={**self.environment, **more},
-                cwd=self.folder,
-                stdin=subprocess.DEVNULL,
-                stdout=said,
-                stderr=said,
-            )
+        return launch(script, *arguments, log=log, cwd=self.folder, env=self.environment | more)
+
+
+def launch(script: str, *arguments: str, log: Path, **options) -> subprocess.Popen:
+    """A script of launch/, in a process group of its own; what it says goes to `log`."""
+    command = [*HEAR_CTRL_C, ROOT / "launch" / script, *arguments]
+    none = subprocess.DEVNULL
+    with open(log, "w") as said:
+        return subprocess.Popen(
+            command, stdin=none, stdout=said, stderr=said, start_new_session=True, **options
+        )
 
 
 def rank(pid: int) -> int:

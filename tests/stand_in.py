@@ -5,10 +5,7 @@ Linked under the program's name. $STAND_INS holds `rules.json`, a list of
     {"call": regular expression, found in the program's name and arguments,
      "times": how often the rule holds (default: always),
      "status": 0, "out": "", "error": "",
-     "homes": folders: the last argument is run in each by a shell, as ssh would on hosts,
-     "environments": of each, variables,
-     "keep": folders to copy the files among the arguments to,
-     "waits": true: it goes on until Ctrl-C and then ends with status 1}
+     "keep": a folder to copy the files among the arguments to}
 
 of which the first that holds is used; with none, the call does nothing and succeeds. `calls.jsonl`
 takes every call.
@@ -19,8 +16,6 @@ import json
 import os
 import re
 import shutil
-import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -33,18 +28,9 @@ def main() -> int:
         calls.write(json.dumps(call) + "\n")
         rule = next_rule(folder, " ".join(call))
     for path in filter(os.path.isfile, sys.argv[1:] if "keep" in rule else ()):
-        for kept in rule["keep"]:
-            shutil.copy(path, kept)
+        shutil.copy(path, rule["keep"])
     sys.stdout.write(rule.get("out", ""))
     sys.stderr.write(rule.get("error", ""))
-    sys.stdout.flush()
-    if "homes" in rule:
-        return on_hosts(call[-1].removeprefix("--command="), rule)
-    if "waits" in rule:
-        try:
-            signal.pause()
-        except KeyboardInterrupt:
-            return 1
     return rule.get("status", 0)
 
 
@@ -58,17 +44,6 @@ def next_rule(folder: Path, call: str) -> dict:
                 (folder / "rules.json").write_text(json.dumps(rules))
             return rule
     return {}
-
-
-def on_hosts(command: str, rule: dict) -> int:
-    """Runs it as the shells of the hosts would, all at once; returns the worst status."""
-    running = []
-    owns = rule.get("environments", [{}] * len(rule["homes"]))
-    for home, own in zip(rule["homes"], owns, strict=True):
-        Path(home).mkdir(exist_ok=True)
-        environment = {**os.environ, "HOME": home, **own}
-        running.append(subprocess.Popen(["bash", "-c", command], cwd=home, env=environment))
-    return max(process.wait() for process in running)
 
 
 if __name__ == "__main__":

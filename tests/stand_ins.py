@@ -5,29 +5,28 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from helpers import ROOT
 from patience import patience
+from process_runs import HEAR_CTRL_C
 
 from t5x_diffeq.planner.topology import LIBTPU_ENVIRONMENT
 
-ON_MACHINES = (  # the extras that the scripts install on GPUs and TPUs
-    "gpu,data,gcs,trackers",
-    "tpu,data,gcs,trackers",
-)
-PROGRAMS = ("gcloud", "docker", "sbatch", "srun", "scontrol", "ssh")
+PROGRAMS = ("gcloud", "docker", "sbatch", "srun", "ssh")
 ODD = "--config.data.path=$(touch pwned) `touch pwned` \"two\"  'one' \\ é * ; ~ $HOME\nnew"
 
 
 def slow_training(python: str) -> str:
-    """Lines for `add_python`: trainings are those of `slow_train.py`, run by this Python."""
+    """Lines for `add_python`: trainings are those of `slow_train.py`, run by this Python.
+
+    How many CPUs a process has, stands in a file then.
+    """
     return (
         'if [ "${2:-}" = t5x_diffeq ]; then set -- "$1" "$2.$3" "${@:4}"; fi\n'
         'if [ "${2:-}" = t5x_diffeq.train ]; then\n'
+        '  cpus="$(env -u OMP_NUM_THREADS nproc)"\n'
+        '  printf %s "$cpus" >"$TRAIN_CONTROL/cpus-${SLURM_PROCID:-0}"\n'
         f'  shift 2\n  exec {python} {ROOT}/tests/slow_train.py "$@"\nfi\n'
     )
 
@@ -91,7 +90,7 @@ class StandIns:
         venv = self.folder / "venv"
         if not venv.exists():
             self.add(venv / "bin" / "python")
-            mark_installed(venv, ("", "data,gcs", *ON_MACHINES))
+            mark_installed(venv, ("gpu,data,gcs,trackers",))
         return venv
 
     def run(self, script: str, *arguments: str, **more: str) -> subprocess.CompletedProcess:
@@ -105,27 +104,24 @@ class StandIns:
             timeout=patience(120),
         )
 
-    def interrupt(self, script: str, *arguments: str, call: str) -> tuple[int, str]:
-        """Ctrl-C for a script, at a call of this text; its status, and what it said."""
+    def interrupt(self, script: str, *arguments: str, said: str, **more: str) -> tuple[int, str]:
+        """Ctrl-C for a script, once it said this line; its status, and its errors."""
         process = subprocess.Popen(
-            ["env", "--default-signal=INT", ROOT / "launch" / script, *arguments],
-            env=self.environment(),
+            [*HEAR_CTRL_C, ROOT / "launch" / script, *arguments],
+            env=self.environment(**more),
             cwd=self.folder,
+            stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
         )
-        deadline = time.monotonic() + patience(60)
-        while call not in " ".join(word for each in self.calls() for word in each):
-            assert process.poll() is None and time.monotonic() < deadline
-            time.sleep(0.1)
-        time.sleep(0.5)  # until it waits
-        os.killpg(process.pid, signal.SIGINT)
         try:
-            _, said = process.communicate(timeout=patience(30))
+            assert said in iter(process.stdout.readline, "")
+            os.killpg(process.pid, signal.SIGINT)
+            _, errors = process.communicate(timeout=patience(30))
         finally:
             process.kill()
-        return process.returncode, said
+        return process.returncode, errors
 
     def calls(self, program: str = "") -> list[list[str]]:
         """Those to a program, or all, in order."""
@@ -141,31 +137,3 @@ def assert_one_error(ended: subprocess.CompletedProcess, status: int, message: s
     assert last.startswith("error: "), ended.stderr
     assert message in last
     assert not any(line.startswith("error: ") for line in others), ended.stderr
-
-
-class Metadata:
-    """A metadata server with these attributes, for one host."""
-
-    def __init__(self, attributes):
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self):
-                name = self.path.rpartition("/")[2]
-                known = name in attributes and self.headers["Metadata-Flavor"] == "Google"
-                self.send_response(200 if known else 404)
-                self.end_headers()
-                self.wfile.write(attributes.get(name, "").encode())
-
-            def log_message(self, *arguments):
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-        self.address = f"127.0.0.1:{self.server.server_port}"
-
-
-def of_host(number, endpoints, environment=""):
-    return {
-        "agent-worker-number": str(number),
-        "worker-network-endpoints": endpoints,
-        "tpu-env": f"ACCELERATOR_TYPE: 'v5p-32'\n{environment}ZONE: 'z'\n",
-    }

@@ -294,8 +294,7 @@ def test_the_hub(tmp_path):
         "owner/corpus@main:default",
         "hf://datasets/owner/corpus/data/*.parquet",
     ]
-    with hub("owner/corpus", files) as server:
-        endpoint = f"http://127.0.0.1:{server.server_address[1]}"
+    with hub("owner/corpus", files) as (endpoint, asked):
         environment = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "home")}
         environment |= {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "0"}
         environment |= {"HF_DATASETS_OFFLINE": "0"}
@@ -304,5 +303,5 @@ def test_the_hub(tmp_path):
         assert done.stdout.splitlines() == ["3 <0.0> <0.1>abcdefg "] * 3, done.stderr
         missing = subprocess.run([*command, "owner/nosuch"], env=environment, capture_output=True)
     assert b"data.path=owner/nosuch can't be opened as a stream" in missing.stderr
-    read = [line for line in server.asked if "/resolve/" in line and line.endswith(".parquet")]
+    read = [line for line in asked if "/resolve/" in line and line.endswith(".parquet")]
     assert not any("train-1" in line or "train-2" in line for line in read)

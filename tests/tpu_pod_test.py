@@ -1,146 +1,192 @@
-"""launch/tpu_pod.sh from the request for a TPU to the end of the run, with a stand-in for gcloud.
+"""launch/tpu_pod.sh where the real `gcloud` of `gcloud_test.py` shows nothing: options, several
+slices, ends of a run, hosts that can't be reached.
 
-The stand-in does what it is told to, or fails. Its texts are those of the real one
-(`gcloud_answers.py`), which `gcloud_test.py` runs. A queued resource is WAITING_FOR_RESOURCES,
-PROVISIONING, ACTIVE, FAILED, SUSPENDING or SUSPENDED, and in the last state "no longer eligible for
-further allocation" (docs.cloud.google.com/tpu/docs/queued-resources).
+A stand-in takes what gcloud gets: the options on the reference pages of `gcloud compute tpus
+queued-resources create` (in the alpha version: --provisioning-model, --max-run-duration) and of
+`gcloud alpha compute tpus tpu-vm ssh` and `scp` (--tunnel-through-iap, which the version without
+alpha lacks). Its texts are those of gcloud 528.
 """
 
 import re
+import subprocess
+import tarfile
 
 import pytest
-from gcloud_answers import (
-    ABSENT,
-    ACTIVE,
-    BOOT,
-    DENIED,
-    EXHAUSTED,
-    PLACE,
-    RUN,
-    STATUS,
-    UNAVAILABLE,
-    UNREACHABLE,
-    ends,
-    states,
-)
-from stand_ins import assert_one_error
+from helpers import ROOT
+from stand_ins import ODD, assert_one_error
+
+PLACE = ("--type=v5p-32", "--workdir=gs://bucket/run", "--zone=z")
+RUN = ("configs/llama1b.py:ode", *PLACE, "--unchecked")
+TINY = "configs/tiny.py"
+STATUS = r"tpu_host\.sh status"
+ACTIVE = {"call": "resources describe", "out": "ACTIVE\n"}
+ABSENT = {"call": "resources describe", "status": 1, "error": "ERROR: NOT_FOUND: Resource\n"}
+NEW = ({**ABSENT, "times": 2}, ACTIVE)  # asked for at the start and in the wait, then requested
+DONE = {"call": STATUS, "out": "ended 0\n"}
+UNREACHABLE = {  # after ten tries to reach one of several hosts, and without a last line
+    "status": 255,
+    "error": "ssh: connect to host 203.0.113.11 port 22: Connection refused\n"
+    "Retrying: SSH command error: [/usr/bin/ssh] exited with return code [255].\n",
+}
 
 
 def steps(stand_ins):
     """The calls to gcloud in short: describe, create, scp, and the host's commands."""
     short = []
     for call in stand_ins.calls("gcloud"):
-        words = " ".join(call)
-        host = re.search(r"tpu_host\.sh (\w+)", words)
-        verb = call[call.index("tpus") + 2]
-        short.append(host.group(1) if host else verb)
+        host = re.search(r"tpu_host\.sh (\w+)", " ".join(call))
+        short.append(host.group(1) if host else call[call.index("tpus") + 2])
     return short
 
 
-BEGIN = ["scp", "install", "start", "follow", "status"]
+def create(stand_ins):
+    """The one request for a TPU."""
+    (call,) = (call for call in stand_ins.calls("gcloud") if "create" in call)
+    return call
 
 
-def test_makes_the_tpu_and_runs(stand_ins):
-    stand_ins.rules(*states("", "", "WAITING_FOR_RESOURCES", "PROVISIONING"), *ends("ended 0"))
-    ended = stand_ins.run("tpu_pod.sh", *RUN, "--spot")
+# ---------------------------------------------------------------- what gcloud is told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "give a config"),
+        (["--unchecked"], "give --type=v5p-128, the kind of TPU and its size"),
+        (["--workdir=/local/dir"], "with --mounted if every host has it"),
+        (["--restart=2"], "--restart is not an option of this script"),
+        (["--name=No Name"], "--name=No Name must be lower-case"),
+        (["--flex_start", "--spot"], "exclude each other"),
+        ([*PLACE, "--flex_start", "--unchecked"], "give --max_run_duration=24h"),
+        (["--type=v9-128"], "--type=v9-128 is not known"),
+        ([*PLACE, "--secret=a b"], "--secret=a b must be VARIABLE"),
+    ],
+)
+def test_bad_arguments(stand_ins, arguments, message):
+    config = [TINY] if arguments else []
+    assert_one_error(stand_ins.run("tpu_pod.sh", *config, *arguments), 2, message)
+    assert stand_ins.calls() == []
+
+
+def test_a_zone_is_needed(stand_ins):
+    """Here gcloud has none configured."""
+    ended = stand_ins.run("tpu_pod.sh", RUN[0], *PLACE[:2], "--unchecked", "--reserved")
+    assert_one_error(ended, 2, "give --zone=")
+
+
+def test_dry_run_calls_nothing(stand_ins):
+    ended = stand_ins.run("tpu_pod.sh", *RUN, ODD, "--slices=2", "--dry-run")
     assert ended.returncode == 0, ended.stderr
-    waiting = ["describe"] * 2 + ["create"] + ["describe"] * 3
-    assert steps(stand_ins) == [*waiting, *BEGIN]
-    (create,) = (call for call in stand_ins.calls() if "create" in call)
-    assert create[5:] == [
-        "llama1b-ode",
-        "--zone=z",
-        "--node-id=llama1b-ode",
-        "--accelerator-type=v5p-32",
-        "--runtime-version=v2-alpha-tpuv5",
-        "--async",
-        BOOT,
-        "--spot",
-    ]
-    workers = [word for call in stand_ins.calls() for word in call if "--worker" in word]
-    assert workers == ["--worker=all"] * 3 + ["--worker=0"] * 2
+    assert stand_ins.calls() == []
+    assert all(line.startswith(("+ gcloud ", "+ tar ")) for line in ended.stdout.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("kind", "count", "hosts", "runtime"),
+    [
+        ("v3-32", 32, 4, "tpu-ubuntu2204-base"),
+        ("v4-8", 4, 1, "tpu-ubuntu2204-base"),
+        ("v5litepod-16", 16, 4, "v2-alpha-tpuv5-lite"),
+        ("v5p-128", 64, 16, "v2-alpha-tpuv5"),
+        ("v6e-8", 8, 1, "v2-alpha-tpuv6e"),
+    ],
+)
+def test_kinds_of_tpu(stand_ins, kind, count, hosts, runtime):
+    """Types count cores up to v5p; a core is a device up to v3, two cores are one in v4 and v5p.
+
+    Runtime versions are those of docs.cloud.google.com/tpu/docs/runtimes.
+    """
+    stand_ins.rules(*NEW, DONE)
+    ended = stand_ins.run("tpu_pod.sh", RUN[0], *PLACE, f"--type={kind}", "--slices=2")
+    assert ended.returncode == 0, ended.stderr
+    check = stand_ins.calls("python")[0]
+    assert {"--chip=tpu", f"--count={count}", f"--hosts={hosts}", "--slices=2"} <= set(check)
+    assert check[-2:] == ["--config=configs/llama1b.py:ode", PLACE[1]]
+    assert {f"--accelerator-type={kind}", f"--runtime-version={runtime}"} <= set(create(stand_ins))
 
 
 def test_slices(stand_ins):
-    stand_ins.rules(*states("", ""), *ends("ended 0"))
+    """And the startup script, which continues the run after a boot."""
+    stand_ins.rules(*NEW, DONE)
     assert stand_ins.run("tpu_pod.sh", *RUN, "--slices=2", "--name=two").returncode == 0
-    assert steps(stand_ins)[-8:] == ["scp"] * 2 + ["install"] * 2 + ["start"] * 2 + BEGIN[3:]
+    begin = ["scp"] * 2 + ["install"] * 2 + ["start"] * 2
+    assert steps(stand_ins)[-8:] == [*begin, "follow", "status"]
     named = [call[6] for call in stand_ins.calls("gcloud") if "ssh" in call]
     assert named == ["two-0", "two-1", "two-0", "two-1", "two-0", "two-0"]
-    (create,) = (call for call in stand_ins.calls() if "create" in call)
-    assert {"--node-count=2", "--node-prefix=two"} <= set(create)
+    workers = [word for call in stand_ins.calls() for word in call if "--worker" in word]
+    assert workers == ["--worker=all"] * 6 + ["--worker=0"] * 2
+    boot = f"--metadata-from-file=startup-script={ROOT}/launch/tpu_boot.sh"
+    assert {"--node-count=2", "--node-prefix=two", boot} <= set(create(stand_ins))
 
 
-def test_preempted(stand_ins):
-    """Saved, TPU taken away: it is requested again, and the run goes on there."""
-    taken = states("ACTIVE", "ACTIVE", "SUSPENDING", "SUSPENDED", "DELETING", "")
-    stand_ins.rules(*taken, *ends("absent", "ended 42", "ended 0"))
-    ended = stand_ins.run("tpu_pod.sh", *RUN)
+def test_options_of_gclouds_alpha_version(stand_ins):
+    """A TPU for a day, and hosts without addresses outside."""
+    stand_ins.rules(*NEW, DONE)
+    options = ("--flex_start", "--max_run_duration=24h", "--labels=team=a", "--internal_ips")
+    assert stand_ins.run("tpu_pod.sh", *RUN, *options).returncode == 0
+    wanted = {"--provisioning-model=flex-start", "--max-run-duration=86400s"}
+    assert wanted | {"--labels=team=a", "--internal-ips", "alpha"} <= set(create(stand_ins))
+    for call in stand_ins.calls("gcloud"):
+        if "ssh" in call or "scp" in call:
+            assert call[1] == "alpha" and "--tunnel-through-iap" in call
+
+
+def test_variables_are_sent_unseen(stand_ins, tmp_path):
+    """In a file that its owner alone reads, and a config of one's own beside it."""
+    mine = tmp_path / "llama1b.py"
+    mine.write_text("# mine\n")
+    stand_ins.rules({"call": " scp ", "keep": str(tmp_path)}, *NEW, DONE)
+    given = ("--env=A=it's $(x)", "--env=HERE", "--secret=TOKEN=its-name", "--restarts=7")
+    ended = stand_ins.run("tpu_pod.sh", f"{mine}:ode", *PLACE, *given, HERE="hidden")
     assert ended.returncode == 0, ended.stderr
-    first = ["describe", "status", "describe", *BEGIN]
-    again = ["describe"] * 2 + ["delete"] + ["describe"] * 2 + ["create", "describe", *BEGIN]
-    assert steps(stand_ins) == first + again
-    assert "ended 42: starting again (1 of at most 100)" in ended.stderr
+    (start,) = (call for call in stand_ins.calls() if "tpu_host.sh start" in call[-1])
+    assert "--config=own_config/llama1b.py:ode" in start[-1]
+    assert "hidden" not in str(stand_ins.calls())
+    with tarfile.open(tmp_path / "t5x_diffeq.tar.gz") as copied:
+        assert copied.extractfile("own_config/llama1b.py").read() == b"# mine\n"
+        assert copied.getmember("settings").mode & 0o077 == 0
+        copied.extract("settings", tmp_path)
+    told = "set -a; source settings; env -0"
+    printed = subprocess.run(["bash", "-c", told], cwd=tmp_path, capture_output=True, text=True)
+    wanted = {"A=it's $(x)", "HERE=hidden", "T5X_DIFFEQ_SECRETS=TOKEN=its-name"}
+    assert wanted | {"T5X_DIFFEQ_TPU=v5p-32", "T5X_DIFFEQ_RESTARTS=7"} <= {
+        *printed.stdout.split("\0")
+    }
+
+
+def test_a_tpu_named_by_variables(stand_ins):
+    stand_ins.run("tpu_pod.sh", "delete", TPU_NAME="named", TPU_ZONE="z", TPU_PROJECT="p")
+    (call,) = stand_ins.calls()
+    assert {"delete", "named", "--zone=z", "--project=p"} <= set(call)
+
+
+# ---------------------------------------------------------------- what becomes of the run
 
 
 def test_restarts_are_bounded(stand_ins):
-    stand_ins.rules(*states(""), {"call": STATUS, "out": "ended 42\n"})
+    stand_ins.rules(ACTIVE, {"call": STATUS, "out": "ended 42\n"})
     ended = stand_ins.run("tpu_pod.sh", *RUN, "--restarts=2")
     assert_one_error(ended, 1, "started again 2 times (--restarts) and ended 42")
     assert steps(stand_ins).count("start") == 3
 
 
-def test_quota_exceeded(stand_ins):
-    stand_ins.rules(EXHAUSTED, ABSENT)
+@pytest.mark.parametrize(
+    ("said", "status"), [("ended 1", 1), ("ended 130", 1), ("stopped 42", 0), ("ended 0", 0)]
+)
+def test_ends_for_good(stand_ins, said, status):
+    report = {"call": r"tpu_host\.sh report", "out": "host: ended 1 | error: it broke\n"}
+    stand_ins.rules(report, ACTIVE, {"call": STATUS, "out": f"{said}\n"})
     ended = stand_ins.run("tpu_pod.sh", *RUN)
-    assert_one_error(ended, 1, "can't be requested; the lines above say why")
-    assert "RESOURCE_EXHAUSTED" in ended.stderr
-    assert steps(stand_ins) == ["describe", "describe", "create"]
+    assert ended.returncode == status
+    assert ("error: it broke" in ended.stderr) == bool(status)
+    assert steps(stand_ins).count("start") == 1
 
 
-def test_refused(stand_ins):
-    stand_ins.rules(*states("", "", "FAILED"))
-    ended = stand_ins.run("tpu_pod.sh", *RUN)
-    assert_one_error(ended, 1, "was refused")
-
-
-def test_gcloud_without_rights(stand_ins):
-    stand_ins.rules(DENIED)
-    ended = stand_ins.run("tpu_pod.sh", *RUN)
-    assert_one_error(ended, 1, "gcloud can't tell the state of the TPU llama1b-ode")
-    assert "create" not in steps(stand_ins)
-
-
-def test_a_question_that_fails_does_not_end_the_wait(stand_ins):
-    """The TPU would be granted later, and paid for, with nobody to use it."""
-    waiting = states("", "", "WAITING_FOR_RESOURCES")
-    stand_ins.rules(*waiting[:3], {**UNAVAILABLE, "times": 1}, *waiting[2:], *ends("ended 0"))
-    ended = stand_ins.run("tpu_pod.sh", *RUN)
-    assert ended.returncode == 0, ended.stderr
-    assert "TPU llama1b-ode: unknown" in ended.stderr and UNAVAILABLE["error"] in ended.stderr
-    assert steps(stand_ins).count("create") == 1
-
-
-def test_the_zone_is_that_of_gcloud(stand_ins):
-    """A reserved TPU can't be created without; and what is printed names all that it needs."""
-    words = ("configs/llama1b.py:ode", *PLACE[:2], "--unchecked", "--reserved", "--slices=2")
-    assert_one_error(stand_ins.run("tpu_pod.sh", *words), 2, "give --zone=us-east5-a")
-    zone = {"call": "config get compute/zone", "out": "z-configured\n"}
-    stand_ins.rules(zone, *states("", ""), *ends("ended 0"))
-    ended = stand_ins.run("tpu_pod.sh", *words, "--project=p")
-    assert ended.returncode == 0, ended.stderr
-    (create,) = (call for call in stand_ins.calls() if "create" in call)
-    assert "--zone=z-configured" in create
-    place = "--name=llama1b-ode --project=p --zone=z-configured --slices=2"
-    assert f"tpu_pod.sh delete {place}" in ended.stderr
-
-
-@pytest.mark.parametrize("step", ["scp", "install", "start"])
+@pytest.mark.parametrize("step", ["scp", "start"])
 def test_one_worker_is_not_reachable(stand_ins, step):
-    call = " scp " if step == "scp" else rf"tpu_host\.sh {step}"
-    stand_ins.rules({"call": call, **UNREACHABLE}, *states(""))
-    ended = stand_ins.run("tpu_pod.sh", *RUN)
-    assert_one_error(ended, 1, "every host of llama1b-ode")
+    call = " scp " if step == "scp" else r"tpu_host\.sh start"
+    stand_ins.rules({"call": call, **UNREACHABLE}, ACTIVE)
+    assert_one_error(stand_ins.run("tpu_pod.sh", *RUN), 1, "every host of llama1b-ode")
     assert steps(stand_ins).count(step) == 3
     assert "follow" not in steps(stand_ins)
 
@@ -148,56 +194,15 @@ def test_one_worker_is_not_reachable(stand_ins, step):
 def test_ssh_dropped(stand_ins):
     """The run goes on without it, so its log is shown again, and nothing is started."""
     drop = {"call": r"tpu_host\.sh follow", **UNREACHABLE, "times": 1}
-    stand_ins.rules(drop, *states(""), *ends("running", "ended 0"))
+    running = {"call": STATUS, "out": "running\n", "times": 1}
+    stand_ins.rules(drop, *NEW, running, DONE)
     ended = stand_ins.run("tpu_pod.sh", *RUN)
     assert ended.returncode == 0, ended.stderr
-    assert steps(stand_ins) == ["describe"] * 2 + BEGIN + ["follow", "status"]
+    begun = ["scp", "install", "start", *["follow", "status"] * 2]
+    assert steps(stand_ins) == ["describe", "describe", "create", "describe", *begun]
 
 
 def test_ssh_drops_for_ever(stand_ins):
-    drop = {"call": r"tpu_host\.sh (follow|status)", **UNREACHABLE}
-    stand_ins.rules(drop, *states(""))
-    ended = stand_ins.run("tpu_pod.sh", *RUN)
-    assert_one_error(ended, 1, "worker 0 of llama1b-ode can't be held")
+    stand_ins.rules({"call": r"tpu_host\.sh (follow|status)", **UNREACHABLE}, ACTIVE)
+    assert_one_error(stand_ins.run("tpu_pod.sh", *RUN), 1, "worker 0 of llama1b-ode can't be held")
     assert steps(stand_ins).count("start") == 1
-
-
-@pytest.mark.parametrize("status", [1, 2, 130])
-def test_a_failed_run_is_not_started_again(stand_ins, status):
-    report = {"call": r"tpu_host\.sh report", "out": "host: ended 1 | error: it broke\n"}
-    stand_ins.rules(report, *states(""), *ends(f"ended {status}"))
-    ended = stand_ins.run("tpu_pod.sh", *RUN)
-    assert ended.returncode == 1
-    assert f"the run ended with status {status}" in ended.stderr
-    assert "error: it broke" in ended.stderr
-    assert steps(stand_ins).count("start") == 1
-
-
-def test_stopped_by_the_other_command(stand_ins):
-    stand_ins.rules(*states(""), *ends("stopped 42"))
-    assert stand_ins.run("tpu_pod.sh", *RUN).returncode == 0
-    assert steps(stand_ins).count("start") == 1
-
-
-def test_the_same_command_shows_the_run_that_is_there(stand_ins):
-    stand_ins.rules(ACTIVE, *ends("running", "ended 0"))
-    assert stand_ins.run("tpu_pod.sh", *RUN).returncode == 0
-    assert steps(stand_ins) == ["describe", "status", "follow", "status"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "steps_wanted"),
-    [
-        (["status"], ["describe", "report"]),
-        (["logs", "--worker=3"], ["follow"]),
-        (["stop"], ["stop"]),
-        (["delete"], ["delete"]),
-    ],
-)
-def test_other_verbs(stand_ins, arguments, steps_wanted):
-    stand_ins.rules(ACTIVE)
-    ended = stand_ins.run("tpu_pod.sh", *arguments, TPU_NAME="named", TPU_ZONE="z", TPU_PROJECT="p")
-    assert ended.returncode == 0, ended.stderr
-    assert steps(stand_ins) == steps_wanted
-    for call in stand_ins.calls():
-        assert {"named", "--zone=z", "--project=p"} <= set(call)
