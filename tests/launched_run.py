@@ -1,10 +1,11 @@
 """A tiny training for the scripts of launch/: its words, its speed, its faults, its steps."""
 
+import re
 import subprocess
-import sys
 import time
 from pathlib import Path
 
+import warm_python
 from helpers import ROOT, metrics_of, numbered_lines
 from patience import patience
 from process_runs import HEAR_CTRL_C
@@ -54,7 +55,7 @@ class LaunchedRun:
     def install(self) -> Path:
         """An environment that `setup` takes as made; its trainings are `slow_train.py`."""
         venv = self.folder / "venv"
-        add_python(venv, slow_training(sys.executable))
+        add_python(venv, slow_training(warm_python.executable()))
         mark_installed(
             venv,
             (
@@ -77,6 +78,10 @@ class LaunchedRun:
     def reports(self) -> list[dict]:
         """What stands in metrics.jsonl of the training steps, but for rates."""
         return [report for report in metrics_of(self.workdir) if "train/loss" in report]
+
+    def is_done(self) -> bool:
+        """Whether every step was reported once."""
+        return [report["step"] for report in self.reports()] == [*range(1, STEPS + 1)]
 
     def step(self) -> int:
         """The last that was reported."""
@@ -128,3 +133,9 @@ def wait_for_text(process: subprocess.Popen, log: Path, text: str, after: str = 
         return found
 
     wait_for(is_so)
+
+
+def steps_after_stops(log: str) -> tuple[list[int], list[int]]:
+    """After which steps a run was stopped and saved, and at which it went on."""
+    stopped = re.findall(r"stopped by \S+ after step (\d+), saved", log)
+    return [*map(int, stopped)], [*map(int, re.findall(r"continuing at step (\d+) ", log))]
