@@ -21,9 +21,9 @@ def text(tmp_path_factory):
     return write_text(tmp_path_factory.mktemp("text"))
 
 
-STEPS = ("--config.train.total_steps=60", "--config.train.eval_every=60")
+STEPS = ("--config.train.total_steps=30", "--config.train.eval_every=30")
 LOOKS = (  # inside the model, and at the time that steps take
-    "--config.train.watch_every=30",
+    "--config.train.watch_every=15",
     "--config.train.profile=6:7",
     "--config.train.profile_processes=(0, 1)",
 )
@@ -42,7 +42,7 @@ def undisturbed(text, tmp_path_factory):
 @pytest.mark.slow
 def test_looks_of_two_processes(undisturbed):
     curves = [json.loads(line) for line in (undisturbed / "curves.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in curves] == [30, 60]
+    assert [line["step"] for line in curves] == [15, 30]
     traces = undisturbed.glob("profiles/plugins/profile/steps_6-7/*.xplane.pb")
     assert sorted(path.name.split("_process_")[1] for path in traces) == [
         "0.xplane.pb",
@@ -52,7 +52,7 @@ def test_looks_of_two_processes(undisturbed):
 
 def assert_close_to(undisturbed, workdir):
     found, expected = read_reports(workdir), read_reports(undisturbed)
-    assert len(found) == len(expected) == 60
+    assert len(found) == len(expected) == 30
     np.testing.assert_allclose(found, expected, rtol=1e-5)
     np.testing.assert_allclose(found[0], expected[0], rtol=1e-6)  # the same batch
 
@@ -109,7 +109,7 @@ def test_sigterm_to_one_stops_both_after_the_same_step(interrupted):
     (saved,) = (line for line in log.splitlines() if "saved; the same command" in line)
     step = int(saved.split("after step ")[1].split(",")[0])
     assert (workdir / "checkpoints" / str(step)).is_dir()
-    assert len(read_reports(workdir)) == step < 60
+    assert len(read_reports(workdir)) == step < 30
 
 
 @pytest.mark.slow
