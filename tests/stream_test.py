@@ -215,10 +215,14 @@ def test_what_does_not_go_with_a_stream():
         check_data(DataKeys(source="mixture", mixture=((1, "stream", "x"), (1, "stdlib", None))))
 
 
+def one_device():
+    mesh = jax.make_mesh((1,), ("data",), devices=jax.devices()[:1])
+    return NamedSharding(mesh, PartitionSpec("data", None))
+
+
 def test_the_position_is_that_of_the_batches_handed_out(files):
     """However many are read ahead; and those that a rollback leaves behind are passed over."""
-    mesh = jax.make_mesh((1,), ("data",), devices=jax.devices()[:1])
-    sharding = NamedSharding(mesh, PartitionSpec("data", None))
+    sharding = one_device()
     make = lambda: Stream(stream_of(files), ENCODER, LENGTH, BATCH, 3, False)  # noqa: E731
     data = make()
     whole = list(islice(data.batches(sharding, 0, None), 9))
@@ -248,12 +252,12 @@ def test_a_stopped_run_goes_on_with_the_next_batch(tmp_path, capfd):
     small.train.update(total_steps=8, eval_every=8, hooks=(f"{__name__}:Drawn",))
     small.mesh.fsdp = 1
     config, run = Config.of(small), tmp_path / "run"
+    Drawn.batches.clear()
     assert stop_after(4, config, run) == 42
     assert "a stream of 3 files train" in capfd.readouterr().err
     assert train(config, run) == 0
     data = training_data(config, corpus_of(small.data, run, new=False))
-    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    assert_equal(list(islice(data.batches(sharding, 0, None), 8)), Drawn.batches)
+    assert_equal(list(islice(data.batches(one_device(), 0, None), 8)), Drawn.batches)
     (tmp_path / "0.jsonl").write_text('{"text": "changed", "number": 1}\n')
     with pytest.raises(InputError, match="the data is now"):
         corpus_of(small.data, run, new=False)
