@@ -1,6 +1,5 @@
 """A tiny training for the scripts of launch/: its words, its speed, its faults, its steps."""
 
-import re
 import subprocess
 import time
 from pathlib import Path
@@ -56,15 +55,7 @@ class LaunchedRun:
         """An environment that `setup` takes as made; its trainings are `slow_train.py`."""
         venv = self.folder / "venv"
         add_python(venv, slow_training(warm_python.executable()))
-        mark_installed(
-            venv,
-            (
-                "data,gcs",
-                "data,gcs,trackers",
-                "gpu,data,gcs,trackers",
-                "data,gcs,trackers,analysis",
-            ),
-        )
+        mark_installed(venv, ("gpu,data,gcs,trackers,analysis",))
         return venv
 
     def set(self, seconds: float | None = None, fault: str = "") -> None:
@@ -137,5 +128,6 @@ def wait_for_text(process: subprocess.Popen, log: Path, text: str, after: str = 
 
 def steps_after_stops(log: str) -> tuple[list[int], list[int]]:
     """After which steps a run was stopped and saved, and at which it went on."""
-    stopped = re.findall(r"stopped by \S+ after step (\d+), saved", log)
-    return [*map(int, stopped)], [*map(int, re.findall(r"continuing at step (\d+) ", log))]
+    stopped = [words.partition(",")[0] for words in log.split(" after step ")[1:]]
+    continued = [words.split()[0] for words in log.split("continuing at step ")[1:]]
+    return [*map(int, stopped)], [*map(int, continued)]

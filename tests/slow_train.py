@@ -43,4 +43,7 @@ def stop_slowly(stop: StopSignals) -> bool:
 
 
 StopSignals.should_stop = stop_slowly
+(CONTROL / f"cpus-{os.environ.get('SLURM_PROCID', 0)}").write_text(
+    str(len(os.sched_getaffinity(0)))
+)
 runpy.run_module("t5x_diffeq.train", run_name="__main__", alter_sys=True)
