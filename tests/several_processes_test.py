@@ -31,10 +31,10 @@ LOOKS = (  # inside the model, and at the time that steps take
 
 @pytest.fixture(scope="module")
 def undisturbed(text, tmp_path_factory):
-    """The workdir of two processes of two devices that nothing happened to."""
+    """The workdir of two processes of a device each that nothing happened to."""
     workdir = tmp_path_factory.mktemp("undisturbed")
-    log = run(text, workdir, 2, 2, *STEPS, *LOOKS)
-    assert "4 x cpu, 2 process(es)" in log
+    log = run(text, workdir, 2, 1, *STEPS, *LOOKS)
+    assert "2 x cpu, 2 process(es)" in log
     assert log.count("training in") == 1  # only process 0 talks
     return workdir
 
@@ -59,9 +59,8 @@ def assert_close_to(undisturbed, workdir):
 
 @pytest.mark.slow
 def test_begun_by_one_process_and_continued_by_several(undisturbed, text, tmp_path, whole):
-    """The same devices, divided among more processes."""
-    stop_at(10, text, tmp_path, 1, 4, *STEPS)
-    run(text, tmp_path, *((4, 1) if whole else (2, 2)), *STEPS)
+    stop_at(10, text, tmp_path, 1, 2, *STEPS)
+    run(text, tmp_path, 4 if whole else 2, 1, *STEPS)
     assert_close_to(undisturbed, tmp_path)
 
 
@@ -75,9 +74,9 @@ def children_of(process):
 
 @pytest.fixture(scope="module")
 def interrupted(text, tmp_path_factory):
-    """The log and workdir of two processes of two devices: one was killed, then one stopped."""
+    """The log and workdir of two processes: one was killed, and after a restart one was stopped."""
     workdir, log = tmp_path_factory.mktemp("interrupted"), ""
-    launch, *train = command(text, workdir, 2, 2, *STEPS)
+    launch, *train = command(text, workdir, 2, 1, *STEPS)
     process = start([launch, train[0], "--restarts=1", *train[1:]])
     for sign, number in (("training in", signal.SIGKILL), ("starting again", signal.SIGTERM)):
         is_there = False
@@ -115,7 +114,7 @@ def test_sigterm_to_one_stops_both_after_the_same_step(interrupted):
 @pytest.mark.slow
 def test_continued_equals_undisturbed(interrupted, undisturbed, text, tmp_path):
     workdir = shutil.copytree(interrupted[1], tmp_path / "run")
-    run(text, workdir, 2, 2, *STEPS)
+    run(text, workdir, 2, 1, *STEPS)
     assert metrics_of(workdir) == metrics_of(undisturbed)
 
 

@@ -274,8 +274,8 @@ def test_processes_go_on_as_fewer(tmp_path, monkeypatch):
         *(f"--config.train.batch_size={BATCH}", f"--config.data.sequence_length={LENGTH}"),
         *("--config.train.total_steps=40", "--config.train.eval_every=1000"),
     ]
-    stop_at(10, "", tmp_path / "run", 2, 2, *keys)
-    run("", tmp_path / "run", 1, 4, *keys)
+    stop_at(10, "", tmp_path / "run", 2, 1, *keys)
+    run("", tmp_path / "run", 1, 1, *keys)
     assert len(read_reports(tmp_path / "run")) == 40
     facts = json.loads((tmp_path / "run/checkpoints/40/data/metadata").read_text())
     monkeypatch.setattr(stream, "BLOCK_DOCUMENTS", BLOCK_OF_RUNS)
