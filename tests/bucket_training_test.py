@@ -141,21 +141,25 @@ def damage_newest(bucket, older):
     return step
 
 
+def wait_for_line(process, beginning):
+    """Returns when it has told a line that begins so."""
+    assert any(line.startswith(beginning) for line in process.stderr)
+
+
 def test_two_processes(bucket):
     """One run, as on a pod: each writes its part of checkpoints. While it lives, no other may."""
     launcher = (
         *(sys.executable, str(ROOT / "launch" / "local_processes.py")),
-        *("--processes=2", "--devices_per_process=2", "--"),
+        *("--processes=2", "--devices_per_process=1", "--"),
     )
     workdir, steps = "gs://bucket/runs/two", "--config.train.total_steps=5000"
     process = bucket.start("train", *training(workdir, steps), launcher=launcher)
-    for line in process.stderr:
-        if line.startswith("step "):
-            break
+    wait_for_line(process, "training in")
     other = bucket.start("train", *training(workdir, steps))
     _, log = other.communicate()
     assert other.returncode == 2
     assert f"error: another process is writing --workdir={workdir}" in log
+    wait_for_line(process, "step ")
     process.send_signal(signal.SIGTERM)
     _, log = process.communicate()
     assert process.returncode == 42
