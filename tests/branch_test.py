@@ -24,17 +24,21 @@ def stable(text, tmp_path_factory):
     config = small_config(text)
     config.mesh.fsdp = 1
     config.optimizer.update(schedule="wsd", warmup_fraction=0.0)
-    config.train.update(ema_decay=0.9, on_spike="skip", keep_checkpoints=10)
+    config.train.update(ema_decay=0.9, eval_every=6, eval_batches=1)
     workdir = tmp_path_factory.mktemp("stable") / "run"
     assert train(Config.of(config), workdir) == 0
     return config, workdir
 
 
-def branch_off(stable, workdir, step=None, **values):
-    """What `train --branch_from` does."""
+def config_of_branch(source, workdir, step=None, **values):
+    """What `train --branch_from` does before it trains."""
     changes = {key.replace("__", "."): value for key, value in values.items()}
-    config = branch.branch_off(workdir, stable[1], step, None, changes, first=True)
-    return train(config, workdir)
+    return branch.branch_off(workdir, source, step, None, changes, first=True)
+
+
+def branch_off(*arguments, **values):
+    """What `train --branch_from` does."""
+    return train(config_of_branch(*arguments, **values), arguments[1])
 
 
 def params_of(workdir, averages=False):
@@ -44,7 +48,7 @@ def params_of(workdir, averages=False):
 @pytest.mark.slow
 def test_a_branch_with_the_same_schedule_is_its_run(stable, tmp_path):
     """Parameters, averages, data and metrics go on exactly; so does the history."""
-    assert branch_off(stable, tmp_path, step=2, optimizer__cooldown_steps=1) == 0
+    assert branch_off(stable[1], tmp_path, step=2, optimizer__cooldown_steps=1) == 0
     assert metrics_of(tmp_path) == metrics_of(stable[1])
     for averages in (False, True):
         found, expected = (params_of(w, averages=averages) for w in (tmp_path, stable[1]))
@@ -56,27 +60,29 @@ def test_a_branch_with_the_same_schedule_is_its_run(stable, tmp_path):
 
 @pytest.mark.slow
 def test_cooldowns_from_one_checkpoint(stable, tmp_path, capsys):
-    """Each takes all of its branch's steps; the same command again resumes."""
-    more = {"train__total_steps": 10}
-    assert branch_off(stable, tmp_path / "a", 4, **more) == 0
+    """Each takes all of its branch's steps; the same command again resumes.
+
+    Factors of roles, which are no part of the optimizer's state, may be new.
+    """
+    more = {"train__total_steps": 10, "optimizer__role_multipliers": (("kernel", 0.5),)}
+    source, workdir = stable[1], tmp_path / "a"
+    assert branch_off(source, workdir, 4, **more) == 0
     assert "at its step 4, with optimizer.cooldown_steps=6" in capsys.readouterr().err
     rates = [
-        line["train/learning_rate"]
-        for line in metrics_of(tmp_path / "a")
-        if "train/learning_rate" in line
+        line["train/learning_rate"] for line in metrics_of(workdir) if "train/learning_rate" in line
     ]
     peak, least = stable[0].optimizer.learning_rate, stable[0].optimizer.end_lr_fraction
     expected = peak * (1 - (1 - least) * np.arange(6) / 6)
     np.testing.assert_allclose(rates[:4], peak, rtol=1e-5)
     np.testing.assert_allclose(rates[4:], expected, rtol=1e-4)
-    assert branch_off(stable, tmp_path / "a", **more) == 0
+    assert branch_off(source, workdir, **more) == 0
     assert "already finished: 10 of 10" in capsys.readouterr().err
-    assert branch_off(stable, tmp_path / "a", step=4, **more) == 0
+    again = [config_of_branch(source, workdir, step, **more) for step in (None, 4)]
+    assert again[0] == again[1]
     with pytest.raises(InputError, match=r"belongs to a branch of .* at step 4"):
-        branch_off(stable, tmp_path / "a", step=2, **more)
+        config_of_branch(source, workdir, 2, **more)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("step", "values", "message"),
     [
@@ -87,9 +93,11 @@ def test_cooldowns_from_one_checkpoint(stable, tmp_path, capsys):
         (5, {}, r"checkpoint 5 of .* does not exist; there are 2, 4, 6"),
     ],
 )
-def test_what_a_branch_can_not_be(stable, tmp_path, step, values, message):
+def test_what_a_branch_can_not_be(finished, tmp_path, step, values, message):
     with pytest.raises(InputError, match=message):
-        branch_off(stable, tmp_path / "new", step, **{"train__total_steps": 10, **values})
+        config_of_branch(
+            finished[1], tmp_path / "new", step, **{"train__total_steps": 10, **values}
+        )
     assert not (tmp_path / "new" / "config.json").exists()
 
 
@@ -110,33 +118,30 @@ def test_the_command_line(stable, tmp_path, monkeypatch):
     assert (made[0].train.total_steps, made[0].optimizer.cooldown_steps) == (5, 1)
 
 
-@pytest.mark.slow
-def test_factors_of_roles_may_be_new(stable, tmp_path):
-    """They are no part of the optimizer's state."""
-    factors = (("kernel", 0.5),)
-    values = {"train__total_steps": 5, "optimizer__role_multipliers": factors}
-    assert branch_off(stable, tmp_path, 4, **values) == 0
+def test_a_copy_that_was_cut_off_is_made_again(finished, tmp_path, monkeypatch):
+    config, source = finished
 
-
-@pytest.mark.slow
-def test_a_copy_that_was_cut_off_is_made_again(stable, tmp_path, monkeypatch):
     def fail(*_):
         raise OSError("cut off")
 
-    more = {"train__total_steps": 7}
     with monkeypatch.context() as patch:
         patch.setattr(branch, "save_config", fail)
         with pytest.raises(OSError, match="cut off"):
-            branch_off(stable, tmp_path, **more)
+            config_of_branch(source, tmp_path, train__total_steps=7)
     with pytest.raises(InputError, match=r"holds checkpoints but no config.json"):
-        train(Config.of(stable[0]), tmp_path)
-    assert branch_off(stable, tmp_path, **more) == 0
-    assert metrics_of(tmp_path)[: len(metrics_of(stable[1])) - 1] == metrics_of(stable[1])[:-1]
+        train(Config.of(config), tmp_path)
+    (tmp_path / "checkpoints" / "6" / "left over").touch()
+    made = config_of_branch(source, tmp_path, train__total_steps=7)
+    assert made == read_config(tmp_path, to_train=True)
+    assert metrics_of(tmp_path) == metrics_of(source)
+    copied, original = (workdir / "checkpoints" / "6" for workdir in (tmp_path, source))
+    assert {path.relative_to(copied) for path in copied.rglob("*")} == {
+        path.relative_to(original) for path in original.rglob("*")
+    }
 
 
-@pytest.mark.slow
-def test_a_folder_of_another_run_is_left_alone(stable, tmp_path):
+def test_a_folder_of_another_run_is_left_alone(finished, tmp_path):
     (tmp_path / "checkpoints" / "3").mkdir(parents=True)
     with pytest.raises(InputError, match="holds checkpoints that were not copied by --branch_from"):
-        branch_off(stable, tmp_path, train__total_steps=7)
+        config_of_branch(finished[1], tmp_path, train__total_steps=7)
     assert (tmp_path / "checkpoints" / "3").exists()

@@ -5,6 +5,7 @@ The clients and the server are others' (see bucket_server.py).
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -102,7 +103,7 @@ def kill_during(bucket, process, checkpoint):
     assert there and f"{folder}commit_success.txt" not in there
 
 
-def test_killed_preempted_and_continued_equals_undisturbed(bucket, tmp_path):
+def test_killed_preempted_damaged_and_continued_equals_undisturbed(bucket, tmp_path):
     bucket.run("train", *training(tmp_path))
     kill_during(bucket, bucket.start("train", *training(RUN)), 40)
     process = bucket.start("train", *training(RUN))
@@ -114,59 +115,57 @@ def test_killed_preempted_and_continued_equals_undisturbed(bucket, tmp_path):
     assert process.wait() == 42, "".join(told)
     assert any("is held by process" in line for line in told)  # the one that was killed
     assert any("continuing at step 20 in gs://bucket/runs/a" in line for line in told)
+    saved = damage_newest(bucket, 40)
     _, log = bucket.run("train", *training(RUN))
     assert "is held by process" not in log
+    assert f"moved to gs://bucket/runs/a/unreadable_checkpoints/{saved}" in log
+    assert bucket.store.names(f"runs/a/unreadable_checkpoints/{saved}/state/")
+    assert "continuing at step 40 in gs://bucket/runs/a" in log
     assert bucket.lines() == reports((tmp_path / "metrics.jsonl").read_text())
     out, _ = bucket.run("evaluate", f"--workdir={RUN}")
     assert json.loads(out)["eval/loss"] == pytest.approx(bucket.lines()[-1]["eval/loss"], rel=1e-6)
-    assert bucket.run("generate", f"--workdir={RUN}", "--max_tokens=4")[0].strip()
     names = bucket.store.names("runs/a/")
     assert not any("compilation" in name for name in names)  # native code, which others could write
     assert any("events" in name for name in names)
     assert not any("partial" in name or ".lock" in name for name in names)
     assert not (ROOT / "gs:").exists()
-    damage_newest(bucket)
 
 
-def damage_newest(bucket):
-    """It is set aside, and the one before continued."""
-    for name in bucket.store.names("runs/a/checkpoints/60/state/"):
+def damage_newest(bucket, older):
+    """Damages the checkpoint that came after an older one; returns its step."""
+    names = bucket.store.names("runs/a/checkpoints/")
+    step = max(int(name.split("/")[3]) for name in names if name.split("/")[3].isdecimal())
+    assert step > older
+    for name in bucket.store.names(f"runs/a/checkpoints/{step}/state/"):
         bucket.store.put(name, b"?")
-    _, log = bucket.run("train", *training(RUN))
-    assert "moved to gs://bucket/runs/a/unreadable_checkpoints/60" in log
-    assert bucket.store.names("runs/a/unreadable_checkpoints/60/state/")
-    assert "continuing at step" in log
-    assert bucket.lines()[-1]["step"] == 60
+    return step
+
+
+def wait_for_line(process, beginning):
+    """Returns when it has told a line that begins so."""
+    assert any(line.startswith(beginning) for line in process.stderr)
 
 
 def test_two_processes(bucket):
-    """One run, as on a pod; each reads its part of the data, and writes its part of checkpoints."""
+    """One run, as on a pod: each writes its part of checkpoints. While it lives, no other may."""
     launcher = (
         *(sys.executable, str(ROOT / "launch" / "local_processes.py")),
-        *("--processes=2", "--devices_per_process=2", "--"),
+        *("--processes=2", "--devices_per_process=1", "--"),
     )
-    workdir = "gs://bucket/runs/two"
-    steps = "--config.train.total_steps=20"
-    bucket.run("train", *training(workdir, steps), launcher=launcher)
-    names = bucket.store.names("runs/two/checkpoints/20/state/")
-    assert {f"runs/two/checkpoints/20/state/ocdbt.process_{n}/manifest.ocdbt" for n in (0, 1)} <= {
-        *names
-    }
-    out, _ = bucket.run("evaluate", f"--workdir={workdir}")
-    expected = bucket.lines("runs/two")[-1]["eval/loss"]
-    assert json.loads(out)["eval/loss"] == pytest.approx(expected, rel=1e-5)
-
-
-def test_a_run_that_lives_is_not_written_by_another(bucket):
-    workdir = "gs://bucket/runs/held"
-    process = bucket.start("train", *training(workdir, "--config.train.total_steps=5000"))
-    for line in process.stderr:
-        if line.startswith("step "):
-            break
-    other = bucket.start("train", *training(workdir, "--config.train.total_steps=5000"))
+    workdir, steps = "gs://bucket/runs/two", "--config.train.total_steps=5000"
+    process = bucket.start("train", *training(workdir, steps), launcher=launcher)
+    wait_for_line(process, "training in")
+    other = bucket.start("train", *training(workdir, steps))
     _, log = other.communicate()
     assert other.returncode == 2
-    assert "error: another process is writing --workdir=gs://bucket/runs/held" in log
+    assert f"error: another process is writing --workdir={workdir}" in log
+    wait_for_line(process, "step ")
     process.send_signal(signal.SIGTERM)
-    process.communicate()
+    _, log = process.communicate()
     assert process.returncode == 42
+    saved = re.search(r"stopped by SIGTERM after step (\d+), saved", log)[1]
+    names = bucket.store.names(f"runs/two/checkpoints/{saved}/state/")
+    for number in (0, 1):
+        of_process = f"ocdbt.process_{number}/manifest.ocdbt"
+        assert f"runs/two/checkpoints/{saved}/state/{of_process}" in names
+    assert bucket.run("generate", f"--workdir={workdir}", "--max_tokens=4")[0].strip()

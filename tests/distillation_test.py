@@ -4,15 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import (
-    assert_close,
-    auto_mesh,
-    metrics_of,
-    setup_of,
-    small_config,
-    stop_after,
-    train_keys,
-)
+from helpers import assert_close, auto_mesh, setup_of, small_config, stop_after, train_keys
 from small_models import random_params, uneven_batch
 from small_models import small as small_model
 
@@ -105,42 +97,29 @@ def test_it_is_the_gradient_of_the_weighted_loss(microbatches, depths, mesh):
 # ------------------------------------------------------------------------------- whole runs
 
 
-def config_with_teacher(finished, text, **train_values):
+@pytest.mark.slow
+def test_a_teacher_on_a_mesh_after_a_resume(finished, text, tmp_path, capsys):
+    """Loaded again, and sharded over its own width and vocabulary, it says the same."""
     config = small_config(text)
     config.mesh.fsdp = 1
     config.model.num_steps = 3
-    config.train.update(distill_from=str(finished[1]), eval_batches=1, **train_values)
-    return Config.of(config)
-
-
-@pytest.mark.slow
-def test_stopped_and_resumed_equals_undisturbed(finished, text, tmp_path, capsys):
-    config = config_with_teacher(finished, text, microbatches=2)
-    assert train(config, tmp_path / "whole") == 0
+    config.train.update(distill_from=str(finished[1]), eval_every=6, eval_batches=1)
+    one, eight = tmp_path / "one", tmp_path / "eight"
+    assert train(Config.of(config), one) == 0
     assert f"learns from {finished[1]} at its step 6" in capsys.readouterr().err
-    assert stop_after(2, config, tmp_path / "parts") == 42
-    assert train(config, tmp_path / "parts") == 0
-    assert metrics_of(tmp_path / "parts") == metrics_of(tmp_path / "whole")
-    lines = [line for line in read_metrics(tmp_path / "whole") if "train/loss" in line]
-    assert all(line["train/distillation"] > 0 for line in lines)
-    assert lines[-1]["train/distillation"] != lines[0]["train/distillation"]
-    with pytest.raises(InputError, match=r"train\.distill_weight was 0\.5, is 1\.0"):
-        train(config.with_values({"train.distill_weight": 1.0}), tmp_path / "parts")
-
-
-@pytest.mark.slow
-def test_a_teacher_on_a_mesh(finished, text, tmp_path):
-    """Sharded over its own width and vocabulary, it says the same."""
-    config = config_with_teacher(finished, text)
-    assert train(config, tmp_path / "one") == 0
-    mesh = {"mesh.data": 2, "mesh.fsdp": 2, "mesh.tensor": 2}
-    assert train(config.with_values(mesh), tmp_path / "eight") == 0
-    key = "train/distillation"
-    one, eight = (
-        [line[key] for line in read_metrics(tmp_path / name) if key in line]
-        for name in ("one", "eight")
+    assert stop_after(2, Config.of(config), eight) == 42
+    config.mesh.update(data=2, fsdp=2, tensor=2)
+    assert train(Config.of(config), eight) == 0
+    of_one, of_eight = (
+        [line["train/distillation"] for line in read_metrics(workdir) if "train/loss" in line]
+        for workdir in (one, eight)
     )
-    np.testing.assert_allclose(eight, one, atol=1e-5)
+    assert len(of_one) == 6 and min(of_one) > 0
+    assert of_one[-1] != of_one[0]
+    np.testing.assert_allclose(of_eight, of_one, atol=1e-5)
+    other = Config.of(config).with_values({"train.distill_weight": 1.0})
+    with pytest.raises(InputError, match=r"train\.distill_weight was 0\.5, is 1\.0"):
+        train(other, eight)
 
 
 # ------------------------------------------------------------------------------- refusals

@@ -95,6 +95,7 @@ def test_a_hook_is_called_around_steps_and_when_it_is_due(small, tmp_path, noted
 
 @pytest.mark.slow
 def test_a_hook_that_fails_ends_the_run_by_its_name(small, tmp_path, capsys):
+    small.mesh.fsdp = 1
     config = Config.of(small).with_values({"train.hooks": (f"{__name__}:Failing(every=3)",)})
     with pytest.raises(ValueError, match="a fault of its own") as raised:
         train(config, tmp_path)

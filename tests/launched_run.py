@@ -70,6 +70,10 @@ class LaunchedRun:
         """What stands in metrics.jsonl of the training steps, but for rates."""
         return [report for report in metrics_of(self.workdir) if "train/loss" in report]
 
+    def is_done(self) -> bool:
+        """Whether every step was reported once."""
+        return [report["step"] for report in self.reports()] == [*range(1, STEPS + 1)]
+
     def step(self) -> int:
         """The last that was reported."""
         reports = self.reports()
@@ -122,3 +126,10 @@ def wait_for_text(process: subprocess.Popen, log: Path, text: str, after: str = 
         return found
 
     wait_for(is_so)
+
+
+def steps_after_stops(log: str) -> tuple[list[int], list[int]]:
+    """After which steps a run was stopped and saved, and at which it went on."""
+    stopped = [words.partition(",")[0] for words in log.split(" after step ")[1:]]
+    continued = [words.split()[0] for words in log.split("continuing at step ")[1:]]
+    return [*map(int, stopped)], [*map(int, continued)]

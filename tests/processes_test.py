@@ -1,4 +1,4 @@
-"""Whole processes: killed at any moment and started again; the README's first command."""
+"""Whole processes: stopped or killed at any step and started again; the README's first command."""
 
 import fcntl
 import json
@@ -7,13 +7,13 @@ import random
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 import warm_python
 from compilation import flags_of_processes
 from helpers import ROOT, metrics_of, numbered_lines
 from process_runs import HEAR_CTRL_C, small_training
+from stand_ins import add_python, mark_installed
 
 
 def command(text, workdir):
@@ -27,7 +27,7 @@ def command(text, workdir):
         *small_training(400),
         "--config.model.dropout_rate=0.1",
         "--config.train.log_every=7",
-        "--config.train.eval_every=60",
+        "--config.train.eval_every=160",
         "--config.train.checkpoint_every=25",
     ]
 
@@ -49,28 +49,43 @@ def text(tmp_path):
     return path
 
 
+def wait_for_reports(process, count=1):
+    """Returns when it has told of so many steps, or ended."""
+    for line in process.stderr:
+        count -= line.startswith("step ")
+        if not count:
+            return
+
+
 @pytest.mark.slow
-def test_killed_again_and_again_equals_undisturbed(text, tmp_path, whole):
-    undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
-    begun = time.monotonic()
+def test_stopped_and_killed_equals_undisturbed(text, tmp_path, whole):
+    """By SIGTERM, then by SIGKILL at a step that is another one every day."""
+    undisturbed, run = tmp_path / "undisturbed", tmp_path / "run"
     process = start(command(text, undisturbed))
-    assert process.wait() == 0, process.stderr.read()
-    duration = time.monotonic() - begun
-    chance = random.Random(0)
-    for _ in range(20 if whole else 4):
-        process = start(command(text, killed))
-        time.sleep(chance.uniform(0.2, 0.9) * duration)
+    assert process.communicate() and process.returncode == 0
+    process = start(command(text, run))
+    wait_for_reports(process)
+    process.send_signal(signal.SIGTERM)
+    _, log = process.communicate()
+    assert process.returncode == 42, log
+    assert "saved; the same command continues" in log
+    chance = random.Random(os.environ["T5X_DIFFEQ_SAMPLE"])
+    for _ in range(20 if whole else 1):
+        process = start(command(text, run))
+        wait_for_reports(process, chance.randrange(1, 20))
         process.send_signal(signal.SIGKILL)
         process.communicate()
-    last = subprocess.run(
-        command(text, killed),
-        cwd=ROOT,
-        env={**os.environ, "XLA_FLAGS": flags_of_processes()},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert last.returncode == 0, last.stderr
-    assert metrics_of(killed) == metrics_of(undisturbed)
+    last = start(command(text, run))
+    _, log = last.communicate()
+    assert last.returncode == 0, log
+    assert metrics_of(run) == metrics_of(undisturbed)
+
+
+def warm_venv(folder):
+    """An environment for the scripts of launch/, whose Python has imported JAX already."""
+    add_python(folder, f'exec {warm_python.executable()} "$@"\n')
+    mark_installed(folder, ("",))
+    return folder
 
 
 @pytest.mark.slow
@@ -84,10 +99,16 @@ def test_local_sh(tmp_path):
         "--config.model.num_steps=2",
         "--config.model.time_embed_dim=48",
     ]
-    environment = {**os.environ, "XLA_FLAGS": "", "VENV": sys.prefix}
-    for told in ("done in", "already finished: 20 of 20"):
+    for told, venv in (
+        ("done in", sys.prefix),
+        ("already finished: 20 of 20", warm_venv(tmp_path / "venv")),
+    ):
         ended = subprocess.run(
-            arguments, cwd=tmp_path, env=environment, capture_output=True, text=True
+            arguments,
+            cwd=tmp_path,
+            env={**os.environ, "XLA_FLAGS": flags_of_processes(), "VENV": venv},
+            capture_output=True,
+            text=True,
         )
         assert ended.returncode == 0, ended.stderr
         assert told in ended.stderr
@@ -106,15 +127,13 @@ def test_local_sh_hands_signals_on(text, tmp_path, number, status):
     arguments[1] = ROOT / "configs" / "shakespeare.py"
     process = subprocess.Popen(
         [*HEAR_CTRL_C, *arguments],
-        env={**os.environ, "XLA_FLAGS": "", "VENV": sys.prefix},
+        env={**os.environ, "XLA_FLAGS": flags_of_processes(), "VENV": warm_venv(tmp_path / "venv")},
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
     )
-    for line in process.stderr:
-        if line.startswith("step "):
-            process.send_signal(number)
-            break
+    wait_for_reports(process)
+    process.send_signal(number)
     told = process.stderr.read()
     assert process.wait() == status, told
     assert "saved; the same command continues" in told.splitlines()[-1]

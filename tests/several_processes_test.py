@@ -2,12 +2,13 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 
 import numpy as np
 import pytest
-from helpers import ROOT
+from helpers import ROOT, metrics_of
 from process_runs import command, read_reports, run, start, stop_at, write_text
 
 from t5x_diffeq.runtime.errors import InputError
@@ -20,52 +21,47 @@ def text(tmp_path_factory):
     return write_text(tmp_path_factory.mktemp("text"))
 
 
-STEPS = "--config.train.total_steps=40"
-
-
-@pytest.fixture(scope="module")
-def single_process_run(text, tmp_path_factory):
-    """The workdir of one process of four devices that nothing happened to."""
-    workdir = tmp_path_factory.mktemp("alone")
-    run(text, workdir, 1, 4, STEPS)
-    return workdir
-
-
+STEPS = ("--config.train.total_steps=30", "--config.train.eval_every=30")
 LOOKS = (  # inside the model, and at the time that steps take
-    "--config.train.watch_every=20",
+    "--config.train.watch_every=15",
     "--config.train.profile=6:7",
     "--config.train.profile_processes=(0, 1)",
 )
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("processes", "devices"), [(2, 2), (4, 1)])
-def test_equal_one_process(single_process_run, text, tmp_path, processes, devices):
-    log = run(text, tmp_path, processes, devices, STEPS, *LOOKS)
-    assert f"4 x cpu, {processes} process(es)" in log
+@pytest.fixture(scope="module")
+def undisturbed(text, tmp_path_factory):
+    """The workdir of two processes of a device each that nothing happened to."""
+    workdir = tmp_path_factory.mktemp("undisturbed")
+    log = run(text, workdir, 2, 1, *STEPS, *LOOKS)
+    assert "2 x cpu, 2 process(es)" in log
     assert log.count("training in") == 1  # only process 0 talks
-    found, expected = read_reports(tmp_path), read_reports(single_process_run)
-    assert len(found) == 40
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
-    np.testing.assert_allclose(found[0], expected[0], rtol=1e-6)  # the same batch
-    curves = [json.loads(line) for line in (tmp_path / "curves.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in curves] == [20, 40]
-    traces = tmp_path.glob("profiles/plugins/profile/steps_6-7/*.xplane.pb")
+    return workdir
+
+
+@pytest.mark.slow
+def test_looks_of_two_processes(undisturbed):
+    curves = [json.loads(line) for line in (undisturbed / "curves.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in curves] == [15, 30]
+    traces = undisturbed.glob("profiles/plugins/profile/steps_6-7/*.xplane.pb")
     assert sorted(path.name.split("_process_")[1] for path in traces) == [
         "0.xplane.pb",
         "1.xplane.pb",
     ]
 
 
-@pytest.mark.slow
-def test_chain_over_topologies_equals_undisturbed(single_process_run, text, tmp_path):
-    """4 devices, then 2 processes of 2, then 1 device: 40 steps in all."""
-    for step, processes, devices in ((10, 1, 4), (22, 2, 2)):
-        stop_at(step, text, tmp_path, processes, devices, STEPS)
-    run(text, tmp_path, 1, 1, STEPS)
-    found, expected = read_reports(tmp_path), read_reports(single_process_run)
-    assert len(found) == len(expected) == 40
+def assert_close_to(undisturbed, workdir):
+    found, expected = read_reports(workdir), read_reports(undisturbed)
+    assert len(found) == len(expected) == 30
     np.testing.assert_allclose(found, expected, rtol=1e-5)
+    np.testing.assert_allclose(found[0], expected[0], rtol=1e-6)  # the same batch
+
+
+@pytest.mark.slow
+def test_begun_by_one_process_and_continued_by_several(undisturbed, text, tmp_path, whole):
+    stop_at(10, text, tmp_path, 1, 2, *STEPS)
+    run(text, tmp_path, 4 if whole else 2, 1, *STEPS)
+    assert_close_to(undisturbed, tmp_path)
 
 
 def children_of(process):
@@ -76,46 +72,57 @@ def children_of(process):
     return sorted(map(int, listed.stdout.split()))
 
 
-def start_run(arguments):
-    """A run that has come to its first steps, and its processes."""
-    process = start(arguments)
-    for line in process.stderr:
-        if line.startswith("step "):
-            return process, children_of(process)
-    raise AssertionError("it never began")
+@pytest.fixture(scope="module")
+def interrupted(text, tmp_path_factory):
+    """The log and workdir of two processes: one was killed, and after a restart one was stopped."""
+    workdir, log = tmp_path_factory.mktemp("interrupted"), ""
+    launch, *train = command(text, workdir, 2, 1, *STEPS)
+    process = start([launch, train[0], "--restarts=1", *train[1:]])
+    for sign, number in (("training in", signal.SIGKILL), ("starting again", signal.SIGTERM)):
+        is_there = False
+        for line in process.stderr:
+            log += line
+            is_there = is_there or sign in line
+            if is_there and line.startswith("step "):
+                break
+        os.kill(children_of(process)[1], number)
+    log += process.stderr.read()
+    assert process.wait() == 42, log
+    return log, workdir
 
 
 @pytest.mark.slow
-def test_sigterm_to_one_stops_both_after_the_same_step(text, tmp_path):
-    arguments = command(text, tmp_path, 2, 2, "--config.train.total_steps=20000")
-    process, children = start_run(arguments)
-    os.kill(children[1], signal.SIGTERM)
-    log = process.stderr.read()
-    assert process.wait() == 42, log
-    (saved,) = (line for line in log.splitlines() if "saved; the same command" in line)
-    step = int(saved.split("after step ")[1].split(",")[0])
-    assert (tmp_path / "checkpoints" / str(step)).is_dir()
-    process, _ = start_run(arguments)
-    process.send_signal(signal.SIGTERM)
-    log = process.stderr.read()
-    assert process.wait() == 42, log
-    assert int(read_reports(tmp_path).size) > step
-
-
-@pytest.mark.slow
-def test_a_killed_process_is_named_and_the_run_started_again(text, tmp_path):
-    launch, *train = command(text, tmp_path, 2, 2, STEPS)
-    process, children = start_run([launch, train[0], "--restarts=1", *train[1:]])
-    os.kill(children[1], signal.SIGKILL)
-    log = process.stderr.read()
-    assert process.wait() == 0, log
+def test_a_killed_process_is_named_and_the_run_started_again(interrupted):
+    log, _ = interrupted
     assert [line for line in log.splitlines() if line.startswith("error: ")] == [
         "error: process 1 of 2 was lost: it was killed, or its machine or the link to it failed; "
         "the same command continues the run",
         "error: process 1 of 2 was killed by SIGKILL; the others were ended",
     ]
     assert "starting again (at most 1 times)" in log
-    assert len(read_reports(tmp_path)) == 40
+
+
+@pytest.mark.slow
+def test_sigterm_to_one_stops_both_after_the_same_step(interrupted):
+    log, workdir = interrupted
+    (saved,) = (line for line in log.splitlines() if "saved; the same command" in line)
+    step = int(saved.split("after step ")[1].split(",")[0])
+    assert (workdir / "checkpoints" / str(step)).is_dir()
+    assert len(read_reports(workdir)) == step < 30
+
+
+@pytest.mark.slow
+def test_continued_equals_undisturbed(interrupted, undisturbed, text, tmp_path):
+    workdir = shutil.copytree(interrupted[1], tmp_path / "run")
+    run(text, workdir, 2, 1, *STEPS)
+    assert metrics_of(workdir) == metrics_of(undisturbed)
+
+
+@pytest.mark.slow
+def test_continued_by_one_device(interrupted, undisturbed, text, tmp_path):
+    workdir = shutil.copytree(interrupted[1], tmp_path / "run")
+    run(text, workdir, 1, 1, *STEPS)
+    assert_close_to(undisturbed, workdir)
 
 
 @pytest.mark.slow

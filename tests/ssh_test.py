@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from launched_run import STEPS, LaunchedRun, wait_for, wait_for_text
+from launched_run import LaunchedRun, steps_after_stops, wait_for, wait_for_text
 from slurm_cluster import free_ports
 from ssh_server import SSHD, SshServer, make_key
 
@@ -84,23 +84,21 @@ class NodesRun:
         return self.log_file.read_text()
 
 
-def test_interrupted_equals_undisturbed(hosts, tmp_path):
-    alone = LaunchedRun(tmp_path / "alone")
-    launched = NodesRun(hosts, alone)
-    assert launched.process.wait() == 0, launched.log()
-    assert "2 x cpu, 2 process(es)" in launched.log()
-    assert len(alone.reports()) == STEPS
+def test_interrupted_again_and_again(hosts, tmp_path):
+    """By Ctrl-C, by a process that fails, by SIGTERM to one, and by a host that is away."""
     run = LaunchedRun(tmp_path / "user")
     run.set(seconds=0.5)
-
     launched = NodesRun(hosts, run)
     wait_for(lambda: run.step() >= 3)
     launched.process.send_signal(signal.SIGINT)
     assert launched.process.wait() == 42, launched.log()
+    assert "2 x cpu, 2 process(es)" in launched.log()
     assert "stopping: all save" in launched.log()
     assert not run.processes()
+    saved = run.step()
+    assert steps_after_stops(launched.log()) == ([saved], [])
 
-    run.set(fault=f"{run.step() + 3} 1 175")
+    run.set(fault=f"{saved + 3} 1 175")
     launched = NodesRun(hosts, run)
     # The process that fails may do so before the other reports its first step.
     failed = "status 175: starting again (1 of at most 100)"
@@ -114,7 +112,10 @@ def test_interrupted_equals_undisturbed(hosts, tmp_path):
     hosts.start("two")
     run.set(seconds=0)
     assert launched.process.wait() == 0, launched.log()
-    assert run.reports() == alone.reports()
+    stopped, (first, *later) = steps_after_stops(launched.log())
+    assert first == saved
+    assert stopped and set(stopped) <= set(later)
+    assert run.is_done()
 
 
 def test_lost_process_and_failure(hosts, tmp_path):

@@ -6,25 +6,23 @@ import os
 import shutil
 import subprocess
 import sys
-from dataclasses import asdict
 from itertools import islice
 
 import jax
 import numpy as np
 import pytest
-from helpers import ROOT, corpus_of, metrics_of, small_config, stop_after
+from helpers import ROOT, corpus_of, small_config, stop_after
 from hub_server import hub
 from jax.sharding import NamedSharding, PartitionSpec
-from ml_collections import ConfigDict
 from process_runs import read_reports, run, stop_at
 
 from t5x_diffeq.data import stream, stream_files
 from t5x_diffeq.data.encoding import TextEncoder
-from t5x_diffeq.data.examples import check_data
+from t5x_diffeq.data.examples import check_data, training_data
 from t5x_diffeq.data.stream import Lane, LanePosition, Stream, _LocalBatches
 from t5x_diffeq.data.stream_files import open_stream
 from t5x_diffeq.data.tokenizer import ByteTokenizer
-from t5x_diffeq.runs.load import load_run
+from t5x_diffeq.runs.hooks import Hook
 from t5x_diffeq.runtime.config import Config, DataKeys
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.verbs.train import train
@@ -32,6 +30,7 @@ from t5x_diffeq.verbs.train import train
 datasets = pytest.importorskip("datasets", reason="the Hugging Face library isn't installed")
 datasets.disable_progress_bars()
 BATCH, LENGTH, HELD_OUT, BLOCK = 8, 16, 3, 5
+BLOCK_OF_RUNS = stream.BLOCK_DOCUMENTS
 ENCODER = TextEncoder(ByteTokenizer())
 
 
@@ -216,10 +215,14 @@ def test_what_does_not_go_with_a_stream():
         check_data(DataKeys(source="mixture", mixture=((1, "stream", "x"), (1, "stdlib", None))))
 
 
+def one_device():
+    mesh = jax.make_mesh((1,), ("data",), devices=jax.devices()[:1])
+    return NamedSharding(mesh, PartitionSpec("data", None))
+
+
 def test_the_position_is_that_of_the_batches_handed_out(files):
     """However many are read ahead; and those that a rollback leaves behind are passed over."""
-    mesh = jax.make_mesh((1,), ("data",), devices=jax.devices()[:1])
-    sharding = NamedSharding(mesh, PartitionSpec("data", None))
+    sharding = one_device()
     make = lambda: Stream(stream_of(files), ENCODER, LENGTH, BATCH, 3, False)  # noqa: E731
     data = make()
     whole = list(islice(data.batches(sharding, 0, None), 9))
@@ -231,48 +234,55 @@ def test_the_position_is_that_of_the_batches_handed_out(files):
         assert_equal(whole[drawn:], list(islice(make().batches(sharding, drawn, kept), 9 - drawn)))
 
 
-@pytest.fixture
-def streamed(tmp_path):
-    """A config of eight steps on a stream."""
-    write(tmp_path)
-    config = small_config(tmp_path)
-    config.data.update(source="stream", path=f"{tmp_path}/*.jsonl")
-    config.train.update(total_steps=8, checkpoint_every=3)
-    return Config.of(config)
+class Drawn(Hook):
+    """Keeps the batches that a run of this process trains on."""
 
+    name = "drawn"
+    batches: list = []  # noqa: RUF012  # the test reads it from the class
 
-def params_of(workdir):
-    return load_run(workdir, 256, batch_size=1).params
+    def before_step(self, step, state, batch):
+        self.batches.append(jax.device_get(batch))
 
 
 @pytest.mark.slow
-def test_a_stopped_run_goes_on_as_if_it_had_not(streamed, tmp_path, capfd):
-    assert train(streamed, tmp_path / "whole") == 0
+def test_a_stopped_run_goes_on_with_the_next_batch(tmp_path, capfd):
+    write(tmp_path)
+    small = small_config(tmp_path)
+    small.data.update(source="stream", path=f"{tmp_path}/*.jsonl")
+    small.train.update(total_steps=8, eval_every=8, hooks=(f"{__name__}:Drawn",))
+    small.mesh.fsdp = 1
+    config, run = Config.of(small), tmp_path / "run"
+    Drawn.batches.clear()
+    assert stop_after(4, config, run) == 42
     assert "a stream of 3 files train" in capfd.readouterr().err
-    assert stop_after(5, streamed, tmp_path / "run") == 42
-    assert train(streamed, tmp_path / "run") == 0
-    assert metrics_of(tmp_path / "run") == metrics_of(tmp_path / "whole")
-    assert_equal(params_of(tmp_path / "whole"), params_of(tmp_path / "run"))
+    assert train(config, run) == 0
+    data = training_data(config, corpus_of(small.data, run, new=False))
+    assert_equal(list(islice(data.batches(one_device(), 0, None), 8)), Drawn.batches)
     (tmp_path / "0.jsonl").write_text('{"text": "changed", "number": 1}\n')
     with pytest.raises(InputError, match="the data is now"):
-        corpus_of(ConfigDict(asdict(streamed.data)), tmp_path / "run", new=False)
+        corpus_of(small.data, run, new=False)
 
 
 @pytest.mark.slow
-def test_processes_go_on_as_fewer(tmp_path):
-    """Two processes, stopped, then one: the losses of two that were not stopped."""
+def test_processes_go_on_as_fewer(tmp_path, monkeypatch):
+    """Two processes, stopped, then one: it ends where the lanes of two would be."""
     write(tmp_path, texts=lambda file: [f"<{file}.{n}>" + "abcdefg " * 20 for n in range(17)])
+    files = {"path": f"{tmp_path}/*.jsonl", "validation_path": f"{tmp_path}/0.jsonl"}
     keys = [
-        *("--config.data.source=stream", f"--config.data.path={tmp_path}/*.jsonl"),
-        *(f"--config.data.validation_path={tmp_path}/0.jsonl", "--config.data.tokenizer=bytes"),
-        "--config.train.total_steps=40",
+        *("--config.data.source=stream", "--config.data.tokenizer=bytes", "--config.seed=3"),
+        *(f"--config.data.{key}={value}" for key, value in files.items()),
+        *(f"--config.train.batch_size={BATCH}", f"--config.data.sequence_length={LENGTH}"),
+        *("--config.train.total_steps=40", "--config.train.eval_every=1000"),
     ]
-    run("", tmp_path / "whole", 2, 2, *keys)
-    stop_at(10, "", tmp_path / "run", 2, 2, *keys)
-    run("", tmp_path / "run", 1, 4, *keys)
-    losses = [read_reports(tmp_path / name) for name in ("whole", "run")]
-    assert len(losses[0]) == 40
-    np.testing.assert_allclose(*losses, rtol=1e-4)
+    stop_at(10, "", tmp_path / "run", 2, 1, *keys)
+    run("", tmp_path / "run", 1, 1, *keys)
+    assert len(read_reports(tmp_path / "run")) == 40
+    facts = json.loads((tmp_path / "run/checkpoints/40/data/metadata").read_text())
+    monkeypatch.setattr(stream, "BLOCK_DOCUMENTS", BLOCK_OF_RUNS)
+    whole = local_batches(stream_of(**files), np.arange(BATCH), 2)
+    batches = list(islice(whole, 43))
+    again = local_batches(stream_of(**files), np.arange(BATCH), 2, facts["position"]["lanes"])
+    assert_equal(batches[40:], list(islice(again, 3)))
 
 
 @pytest.mark.slow

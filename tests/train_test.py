@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import signal
-from functools import partial
 
 import jax
 import numpy as np
@@ -24,48 +23,35 @@ def losses(workdir):
     return [line["train/loss"] for line in read_metrics(workdir) if "train/loss" in line]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("number", "status"),
-    [(signal.SIGTERM, 42), (signal.SIGINT, 130)],
-)
-def test_stopped_and_resumed_equals_undisturbed(finished, tmp_path, capsys, number, status):
-    config, workdir = finished
-    assert stop_after(2, Config.of(config), tmp_path, number) == status
-    assert "after step 3, saved; the same command continues" in capsys.readouterr().err
-    assert [line["step"] for line in metrics_of(tmp_path)] == [0, 1, 2, 3]  # no evaluation at 3
-    assert train(Config.of(config), tmp_path) == 0
-    assert "continuing at step 3" in capsys.readouterr().err
-    assert metrics_of(tmp_path) == metrics_of(workdir)
-    params = [load_run(w, 256, batch_size=1).params for w in (workdir, tmp_path)]
-    jax.tree.map(np.testing.assert_array_equal, *params)
-
-
-@pytest.mark.slow
-def test_interrupted_in_each_evaluation_equals_undisturbed(finished, tmp_path, monkeypatch, capsys):
-    """SIGTERM as an evaluation begins: its step is saved, and the next start evaluates first."""
-    config, workdir = finished
+def interrupt_evaluation(patch, step):
+    """SIGTERM comes as the evaluation at this step begins."""
     eval_batches = basic_hooks.eval_batches
 
-    def interrupt(step, *arguments):
+    def interrupt(*arguments):
         if arguments[-1] == f"evaluating at step {step}":
             os.kill(os.getpid(), signal.SIGTERM)
         yield from eval_batches(*arguments)
 
-    for step in (0, 3, 6):
-        with monkeypatch.context() as patch:
-            patch.setattr(basic_hooks, "eval_batches", partial(interrupt, step))
-            assert train(Config.of(config), tmp_path) == 42
-        where = f"after step {step}, saved" if step else "before the first step"
-        assert f"stopped by SIGTERM {where}; the same" in capsys.readouterr().err
-        assert [line["step"] for line in metrics_of(tmp_path) if "eval/loss" in line] == [
-            each for each in (0, 3) if each < step
-        ]
+    patch.setattr(basic_hooks, "eval_batches", interrupt)
+
+
+def test_stopped_and_resumed_equals_undisturbed(finished, tmp_path, monkeypatch, capsys):
+    """By Ctrl-C, and by SIGTERM in an evaluation: the next start makes up for what was left out."""
+    config, workdir = finished
+    assert stop_after(2, Config.of(config), tmp_path, signal.SIGINT) == 130
+    assert "by Ctrl-C after step 3, saved; the same command continues" in capsys.readouterr().err
+    assert [line["step"] for line in metrics_of(tmp_path)] == [0, 1, 2, 3]  # no evaluation at 3
+    with monkeypatch.context() as patch:
+        interrupt_evaluation(patch, 6)
+        assert train(Config.of(config), tmp_path) == 42
+    told = capsys.readouterr().err
+    assert "continuing at step 3" in told and "stopped by SIGTERM after step 6, saved" in told
+    assert metrics_of(tmp_path) == metrics_of(workdir)[:-1]
     assert train(Config.of(config), tmp_path) == 0
     assert "continuing at step 6" in capsys.readouterr().err
     assert metrics_of(tmp_path) == metrics_of(workdir)
-    assert train(Config.of(config), tmp_path) == 0
-    assert "already finished: 6 of 6 steps" in capsys.readouterr().err
+    params = [load_run(w, 256, batch_size=1).params for w in (workdir, tmp_path)]
+    jax.tree.map(np.testing.assert_array_equal, *params)
 
 
 def test_metrics_written_and_falling(finished):
@@ -166,10 +152,10 @@ def test_bad_values_are_refused_before_anything_is_begun(small, tmp_path, key, v
 
 
 @pytest.mark.slow
-def test_a_run_that_failed_before_its_first_step_leaves_the_workdir_to_another(
-    finished, tmp_path, monkeypatch
+def test_a_run_without_a_first_step_leaves_the_workdir_to_another(
+    finished, tmp_path, monkeypatch, capsys
 ):
-    """As when a device has too little memory: the workdir is not yet bound to that config."""
+    """It was stopped, or a device has too little memory: no config is bound to the workdir yet."""
     config, workdir = finished
     larger = config.copy_and_resolve_references()
     larger.optimizer.learning_rate = 0.5
@@ -177,11 +163,16 @@ def test_a_run_that_failed_before_its_first_step_leaves_the_workdir_to_another(
     def out_of_memory(*_):
         raise RunError("out of memory")
 
-    for module, phase in ((programs, "compile_train_step"), (basic_hooks, "evaluate_loss")):
-        with monkeypatch.context() as patch:
-            patch.setattr(module, phase, out_of_memory)
-            with pytest.raises(RunError, match="out of memory"):
-                train(Config.of(larger), tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(programs, "compile_train_step", out_of_memory)
+        with pytest.raises(RunError, match="out of memory"):
+            train(Config.of(larger), tmp_path)
+        interrupt_evaluation(patch, 0)
+        assert train(Config.of(larger), tmp_path) == 42
+        assert "stopped by SIGTERM before the first step; the same" in capsys.readouterr().err
+        patch.setattr(basic_hooks, "evaluate_loss", out_of_memory)
+        with pytest.raises(RunError, match="out of memory"):
+            train(Config.of(larger), tmp_path)
     assert train(Config.of(config), tmp_path) == 0
     assert metrics_of(tmp_path) == metrics_of(workdir)
 
