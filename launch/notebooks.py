@@ -72,7 +72,9 @@ def page(notebook: NotebookNode) -> str:
             parts.append(cell.source)
         elif cell.source:
             parts.append(f"```python\n{cell.source}\n```")
-            printed = [each.text for each in cell.get("outputs", ()) if each.get("name") == "stdout"]
+            printed = [
+                each.text for each in cell.get("outputs", ()) if each.get("name") == "stdout"
+            ]
             if printed:
                 parts.append(f"```text\n{''.join(printed).rstrip()}\n```")
     return "\n\n".join(parts) + "\n\n"
