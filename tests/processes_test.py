@@ -59,7 +59,7 @@ def wait_for_reports(process, count=1):
 
 @pytest.mark.slow
 def test_stopped_and_killed_equals_undisturbed(text, tmp_path, whole):
-    """By SIGTERM, then by SIGKILL at a step that is another one every day."""
+    """By SIGTERM, then by SIGKILL at a step that the sample decides."""
     undisturbed, run = tmp_path / "undisturbed", tmp_path / "run"
     process = start(command(text, undisturbed))
     assert process.communicate() and process.returncode == 0
