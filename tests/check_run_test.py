@@ -7,6 +7,7 @@ from bucket_server import serve
 from helpers import ROOT
 from stand_ins import StandIns, add_python
 
+pytestmark = pytest.mark.in_turns
 DATA = ("--config.data.source=text_files", "--config.data.path=/texts")
 
 

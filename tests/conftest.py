@@ -1,6 +1,7 @@
 """Eight virtual CPU devices, checked array shapes, and the smallest runs that mean something."""
 
 import gc
+import hashlib
 import os
 import random
 import shutil
@@ -28,17 +29,20 @@ from jaxtyping import install_import_hook
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def _tree() -> str:
-    """The hash of the committed files, which are tested; empty outside a clone."""
-    command = ["git", "-C", ROOT, "rev-parse", "--short", "HEAD^{tree}"]
-    return subprocess.run(command, capture_output=True, text=True).stdout.strip()
+def _state_of_code() -> str:
+    """A hash of the committed code, which pages don't change; empty outside a clone."""
+    folders = [f"HEAD:{name}" for name in ("configs", "launch", "t5x_diffeq", "tests")]
+    asked = subprocess.run(["git", "-C", ROOT, "rev-parse", *folders], capture_output=True)
+    return hashlib.sha256(asked.stdout).hexdigest()[:7] if asked.returncode == 0 else ""
 
 
-# The same files have the same sample on every day, in every worker, whatever the commit says.
-SAMPLE = os.environ.setdefault("T5X_DIFFEQ_SAMPLE", _tree())
+# The same code has the same sample on every day and in every worker.
+SAMPLE = os.environ.setdefault("T5X_DIFFEQ_SAMPLE", _state_of_code())
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 pytest_plugins = ["cpu_seconds"]
 install_import_hook("t5x_diffeq", "typecheck.check_types")
+PROGRAMS = compilation.SharedPrograms()
+PROGRAMS.use()
 
 from fault_checkpoints import save_some
 from helpers import LENGTH_OF_LINES, LINES, numbered_lines, small_config
@@ -91,11 +95,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _cases_left_out(items: list[pytest.Item]) -> set[pytest.Item]:
-    """Two thirds of the cases of each slow test, others for each commit; none of `every_case`."""
+    """Two thirds of the cases of each slow test, others for each commit; none of `every_case`.
+
+    The slow tests of a file that has them `in_turns` count as the cases of one test.
+    """
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
         if "slow" in item.keywords and "every_case" not in item.keywords:
-            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+            end = "::" if "in_turns" in item.keywords else "["
+            cases.setdefault(item.nodeid.partition(end)[0], []).append(item)
     return {
         case
         for test, of_test in cases.items()
@@ -134,6 +142,7 @@ def memory_for_others() -> Iterator[None]:
     """Compiled programs are forgotten once a worker holds 4 GB, as several run at once."""
     yield
     if psutil.Process().memory_info().rss > 4e9:
+        PROGRAMS.clear()
         jax.clear_caches()
 
 

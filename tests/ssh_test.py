@@ -15,6 +15,7 @@ from ssh_server import SSHD, SshServer, make_key
 NAMES = ("one", "two")
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.in_turns,
     pytest.mark.skipif(not SSHD, reason="no sshd here: apt-get install openssh-server"),
 ]
 CLIENT = """
