@@ -30,6 +30,8 @@ pytest.importorskip("lm_eval", reason="lm_eval is not installed: pip install 't5
 
 from t5x_diffeq.inference import harness
 
+pytestmark = pytest.mark.in_turns
+
 
 @pytest.fixture(scope="module")
 def tasks(tmp_path_factory):

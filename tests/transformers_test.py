@@ -90,6 +90,7 @@ def test_exported_models_say_what_ours_say(interpreter, oldest, tmp_path, sample
         run_there(python, "in_transformers_features.py", *folders)
 
 
+pytestmark = pytest.mark.in_turns
 POLYNOMIALS = {
     "gpt_smooth": {"time_basis": "legendre:3", "embedding_scale": 3.0, "position_scale": 3.0},
     "llama_smooth": {**LLAMA, "time_basis": "legendre:2", "scheme": "lie_trotter"},

@@ -19,6 +19,8 @@ from t5x_diffeq.tracking.jsonl import read_metrics
 from t5x_diffeq.verbs import benchmark
 from t5x_diffeq.verbs.train import train
 
+pytestmark = pytest.mark.in_turns
+
 
 @pytest.fixture(scope="module")
 def workdir(text, tmp_path_factory):

@@ -20,6 +20,7 @@ from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.training.programs import compile_train_step, lower_train_step
 from t5x_diffeq.verbs.train import train
 
+pytestmark = pytest.mark.in_turns
 BATCH = 8
 LAYERS = {"attention.qkv", "attention.output", "attention_norm", "mlp.up", "mlp.down", "mlp_norm"}
 
