@@ -33,18 +33,19 @@ SMALL = [
         "data.sequence_length": 16,
     }.items()
 ]
-TRAIN = ["train", "--config=configs/tiny.py", *SMALL, "--workdir=run"]
+CONFIG = "--config=configs/tiny.py"
+OF_STREAM = ("--config.data.source=stream", "--config.data.path=owner/corpus")
 WITHOUT_EXTRA = {  # a command that needs each extra; `run` is the workdir of a run
-    "adaptive": ["evaluate", "--workdir=run", "--num_steps=2", "--scheme=tsit5"],
+    "adaptive": ["evaluate", "--workdir=run", "--scheme=tsit5"],
     "analysis": ["analyze", "spectra", "--workdir=run", "--output=spectra"],
-    "data": [*TRAIN, "--workdir=other", "--config.data.path=some.parquet"],
+    "data": ["train", CONFIG, "--workdir=other", *OF_STREAM],
     "eval": ["evaluate", "--workdir=run", "--tasks=arc_easy"],
     "explore": ["explore", "--workdir=run"],
     "export": ["export", "--workdir=run", "--output=exported"],
     "gcs": ["evaluate", "--workdir=gs://bucket/run"],
-    "gpu_compiler": ["plan", "--config=configs/tiny.py", "--topology=h100:8"],
-    "tpu": ["plan", "--config=configs/tiny.py", "--topology=v5p:2x2x1"],
-    "trackers": [*TRAIN, "--workdir=other", '--config.train.trackers=("wandb",)'],
+    "gpu_compiler": ["plan", CONFIG, "--topology=h100:8"],
+    "tpu": ["plan", CONFIG, "--topology=v5p:2x2x1"],
+    "trackers": ["train", CONFIG, "--workdir=other", '--config.train.trackers=("wandb",)'],
 }
 
 
@@ -73,7 +74,6 @@ def test_the_base_installation_runs_the_commands_of_the_readme(wheel, tmp_path):
     python = make_environment(venv, str(wheel))
     home.mkdir()
     (tmp_path / "text.txt").write_text(numbered_lines(200))
-    (tmp_path / "some.parquet").write_text("")
     of_tests = ("PYTHONPATH", "XLA_FLAGS", "T5X_DIFFEQ_CACHE", "JAX_COMPILATION_CACHE_DIR")
     inherited = {name: value for name, value in os.environ.items() if name not in of_tests}
     environment = {**inherited, "HOME": home, "VENV": venv, "XLA_FLAGS": QUICK}
@@ -101,7 +101,7 @@ def test_the_base_installation_runs_the_commands_of_the_readme(wheel, tmp_path):
     (tmp_path / "configs").mkdir()
     own = "from configs import tiny\n\n\ndef get_config():\n    return tiny.get_config()\n"
     (tmp_path / "configs" / "own.py").write_text(own)
-    again = run_verb("train", "--config=configs/own.py", *TRAIN[2:])
+    again = run_verb("train", "--config=configs/own.py", *SMALL, "--workdir=run")
     assert again.returncode == 0, again.stderr
     assert "continuing at step 2 in run" in again.stderr
     assert re.search(r"\(programs: [1-9]\d* read, 0 compiled;", again.stderr), again.stderr
