@@ -31,6 +31,7 @@ def workdir(finished):
 
 
 @pytest.mark.slow
+@pytest.mark.in_turns("whole programs")
 def test_all(workdir, tmp_path, capsys, monkeypatch):
     """Few of everything: two seeds, one choice of the clustering's, nine times."""
     few = lambda **how: outcomes(("peak",), (1.0,), (1.0,), **how)  # noqa: E731

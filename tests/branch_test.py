@@ -46,6 +46,7 @@ def params_of(workdir, averages=False):
 
 
 @pytest.mark.slow
+@pytest.mark.in_turns("trainings")
 def test_a_branch_with_the_same_schedule_is_its_run(stable, tmp_path):
     """Parameters, averages, data and metrics go on exactly; so does the history."""
     assert branch_off(stable[1], tmp_path, step=2, optimizer__cooldown_steps=1) == 0
@@ -59,6 +60,7 @@ def test_a_branch_with_the_same_schedule_is_its_run(stable, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.in_turns("trainings")
 def test_cooldowns_from_one_checkpoint(stable, tmp_path, capsys):
     """Each takes all of its branch's steps; the same command again resumes.
 

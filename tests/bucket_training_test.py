@@ -146,6 +146,7 @@ def wait_for_line(process, beginning):
     assert any(line.startswith(beginning) for line in process.stderr)
 
 
+@pytest.mark.in_turns("whole programs")
 def test_two_processes(bucket):
     """One run, as on a pod: each writes its part of checkpoints. While it lives, no other may."""
     launcher = (

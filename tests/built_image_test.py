@@ -226,6 +226,7 @@ def has_label_user_and_size(container):
     assert any(name.startswith(IMAGE) for name in sizes)
 
 
+@pytest.mark.in_turns("images and compilers")
 def test_the_image(container):
     """In one test, because the image is built once in each process that runs tests of this file."""
     has_label_user_and_size(container)

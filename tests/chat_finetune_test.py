@@ -52,6 +52,7 @@ def tuning_config(base, folder):
 
 
 @pytest.mark.slow
+@pytest.mark.in_turns("trainings")
 def test_a_model_that_answers(finished, folder, tmp_path, capsys):
     config, workdir = tuning_config(finished[1], folder), tmp_path / "tuned"
     assert finetune(flatten(config), workdir) == 0

@@ -97,13 +97,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _cases_left_out(items: list[pytest.Item]) -> set[pytest.Item]:
     """Two thirds of the cases of each slow test, others for each commit; none of `every_case`.
 
-    The slow tests of a file that has them `in_turns` count as the cases of one test.
+    Slow tests that are `in_turns` count as the cases of one test: those of a file, or all that
+    name the same group.
     """
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
         if "slow" in item.keywords and "every_case" not in item.keywords:
-            end = "::" if "in_turns" in item.keywords else "["
-            cases.setdefault(item.nodeid.partition(end)[0], []).append(item)
+            turns = item.get_closest_marker("in_turns")
+            group = turns.args[0] if turns and turns.args else item.nodeid.partition("::")[0]
+            cases.setdefault(group if turns else item.nodeid.partition("[")[0], []).append(item)
     return {
         case
         for test, of_test in cases.items()

@@ -206,6 +206,7 @@ def test_attention_reads_what_one_device_reads(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.in_turns("trainings")
 def test_a_run_with_split_sequences_equals_one_without(small, tmp_path):
     """Training and evaluation, stopped on eight devices and continued on one."""
     small.mesh.fsdp = 1
@@ -222,6 +223,7 @@ def test_a_run_with_split_sequences_equals_one_without(small, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.in_turns("trainings")
 def test_text_is_generated_and_scored_as_on_one_device(tmp_path):
     """Rows are then whole, and the axis splits the batch."""
     sequels = [Sequel(RNG.integers(0, 256, n).tolist(), 5) for n in (9, 50, 120)]

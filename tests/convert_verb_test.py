@@ -39,6 +39,7 @@ def text(tmp_path_factory, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.in_turns("trainings")
 def test_the_verb(tmp_path, capsys):
     """A folder to a run, to the ODE; both evaluate to the same, and export to the same again."""
     save_model("llama", tmp_path / "out")

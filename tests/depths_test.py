@@ -66,6 +66,7 @@ def test_the_first_step_on_the_full_grid(small):
 
 
 @pytest.mark.slow
+@pytest.mark.in_turns("trainings")
 def test_a_run_says_its_depths_and_learns_at_each(small, tmp_path, capsys):
     small.mesh.fsdp = 1
     small.train.update(depths=(1, 4), total_steps=12)

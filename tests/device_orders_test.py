@@ -149,6 +149,7 @@ ARRANGEMENTS = (
 
 
 @pytest.mark.slow
+@pytest.mark.in_turns("whole programs")
 def test_losses_equal_those_of_one_process(single_process_run, text, tmp_path, sample):
     for processes, order, mesh in sample(ARRANGEMENTS, most=1):
         workdir = tmp_path / f"{processes}-{order}"

@@ -98,6 +98,7 @@ def test_it_is_the_gradient_of_the_weighted_loss(microbatches, depths, mesh):
 
 
 @pytest.mark.slow
+@pytest.mark.in_turns("whole programs")
 def test_a_teacher_on_a_mesh_after_a_resume(finished, text, tmp_path, capsys):
     """Loaded again, and sharded over its own width and vocabulary, it says the same."""
     config = small_config(text)

@@ -148,6 +148,7 @@ def evaluations(workdir):
 
 
 @pytest.mark.slow
+@pytest.mark.in_turns("trainings")
 def test_lora_from_its_beginning_to_its_small_files(base, text, tmp_path, capsys):
     config = tuning_config("lora", base, text, num_steps=3)
     assert verb.finetune(flatten(config), tmp_path / "lora") == 0

@@ -14,6 +14,7 @@ SCRIPT = ROOT / "launch" / "gpu_check.py"
 
 
 @pytest.mark.slow
+@pytest.mark.in_turns("images and compilers")
 def test_the_table(tmp_path):
     """Every part says what it found, and nothing is wrong."""
     given = {**os.environ, "VENV": sys.prefix, "XLA_FLAGS": flags_of_processes()}

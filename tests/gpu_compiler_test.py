@@ -51,6 +51,7 @@ def run(python, *command):
     )
 
 
+@pytest.mark.in_turns("images and compilers")
 def test_every_kind_of_step_compiles(python, sample):
     """Each program has its kernels; over the network of two nodes go the gradient's shards alone,
     once for the ODE as for the baseline."""
@@ -70,6 +71,7 @@ def test_every_kind_of_step_compiles(python, sample):
         assert 0.5 * shards < crossing <= 1.1 * shards, (case, crossing, shards)
 
 
+@pytest.mark.in_turns("whole programs")
 def test_a_plan(python):
     keys = (
         "--config.model.embed_dim=64",

@@ -47,6 +47,7 @@ def kind(sample):
 
 
 @pytest.mark.slow
+@pytest.mark.in_turns("whole programs")
 def test_gke(stand_ins, tmp_path, kind):
     run = LaunchedRun(tmp_path / "user")
     options, pods = PODS[kind]

@@ -12,6 +12,7 @@ LOCAL = 4  # steps between local checkpoints; the fault comes before the sixth
 
 
 @pytest.mark.slow
+@pytest.mark.in_turns("whole programs")
 def test_resumed_from_either_tier(tmp_path):
     (tmp_path / "text.txt").write_text(numbered_lines(300))
     local, run = tmp_path / "local", tmp_path / "run"

@@ -194,6 +194,7 @@ def test_what_is_not_compressed_moves_as_with_adam(moments):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("moments", COMPRESSED)
+@pytest.mark.in_turns("trainings")
 def test_training_resumes_bit_for_bit(moments, text, tmp_path):
     config = small_config(text)
     config.optimizer.update(moments=moments, learning_rate=1e-2)

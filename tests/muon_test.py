@@ -336,6 +336,7 @@ def test_whole_matrices_come_back_in_their_places(spec, split):
 
 
 @pytest.mark.slow
+@pytest.mark.in_turns("trainings")
 def test_training_learns_and_resumes_bit_for_bit(text, tmp_path):
     """With microbatches, several depths and recomputation at once."""
     config = small_config(text)

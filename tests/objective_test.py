@@ -209,6 +209,7 @@ def test_the_penalty_slows_the_state():
 
 
 @pytest.mark.slow
+@pytest.mark.in_turns("trainings")
 def test_a_run_reports_what_it_adds_and_evaluates_the_loss_alone(small, tmp_path):
     small.mesh.fsdp = 1
     small.train.update(

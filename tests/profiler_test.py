@@ -73,6 +73,7 @@ def traced(finished, tmp_path_factory):
 
 
 @pytest.mark.slow
+@pytest.mark.in_turns("trainings")
 def test_the_trace_holds_exactly_the_steps(traced):
     _, workdir = traced
     (trace,) = read_traces(workdir / "profiles").values()

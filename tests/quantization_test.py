@@ -30,6 +30,7 @@ def run_and_corpus(run_on_lines):
 
 
 @pytest.mark.slow
+@pytest.mark.in_turns("trainings")
 def test_layers_that_are_not_rounded_compute_the_same(run_and_corpus, monkeypatch):
     run, corpus = run_and_corpus
     monkeypatch.setattr(rounding, "round_to_bits", lambda kernel, bits, inputs: kernel)

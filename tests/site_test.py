@@ -86,6 +86,7 @@ def test_the_page_of_verbs_is_up_to_date():
 
 @pytest.mark.slow
 @pytest.mark.every_case
+@pytest.mark.in_turns("whole programs")
 def test_pages_load_nothing_from_another_host(site, pages):
     assert len(pages) > 30
     for path, page in pages.items():

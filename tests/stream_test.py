@@ -264,6 +264,7 @@ def test_a_stopped_run_goes_on_with_the_next_batch(tmp_path, capfd):
 
 
 @pytest.mark.slow
+@pytest.mark.in_turns("whole programs")
 def test_processes_go_on_as_fewer(tmp_path, monkeypatch):
     """Two processes, stopped, then one: it ends where the lanes of two would be."""
     write(tmp_path, texts=lambda file: [f"<{file}.{n}>" + "abcdefg " * 20 for n in range(17)])

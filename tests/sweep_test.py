@@ -73,6 +73,7 @@ def reports(path):
 
 
 @pytest.mark.slow
+@pytest.mark.in_turns("whole programs")
 def test_the_run_that_was_stopped_continued(swept):
     folder, _, words = swept
     log = (folder / "out" / f"{RUNS[0]}.log").read_text()

@@ -279,6 +279,7 @@ def test_wandb_without_an_account_is_said_before_the_run(monkeypatch, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.in_turns("trainings")
 def test_a_run_with_everything_on_is_the_same_run(finished, tmp_path, offline):
     """Stopped and resumed, too: one run in each tracker, and bit for bit the metrics without."""
     config, workdir = finished

@@ -124,6 +124,7 @@ def errors(found, expected):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
+@pytest.mark.in_turns("whole programs")
 def test_gradients_after_training(model, steps):
     """In one test, as training takes most of the time."""
     check_that_weights_are_rounded_once(model, steps)

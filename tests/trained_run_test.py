@@ -109,6 +109,7 @@ def test_the_lines_of_the_readme(run_on_lines, run, capsys):
 
 
 @pytest.mark.slow
+@pytest.mark.in_turns("whole programs")
 def test_the_five_lines_on_the_first_run(tmp_path):
     """Trains configs/tiny.py for a few steps in Python, and looks inside."""
     values = {"train.total_steps": 5, "train.eval_batches": 1, "train.eval_all_at_end": False}
