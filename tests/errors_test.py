@@ -1,6 +1,13 @@
-"""Which failures are those of machines, by the texts that the libraries gave (some shortened)."""
+"""Which failures are those of machines, by what the libraries raised (some texts shortened)."""
+
+import errno
+import json
+import os
+import socket
+import ssl
 
 import pytest
+from google.auth.exceptions import RefreshError, TransportError
 from jax.errors import JaxRuntimeError
 
 from t5x_diffeq.runtime.errors import advice, is_infrastructure_failure, platform_error
@@ -29,7 +36,56 @@ def of_hub(status):
     return errors.HfHubHTTPError("no", response=httpx.Response(status, request=request))
 
 
+def caused(error, cause):
+    error.__cause__ = cause
+    return error
+
+
+def read_in(package):
+    """What `json` raises for an answer that is cut off, read by a module of this package."""
+    reader = {"__name__": f"{package}.core"}
+    exec("import json\ndef read(text): return json.loads(text)", reader)
+    try:
+        reader["read"]('{"items": [')
+    except json.JSONDecodeError as error:
+        return error
+
+
+def of_bucket(status, message):
+    """As gcsfs 2026.10 raises it."""
+    error = RuntimeError(f"{message}, {status}")
+    error.code = status
+    return error
+
+
+def of_system(name):
+    return OSError(getattr(errno, name), os.strerror(getattr(errno, name)))
+
+
+METADATA = "Failed to retrieve http://metadata.google.internal/computeMetadata/v1/: status: {}"
 OF_INFRASTRUCTURE = {
+    # github.com/googleapis/google-cloud-python/issues/15188
+    "metadata 503": caused(
+        RefreshError(METADATA.format(503)), TransportError(METADATA.format(503))
+    ),
+    # GoogleCloudPlatform: gcs-fuse-csi-driver/issues/50, gcsfuse/issues/3654 and 288
+    **{name: of_system(name) for name in ("ENOTCONN", "ESTALE", "EIO")},
+    **{name: of_system(name) for name in ("EHOSTDOWN", "EHOSTUNREACH", "ENETUNREACH")},
+    "name server": socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution"),
+    "TLS cut off": ssl.SSLEOFError(8, "EOF occurred in violation of protocol (_ssl.c:1016)"),
+    "answer cut off": read_in("gcsfs"),
+    "token expired": of_bucket(401, "Request had invalid authentication credentials."),
+    "gcsfs 401": of_bucket(401, "Invalid Credentials"),
+    "GOAWAY": JaxRuntimeError("UNKNOWN: received GOAWAY: Connection timed out"),
+    "newer incarnation": JaxRuntimeError(
+        "FAILED_PRECONDITION: Aborted connect attempt as there is a request from a newer "
+        "incarnation."
+    ),
+    # github.com/pytorch/xla/issues/2875
+    "TPU driver": JaxRuntimeError(
+        "FAILED_PRECONDITION: Driver must be Open to DMA map a buffer; driver is Failed"
+    ),
+    "Grain worker": RuntimeError("Worker process was terminated unexpectedly with exit code -9"),
     # github.com/vllm-project/tpu-inference/pull/2257 and 1687: one text, two codes
     "TPU busy": of_backend("tpu", f"FAILED_PRECONDITION: {BUSY}"),
     "TPU busy, UNKNOWN": of_backend("tpu", f"UNKNOWN: {BUSY}"),
@@ -102,6 +158,25 @@ FULL_GPU = {
     ),
 }
 OF_PROGRAM = {
+    "no such host": socket.gaierror(socket.EAI_NONAME, "Name or service not known"),
+    "certificate": ssl.SSLCertVerificationError(1, "certificate verify failed"),
+    "own JSON": read_in("my_package"),
+    "grant": RefreshError("invalid_grant: Token has been expired or revoked."),
+    "bucket refuses": of_bucket(401, "Anonymous caller does not have access"),
+    **{name: of_system(name) for name in ("ENOSPC", "EACCES", "ENOENT", "EROFS")},
+    # github.com/jax-ml/jax/issues/6323 and 33715, github.com/vllm-project/tpu-inference/issues/412
+    "libdevice": JaxRuntimeError("INTERNAL: libdevice not found at ./libdevice.10.bc"),
+    "toolchain": JaxRuntimeError(
+        "INTERNAL: CUDA error: the provided PTX was compiled with an unsupported toolchain."
+    ),
+    "autotuning": JaxRuntimeError(
+        "INTERNAL: Autotuning failed for HLO: %gemm with error: NOT_FOUND: No valid config found!"
+    ),
+    "semaphore": JaxRuntimeError("INTERNAL: Mosaic: semaphore wait on a semaphore of another core"),
+    "own callback": JaxRuntimeError(
+        "INTERNAL: CpuCallback error: Traceback (most recent call last): ValueError: mine"
+    ),
+    "data loss": ValueError('DATA_LOSS: Error reading "a/b": CRC-32C checksum verification failed'),
     "memory": JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 1073741824 bytes."),
     "argument": JaxRuntimeError("INVALID_ARGUMENT: Executable expected shape float32[8]"),
     # github.com/google-deepmind/alphafold3/issues/656

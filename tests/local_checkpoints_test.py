@@ -1,5 +1,6 @@
 """Local checkpoints: restored if they are whole and the run's own, else the workdir's are."""
 
+import errno
 from dataclasses import replace
 
 import jax
@@ -261,9 +262,9 @@ def test_finished_saves(tmp_path, capsys):
 
 def test_a_save_that_fails_is_not_finished(tmp_path, monkeypatch):
     def fail(*_):
-        raise OSError(5, "Input/output error")
+        raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(checksums, "save_sums", fail)
-    with pytest.raises(RunError, match="Input/output error"), open_both(tmp_path) as checkpoints:
+    with pytest.raises(RunError, match="No space left"), open_both(tmp_path) as checkpoints:
         checkpoints.save(2, state_at(2), RunFacts(FINGERPRINT))
     assert checkpoints.finished_saves() == []

@@ -1,7 +1,11 @@
 """The errors with which a verb fails with one clear line (see `command_line`)."""
 
+import errno
+import json
 import os
 import re
+import socket
+import ssl
 import traceback
 
 
@@ -23,24 +27,39 @@ class InfrastructureError(RuntimeError):
     """
 
 
+# The errors of the system that pass: of links, of machines, and of what is mounted from them.
+_PASSING = {
+    getattr(errno, name)
+    for name in (
+        *("ECONNABORTED", "ECONNREFUSED", "ECONNRESET", "ENOTCONN", "EPIPE", "ESHUTDOWN"),
+        *("EHOSTDOWN", "EHOSTUNREACH", "ENETDOWN", "ENETRESET", "ENETUNREACH", "ETIMEDOUT"),
+        *("EIO", "EREMOTEIO", "ESTALE"),
+    )
+    if hasattr(errno, name)
+}
 # The gRPC codes with which XLA and TensorStore prefix a message, JAX's own words before them. The
-# others (INVALID_ARGUMENT, RESOURCE_EXHAUSTED, ...) are the program's own fault: a retry would fail
-# the same way.
+# others (INVALID_ARGUMENT, RESOURCE_EXHAUSTED, DATA_LOSS, ...) are the program's own fault, or the
+# data's: a retry would fail the same way.
 _BACKEND = "Unable to initialize backend"
 _CODES = re.compile(
     rf"^({_BACKEND} '\w+': )?"
-    r"(UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED|CANCELLED|INTERNAL|DATA_LOSS)\b"
+    r"(UNAVAILABLE|UNAUTHENTICATED|DEADLINE_EXCEEDED|ABORTED|CANCELLED|INTERNAL)\b"
 )
 _SIGNS = re.compile(  # under any code
-    r"\bGloo [\w ]+ failed|Connection (closed by|reset by|refused)|Socket closed"
+    r"\bGloo [\w ]+ failed|Connection (closed by|reset by|refused)|Socket closed|\bGOAWAY\b"
     r"|coordination service|NCCL operation .* failed|ncclRemoteError|ncclSystemError"
-    r"|Timed out while waiting for \w+ barrier"
-    r"|TPU initialization failed|halted unexpectedly|ECC_UNCORRECTABLE|uncorrectable ECC error"
+    r"|Timed out while waiting for \w+ barrier|request from a newer incarnation"
+    r"|TPU initialization failed|halted unexpectedly|Driver must be Open to DMA map"
+    r"|ECC_UNCORRECTABLE|uncorrectable ECC error"
+    r"|Worker process was terminated unexpectedly"  # of Grain, killed for its memory or by a person
 )
-# Of the compilers and of the installation: a retry would fail the same way, whatever the code.
+# Of the compilers, of the installation and of the user's own code: a retry would fail the same way,
+# whatever the code.
 _OF_PROGRAM = re.compile(
     r"RET_CHECK failure|Mosaic failed to compile|ptxas (exited|fatal)|[Uu]nable to load NCCL"
     r"|NCCL operation .* failed: invalid (usage|argument)|cannot open shared object file"
+    r"|libdevice not found|unsupported toolchain|Autotuning failed|No valid config found"
+    r"|Mosaic|CpuCallback error|CUDA_ERROR_ILLEGAL_ADDRESS"
 )
 
 # Texts of jaxlib 0.11.2 on an H100 whose memory another process held.
@@ -49,28 +68,38 @@ _GPU_FULL = re.compile(
     r"|CUDA_ERROR_OUT_OF_MEMORY"
 )
 
-# HTTP libraries whose errors mean that no server answered, but for ValueErrors (a bad address).
+# Libraries that talk to servers; their errors mean that no server answered, but for ValueErrors (a
+# bad address).
 _CLIENTS = ("aiohttp", "httpx", "httpx2", "requests", "urllib3")
 _NO_ANSWER = ("TransportError", "ChecksumError")  # of google.auth and gcsfs
+_READ_ANSWERS = (*_CLIENTS, "gcsfs", "google", "huggingface_hub")
+_EXPIRED = re.compile(r"invalid (\w+ )?credentials|expired", re.IGNORECASE)
+_PASSING_TLS = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
 
 
 def is_infrastructure_failure(error: BaseException) -> bool:
     """Whether a process, a link, a device or a bucket failed, so that a retry may succeed.
 
-    The libraries raise these as JaxRuntimeError, ValueError, OSError or TimeoutError: only their
-    text distinguishes them from the program's own. A server's answer is judged by its HTTP status.
+    It is judged by what is most certain: the class, the error number, the HTTP status, and the text
+    last. What is taken for passing and isn't fails again at the same step: see `recurrence`.
     """
     if isinstance(error, InputError | RunError):
         return False
-    if isinstance(error, InfrastructureError | ConnectionError | TimeoutError):
+    passing = (InfrastructureError, ConnectionError, TimeoutError, *_PASSING_TLS)
+    if isinstance(error, passing) or _is_without_answer(error):
         return True
     status = _http_status(error)
     if status is not None:
-        return status in (408, 429) or status >= 500
+        expired = status == 401 and _EXPIRED.search(str(error))
+        return status in (408, 425, 429) or status >= 500 or bool(expired)
+    if isinstance(error, socket.gaierror):
+        return error.errno == socket.EAI_AGAIN  # the name server doesn't answer
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno in _PASSING
     text = str(error)
     if _OF_PROGRAM.search(text):
         return False
-    if _SIGNS.search(text) or _is_without_answer(error):
+    if _SIGNS.search(text):
         return True
     code = _CODES.search(text)
     # SentencePiece has the same codes, in a RuntimeError. JAX raises that type for backends alone.
@@ -121,8 +150,18 @@ def is_of_server(error: BaseException) -> bool:
 
 
 def _is_without_answer(error: BaseException) -> bool:
-    """Whether an HTTP library got no complete answer from a server."""
+    """Whether a library got no complete answer from a server."""
     library = type(error).__module__.partition(".")[0]
     if library in _CLIENTS:
-        return not isinstance(error, ValueError)
+        return _http_status(error) is None and not isinstance(error, ValueError)
+    if isinstance(error, json.JSONDecodeError):  # cut off, or of a portal that wants a login
+        return _is_raised_in(error, _READ_ANSWERS)
+    if type(error).__name__ == "RefreshError":  # of the token, which a server near this one gives
+        return type(error.__cause__).__name__ in _NO_ANSWER or getattr(error, "retryable", False)
     return type(error).__name__ in _NO_ANSWER
+
+
+def _is_raised_in(error: BaseException, libraries: tuple[str, ...]) -> bool:
+    """Whether one of these packages was at work when the error was raised."""
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    return any(str(f.f_globals.get("__name__")).startswith(libraries) for f in frames)
