@@ -140,7 +140,8 @@ export_environment() {
   environment=(${names[@]+"${names[@]}"})
 }
 
-# resolve_environment: `--env=KEY` becomes `KEY=VALUE`, as this shell has it.
+# resolve_environment: `--env=KEY` becomes `KEY=VALUE`, as this shell has it. --dry-run, whose output
+# people paste elsewhere, doesn't show such a value.
 resolve_environment() {
   local each key resolved=()
   for each in ${environment[@]+"${environment[@]}"}; do
@@ -149,6 +150,7 @@ resolve_environment() {
     if [ "$each" = "$key" ]; then
       [ -n "${!key+set}" ] || die "--env=$key: there is no variable $key here; give --env=$key=VALUE"
       each="$key=${!key}"
+      [ -z "$dry_run" ] || each="$key=NOT_SHOWN_BY_DRY_RUN"
     fi
     resolved+=("$each")
   done

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,9 +20,9 @@ from t5x_diffeq.checkpoints.checkpoint_folder import MARKER, METADATA, whole_ste
 from t5x_diffeq.data import shards
 from t5x_diffeq.data.stream_files import open_stream
 from t5x_diffeq.runs.workdir import read_config
-from t5x_diffeq.runtime import command_line, files, locks, staging
+from t5x_diffeq.runtime import command_line, files, leases, locks, staging
 from t5x_diffeq.runtime.config import DataKeys
-from t5x_diffeq.runtime.errors import InputError, RunError
+from t5x_diffeq.runtime.errors import InfrastructureError, InputError, RunError
 from t5x_diffeq.runtime.files import parse_path
 from t5x_diffeq.tracking.jsonl import read_metrics
 from t5x_diffeq.tracking.trackers import open_writer
@@ -333,3 +334,63 @@ def test_a_stream(store):
     ]
     with pytest.raises(InputError, match=r"data.path=gs://bucket/no/.*jsonl can't be opened"):
         open_stream(DataKeys(source="stream", path="gs://bucket/no/*.jsonl"))
+
+
+@pytest.fixture
+def lease(store, monkeypatch):
+    """A lease on gs://bucket/run that lasts a second; gives its path."""
+    monkeypatch.setenv("T5X_DIFFEQ_LEASE_SECONDS", f"{patience(1):.0f}")
+    monkeypatch.setattr(leases._Lease, "keep_renewing", lambda self, ended: None)  # it sleeps
+    return parse_path("gs://bucket/run/.lock", "it")
+
+
+def test_a_holder_that_slept_too_long_writes_nothing(store, lease, monkeypatch):
+    """It finds another generation, says so, and leaves the next holder's lease alone."""
+    lost = pytest.raises(InfrastructureError, match=r"no longer holds .* now held by process")
+    with locks.hold_lock(lease, "it"):
+        files.write_whole(lease.parent / "first", b"1")
+        ((_, slept),) = files.write_guards
+        with locks.hold_lock(lease, "it"):  # it waits until the lease has expired
+            for _ in range(2):
+                with lost:
+                    slept()
+            taken = store.read("run/.lock")
+        store.put("run/.lock", taken)
+        with lost:
+            files.write_whole(lease.parent / "second", b"2")
+        assert store.names() == ["run/.lock", "run/first"]
+    assert store.read("run/.lock") == taken
+
+
+def test_a_lease_that_may_have_expired_is_renewed_before_a_file_is_written(
+    store, lease, monkeypatch
+):
+    """A lease of which nobody has taken over is held again."""
+    with locks.hold_lock(lease, "it"):
+        before = store.read("run/.lock")
+        files.check_writable(lease.parent / "file")
+        assert store.read("run/.lock") == before
+        monkeypatch.setattr(leases, "_now", lambda: time.monotonic() + 1e9)
+        files.check_writable(lease.parent / "file")
+        assert store.read("run/.lock") != before
+    assert store.names() == []
+
+
+def test_an_answer_that_is_lost_is_no_lost_lease(store, lease, monkeypatch):
+    """The bucket wrote it, and the client tries again with a generation of before."""
+    now = [0.0]
+    monkeypatch.setattr(leases, "_now", lambda: now[0])
+    with locks.hold_lock(lease, "it"):
+        now[0] = 1e9
+        written, original = [], leases.bucket_files().call
+
+        def call_twice(method, *arguments, **more):
+            if method == "POST":
+                written.append(original(method, *arguments, **more))
+            return original(method, *arguments, **more)
+
+        monkeypatch.setattr(leases.bucket_files(), "call", call_twice)
+        files.check_writable(lease.parent / "file")
+        assert len(written) == 1
+        monkeypatch.undo()
+    assert store.names() == []

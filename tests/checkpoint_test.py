@@ -28,7 +28,7 @@ from patience import patience
 
 from t5x_diffeq.checkpoints import checkpoint, checksums, writing
 from t5x_diffeq.checkpoints.checkpoint import Checkpoints
-from t5x_diffeq.checkpoints.checkpoint_folder import count_arrays
+from t5x_diffeq.checkpoints.checkpoint_folder import check_path, count_arrays
 from t5x_diffeq.checkpoints.stored import ITEMS, RunFacts
 from t5x_diffeq.checkpoints.trained_params import restore_params
 from t5x_diffeq.diagnostics.diagnosis import not_finite_error
@@ -296,3 +296,13 @@ def test_parameters_of_another_width_are_refused_by_name(workdir):
     other.params["source"]["kernel"] = jax.ShapeDtypeStruct((8, 5), kernel.dtype)
     with pytest.raises(InputError, match=r"has \(8, 4\) for the parameter source/kernel, but t"):
         restore_params(workdir, other.params, 6)
+
+
+def test_a_folder_that_is_a_link_to_nowhere(tmp_path):
+    (tmp_path / "checkpoints").symlink_to("checkpoints")
+    with pytest.raises(InputError, match="is a link to checkpoints, which is no folder; remove"):
+        check_path(tmp_path)
+    (tmp_path / "checkpoints").unlink()
+    (tmp_path / "scratch").mkdir()
+    (tmp_path / "checkpoints").symlink_to("scratch")
+    check_path(tmp_path)

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from absl import flags
@@ -156,6 +157,23 @@ def test_library_messages_become_one_line():
     assert explain_parse_error("flag --config=a.py: Traceback\n  line\nValueError: no good") == (
         "--config=a.py: no good"
     )
+
+
+def test_of_a_save_that_failed_one_line_is_shown(monkeypatch):
+    """TensorStore's threads find a closed event loop, as often as there are files left."""
+    shown = []
+    monkeypatch.setattr(sys, "__unraisablehook__", shown.append)
+    for text in ("Event loop is closed", "of the program"):
+        error = SimpleNamespace(exc_value=RuntimeError(text))
+        command_line._show_unless_loop_closed(error)
+    assert shown == [error]
+
+
+def test_notes_of_libraries_are_left_out():
+    error = InputError("data.path is wrong")
+    error.add_note("in the hook eval at step 3")
+    error.add_note("For simplicity, JAX has removed its internal frames from the traceback.")
+    assert command_line._with_notes(error) == "data.path is wrong; in the hook eval at step 3"
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,12 @@
 """What a person is told while something takes long."""
 
+import os
+import subprocess
 import sys
 import time
 
 import pytest
+from helpers import ROOT
 from patience import patience
 
 from t5x_diffeq.runtime import console
@@ -99,3 +102,66 @@ def test_a_bar_on_a_terminal(monkeypatch, capsys):
 def test_columns_do_not_touch():
     lines = console.align([["", "one", "a very long head"], ["long name", "1", "2"]], left=(0,))
     assert lines == ["           one  a very long head", "long name    1                 2"]
+
+
+def test_control_characters_are_shown(capsys):
+    console.write("error: \x1b]0;title\x07 \x9b31m a\tb ünïcode")
+    assert capsys.readouterr().err == "error: \\x1b]0;title\\x07 \\x9b31m a\tb ünïcode\n"
+
+
+VERB = """
+import sys
+from absl import flags
+from t5x_diffeq.runtime import command_line, console
+
+def main():
+    console.say("begins")
+    {work}
+    console.say("ends")
+    return {status}
+
+command_line.run(main, "A verb.", flags.FlagValues())
+"""
+PRINT = "[print('a result', flush=True) for _ in range(3)]"
+
+
+def run_verb(shell, work="pass", status=0):
+    """The status and messages of a verb that a shell starts: `$VERB` is its command."""
+    code = VERB.format(work=work, status=status)
+    environment = {**os.environ, "VERB": code, "PYTHON": sys.executable}
+    line = shell.replace("VERB", '"$PYTHON" -c "$VERB"')
+    ended = subprocess.run(
+        ["bash", "-c", line], env=environment, capture_output=True, text=True, cwd=ROOT
+    )
+    return ended.returncode, ended.stderr.splitlines()
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&- <&-"])
+@pytest.mark.parametrize("status", [0, 2, 42])
+def test_closed_files_change_no_status(closed, status, tmp_path):
+    """Nor does what is opened next take their numbers, and what is printed."""
+    opened = tmp_path / "opened"
+    work = f"file = open({str(opened)!r}, 'w'); {PRINT}"
+    assert run_verb(f"VERB {closed}", work, status)[0] == status
+    assert opened.read_text() == ""
+
+
+def test_a_reader_of_results_that_ends(capfd):
+    """As other programs of Unix end, and without a word."""
+    assert run_verb("set -o pipefail; VERB | true", f"import time; time.sleep(1); {PRINT}") == (
+        128 + 13,
+        ["begins"],
+    )
+    status, said = run_verb("VERB >/dev/full", PRINT)
+    assert (status, said[1:]) == (
+        1,
+        ["error: standard output can't be written: No space left on device"],
+    )
+
+
+@pytest.mark.parametrize("where", ["2> >(true)", "2>/dev/full"])
+def test_a_reader_of_messages_that_ends(where):
+    """Nothing is lost by it but the messages."""
+    work = f"import time; time.sleep(1); {PRINT}"
+    assert run_verb(f"VERB {where} | grep -c result >&2", work)[1] == ["3"]
+    assert run_verb(f"VERB {where}", "import time; time.sleep(1)", 42)[0] == 42

@@ -1,12 +1,15 @@
 """Hugging Face folders into parameters, exactly."""
 
+import json
+
 import jax
 import ml_dtypes
 import numpy as np
 import pytest
 from exported_models import LENGTH, reword, rewrite, save_model
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
+from t5x_diffeq.exchange.folder import TensorFiles
 from t5x_diffeq.exchange.from_pretrained import pretrained_params, read_config_json, with_model
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.runtime.errors import InputError
@@ -104,3 +107,17 @@ def test_a_tied_head(tmp_path):
     found["tie_word_embeddings"] = False
     with pytest.raises(InputError, match=r"has no tensor lm_head.weight"):
         pretrained_params(tmp_path / "out", found, run.placed.model.config, tables)
+
+
+@pytest.mark.parametrize("name", ["../outside.safetensors", "/tmp/x.safetensors", "a/../b", 7])
+def test_an_index_names_files_of_its_folder_alone(tmp_path, name):
+    index = {"weight_map": {"model.embed_tokens.weight": name}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(InputError, match="is not the name of a file in its folder"):
+        TensorFiles(tmp_path)
+
+
+def test_weights_that_are_not_finite(tmp_path):
+    save_file({"a": np.array([1, np.nan], np.float32)}, tmp_path / "model.safetensors")
+    with pytest.raises(InputError, match="a has values that aren't finite; restore the file"):
+        TensorFiles(tmp_path).read("a", (2,))

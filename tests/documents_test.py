@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 
 import pytest
 
@@ -85,3 +86,23 @@ def test_damaged_files_are_named(tmp_path, name):
 def test_other_columns_are_named(tmp_path):
     with pytest.raises(InputError, match=r"has no column 'body', but text; set"):
         FileDocuments([write(tmp_path, "a.parquet")], "body")
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl.gz", "a.jsonl.zst"])
+def test_more_text_than_memory_is_refused(tmp_path, name, monkeypatch):
+    """A compressed file may hold a thousand times its size."""
+    monkeypatch.setattr(documents, "_most_bytes", lambda: len(LINES) - 1)
+    with pytest.raises(InputError, match=rf"{name} has more than .* GiB of text, .*; split it"):
+        FileDocuments([write(tmp_path, name)], "text")
+
+
+def test_a_file_that_is_written_while_it_is_read(tmp_path):
+    """Its size and its time may be what they were."""
+    path = write(tmp_path, "a.jsonl")
+    found = FileDocuments([path], "text")
+    found.check_unchanged()
+    facts = path.stat()
+    path.write_bytes(LINES.replace(b"last", b"LAST"))
+    os.utime(path, ns=(facts.st_atime_ns, facts.st_mtime_ns))
+    with pytest.raises(InputError, match=r"a.jsonl was changed while it was read"):
+        found.check_unchanged()

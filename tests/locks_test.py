@@ -1,4 +1,4 @@
-"""File systems that have no flock: one clear line."""
+"""Locks of folders: links, folders that are moved, and file systems that have no flock."""
 
 import errno
 import fcntl
@@ -6,7 +6,8 @@ import os
 
 import pytest
 
-from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.runtime.errors import InputError, RunError
+from t5x_diffeq.runtime.files import GrowingFile, write_whole
 from t5x_diffeq.runtime.locks import hold_local_lock, hold_lock
 
 
@@ -34,3 +35,54 @@ def test_without_flock(no_flock, tmp_path):
         hold_local_lock(tmp_path / ".lock", "CACHE", wait=True),
     ):
         raise AssertionError("it is locked")
+
+
+def test_a_link_is_not_followed(tmp_path):
+    """Neither as a lock, nor as a file that grows, nor as the name of a file not yet complete."""
+    other, run = tmp_path / "other", tmp_path / "run"
+    other.write_text("of somebody else")
+    run.mkdir()
+    (run / ".lock").symlink_to(other)
+    with (
+        pytest.raises(InputError, match="it can't be written: it is a link; remove it"),
+        hold_lock(run / ".lock", "it"),
+    ):
+        pass
+    for name in ("metrics.jsonl", f".config.json.{os.getpid()}.partial"):
+        (run / name).symlink_to(other)
+    grown = GrowingFile(run / "metrics.jsonl", b"1\n")
+    write_whole(run / "config.json", b"{}")
+    assert not (run / "metrics.jsonl").is_symlink()
+    (run / "metrics.jsonl").unlink()
+    (run / "metrics.jsonl").symlink_to(other)
+    with pytest.raises(RunError, match="it is a link; remove it"):
+        grown.write(b"2\n")
+    assert other.read_text() == "of somebody else"
+
+
+def test_a_lock_holds_its_file_as_it_is(tmp_path):
+    (tmp_path / ".lock").write_text("kept")
+    with (
+        hold_lock(tmp_path / ".lock", "it"),
+        pytest.raises(InputError, match="another process is writing it"),
+        hold_lock(tmp_path / ".lock", "it"),
+    ):
+        pass
+    assert (tmp_path / ".lock").read_text() == "kept"
+
+
+def test_a_folder_that_was_moved_is_not_made_again(tmp_path):
+    run, moved = tmp_path / "run", tmp_path / "moved"
+    with hold_lock(run / ".lock", "--workdir=run"):
+        grown = GrowingFile(run / "metrics.jsonl")
+        run.rename(moved)
+        for write in (
+            lambda: write_whole(run / "config.json", b"{}"),
+            lambda: grown.write(b"1"),
+        ):
+            with pytest.raises(RunError, match="--workdir=run is no longer the folder that it was"):
+                write()
+        assert not run.exists()
+        moved.rename(run)
+        grown.write(b"1")
+    write_whole(run / "config.json", b"{}")

@@ -149,7 +149,9 @@ def test_the_packages_scheme():
     with pytest.raises(InputError, match=r"make_nothing is a NoneType, and must be \(or return\)"):
         find_scheme(f"{PARTS}:make_nothing")
     with pytest.raises(InputError, match=r"can't be called without arguments .*name a t5x"):
-        find_scheme(f"{PARTS}:ralston_step")
+        find_scheme(f"{PARTS}:make_with")
+    with pytest.raises(InputError, match=r"is not called, because it doesn't say .*-> Scheme"):
+        find_scheme(f"{PARTS}:unannotated")
     with pytest.raises(InputError, match=r"evaluates f and g \(1, 1\) times, .* \(2, 2\) times"):
         find_scheme(f"{PARTS}:miscounted")
 
@@ -190,10 +192,13 @@ def test_the_command_line(tmp_path):
     workdir = f"--workdir={tmp_path / 'run'}"
     ended = run("train", "--config=configs/tiny.py", workdir, *flags)
     assert ended.returncode == 0, ended.stderr
+    assert f"evaluate {workdir} --trust_plugins" in ended.stderr
     ended = run("evaluate", workdir, "--batch_size=8")
+    assert ended.returncode == 2 and "add --trust_plugins" in ended.stderr, ended.stderr
+    ended = run("evaluate", workdir, "--batch_size=8", "--trust_plugins")
     assert ended.returncode == 0 and json.loads(ended.stdout)["eval/loss"] > 0, ended.stderr
-    ended = run("generate", workdir, "--prompt=line", "--max_tokens=3")
+    ended = run("generate", workdir, "--trust_plugins", "--prompt=line", "--max_tokens=3")
     assert ended.returncode == 0 and ended.stdout.startswith("line"), ended.stderr
-    ended = run("evaluate", workdir, env={**os.environ, "PYTHONPATH": ""})
+    ended = run("evaluate", workdir, "--trust_plugins", env={**os.environ, "PYTHONPATH": ""})
     assert ended.returncode == 2
     assert "diffeq_plugin.parts can't be imported" in ended.stderr.splitlines()[-1]

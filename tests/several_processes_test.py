@@ -11,6 +11,7 @@ import pytest
 from helpers import ROOT, metrics_of
 from process_runs import command, read_reports, run, start, stop_at, write_text
 
+from t5x_diffeq.runtime import processes
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.processes import cluster_in, rank_in
 from t5x_diffeq.runtime.rendezvous import Rank
@@ -40,6 +41,7 @@ def undisturbed(text, tmp_path_factory):
 
 
 @pytest.mark.slow
+@pytest.mark.in_turns("whole programs")
 def test_looks_of_two_processes(undisturbed):
     curves = [json.loads(line) for line in (undisturbed / "curves.jsonl").read_text().splitlines()]
     assert [line["step"] for line in curves] == [15, 30]
@@ -58,6 +60,7 @@ def assert_close_to(undisturbed, workdir):
 
 
 @pytest.mark.slow
+@pytest.mark.in_turns("whole programs")
 def test_begun_by_one_process_and_continued_by_several(undisturbed, text, tmp_path, whole):
     stop_at(10, text, tmp_path, 1, 2, *STEPS)
     run(text, tmp_path, 4 if whole else 2, 1, *STEPS)
@@ -162,3 +165,13 @@ def test_clusters():
     assert cluster_in({"SLURM_STEP_NUM_TASKS": "8"}) == "SLURM"
     assert cluster_in({"OMPI_COMM_WORLD_SIZE": "2"}) == "Open MPI"
     assert cluster_in({"TPU_WORKER_HOSTNAMES": "a,b", "JAX_PLATFORMS": "cpu"}) is None
+
+
+def test_a_machine_whose_name_is_a_loopback_address():
+    """As Debian's /etc/hosts has it; alone on its machine a run doesn't mind."""
+    near, far = ["node1", "127.0.1.1"], ["node2", "10.0.0.2"]
+    processes.check_names([near, near])
+    processes.check_names([["node1", "10.0.0.1"], far])
+    for names in ([near, far], [far, ["node1", "::1"]]):
+        with pytest.raises(InputError, match=r"the machine node1 stands for .* there"):
+            processes.check_names(names)

@@ -231,7 +231,26 @@ def test_a_mixture_of_shards_and_documents(data, shards_folder, tmp_path):
         corpus_of(data, tmp_path / "wrong", new=True)
 
 
+@pytest.mark.parametrize("change", ["edited", "cut off"])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_text_that_changes_meanwhile_is_not_certified(data, tmp_path, workers, change):
+    """It would be a mixture of old and new text; or a document would be missing."""
+    path, folder = tmp_path / "lines.jsonl", tmp_path / "shards"
+    text = "".join(json.dumps({"text": f"line {n}, {n * n} squared"}) + "\n" for n in range(60))
+    path.write_text(text)
+    data.update(path=str(path), tokenizer="bytes")
+    source = load_source(DataKeys(**data))
+    tokenizer = tokenizer_in(folder / "tokenizer", DataKeys(**data), source.train, "text")
+    facts = path.stat()
+    path.write_text(text.replace("line", "LINE") if change == "edited" else text[:100])
+    os.utime(path, ns=(facts.st_atime_ns, facts.st_mtime_ns))
+    with pytest.raises(InputError, match="was changed while it was read"):
+        preparation.prepare_shards(source, tokenizer, folder, 2, workers)
+    assert not (folder / "manifest.json").exists()
+
+
 @pytest.mark.slow
+@pytest.mark.in_turns("trainings")
 def test_killed_and_begun_again_gives_the_same_bytes(tmp_path):
     def command(name):
         arguments = ["--config=configs/tiny.py", f"--output={tmp_path / name}", "--workers=2"]

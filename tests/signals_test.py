@@ -35,3 +35,19 @@ def test_a_second_ctrl_c_acts_at_once():
             os.kill(os.getpid(), signal.SIGINT)
     assert stop.reason.status == 130
     signal.signal(signal.SIGINT, found)
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGUSR1])
+def test_a_closed_terminal_and_a_warning_stop_as_sigterm_does(number):
+    with StopSignals() as stop:
+        os.kill(os.getpid(), number)
+        assert stop.should_stop()
+    assert stop.reason == (42, signal.Signals(number).name)
+
+
+def test_nohup_is_respected():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with StopSignals() as stop:
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert not stop.should_stop()
+    signal.signal(signal.SIGHUP, before)

@@ -2,13 +2,16 @@
 
 import json
 import time
+from unittest.mock import create_autospec
 
 import jax
 import jax.numpy as jnp
 import pytest
-from helpers import call
+from helpers import call, config_with_train, training_of
 
 from t5x_diffeq.cli import status
+from t5x_diffeq.runs import basic_hooks
+from t5x_diffeq.runs.basic_hooks import MetricsLog
 from t5x_diffeq.runs.clock import Clock
 from t5x_diffeq.runs.goodput import (
     COLUMNS,
@@ -18,8 +21,10 @@ from t5x_diffeq.runs.goodput import (
     total_columns,
 )
 from t5x_diffeq.runs.history import FILE, History, Stopwatch, read_events
+from t5x_diffeq.runs.hooks import DoneStep
 from t5x_diffeq.runtime.errors import InputError, RunError
 from t5x_diffeq.runtime.files import GrowingFile
+from t5x_diffeq.training.setup import Setup
 from t5x_diffeq.verbs.status import RunStatus
 
 
@@ -200,6 +205,31 @@ def test_the_line_of_a_step():
     assert Clock(300, 2000, 0, Stopwatch()).line(200, values) == (
         "step 200/300   67%  loss 3.1416  gradient 0.72  lr 3.0e-03  20.0k tokens/s  0:10 left"
     )
+
+
+def test_a_batch_without_targets_measures_nothing(tmp_path):
+    """Its loss and its gradient are 0, which are no loss and no gradient of the model."""
+    setup = create_autospec(Setup, instance=True, config=config_with_train(log_every=1))
+    training = training_of(setup, tmp_path)
+    training.clock.line.return_value = "a line"
+    training.clock.rates.return_value = {"tokens_per_second": 1.0, "step_seconds": 1.0}
+    training.history.goodput.return_value = 1.0
+    for targets, names in (
+        (8.0, {"loss", "grad_norm", "z_loss"}),
+        (0.0, set()),
+    ):
+        values = {"loss": 0.0, "grad_norm": 0.0, "z_loss": 0.0}
+        values |= {"learning_rate": 0.1, "targets": targets}
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(basic_hooks, "utilisation", lambda setup, rate: {})
+            done = create_autospec(DoneStep, instance=True, step=7)
+            MetricsLog(training).report(done, values)
+        _, written = training.writer.write_scalars.call_args.args
+        assert written.keys() >= {"train/learning_rate", "train/targets"}
+        measured = {"train/loss", "train/grad_norm", "train/z_loss"} & written.keys()
+        assert measured == {f"train/{name}" for name in names}
+    line = Clock(300, 2000, 0, Stopwatch()).line(7, training.clock.line.call_args.args[1])
+    assert "loss none  gradient none  lr 1.0e-01" in line
 
 
 def test_a_stopwatch_divides_all_of_the_time():

@@ -4,8 +4,8 @@ Orbax renames a folder on this machine to its step when all is written; in a buc
 `commit_success.txt` last, and deletes a folder that lacks it as an interrupted save.
 """
 
-import json
 import uuid
+from pathlib import Path
 
 import tensorstore
 
@@ -17,6 +17,7 @@ from t5x_diffeq.runtime.files import (
     absolute_path,
     is_in_bucket,
     move_folder,
+    parse_json,
     write_whole,
 )
 
@@ -27,11 +28,17 @@ _RUN_ID = "run_id"  # a file in the workdir
 
 
 def check_path(workdir: AnyPath) -> None:
-    """Checks that Orbax can find a checkpoint's parts in a workdir, which it does by a glob.
+    """Checks that Orbax can make checkpoints in a workdir, and find their parts there, by a glob.
 
     Raises:
-      InputError: if its path has characters with a meaning in a glob.
+      InputError: if its path has characters with a meaning in a glob, or `checkpoints/` is a link
+        that leads nowhere.
     """
+    folder = workdir / "checkpoints"
+    if isinstance(folder, Path) and folder.is_symlink() and not folder.is_dir():
+        raise InputError(
+            f"{folder} is a link to {folder.readlink()}, which is no folder; remove the link"
+        )
     path = str(absolute_path(workdir))
     if special := next((each for each in "[*?" if each in path), None):
         raise InputError(
@@ -52,7 +59,7 @@ def mark_copies(folder: AnyPath) -> None:
         if not (step / METADATA).exists():
             move_folder(step, folder.parent / ASIDE / step.name)
             say(f"warning: checkpoint {step.name} lacks {MARKER} and {METADATA}; moved to {ASIDE}")
-        elif json.loads((step / METADATA).read_text()).get("commit_timestamp_nsecs"):
+        elif parse_json((step / METADATA).read_text()).get("commit_timestamp_nsecs"):
             write_whole(step / MARKER, b"")
             say(f"checkpoint {step.name} is complete but lacks {MARKER}: marked again")
 

@@ -18,7 +18,7 @@ import jax
 import orbax.checkpoint as ocp
 from etils import epath
 
-from t5x_diffeq.runtime.files import AnyPath, bucket_files, is_in_bucket
+from t5x_diffeq.runtime.files import AnyPath, bucket_files, is_in_bucket, parse_json
 
 FOLDER = "checksums"
 REST = f"{FOLDER}/rest.json"
@@ -90,7 +90,7 @@ def save_sums(directory: AnyPath, file: str, names: Sequence[str]) -> None:
 
 def _read_sums(path: AnyPath) -> dict[str, Checksum]:
     try:
-        return {name: Checksum(*values) for name, values in json.loads(path.read_text()).items()}
+        return {name: Checksum(*values) for name, values in parse_json(path.read_text()).items()}
     except (TypeError, AttributeError) as error:
         raise ValueError(f"{path} holds no checksums") from error
 

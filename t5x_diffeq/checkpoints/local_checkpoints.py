@@ -31,6 +31,7 @@ from t5x_diffeq.runtime.files import (
     absolute_path,
     describe_error,
     digest,
+    parse_json,
 )
 
 KEY = "train.local_checkpoints"
@@ -176,7 +177,7 @@ class LocalCheckpoints:
             damage = checksums.find_damage(folder, (_ITEM,)) if self.verify else None
             if damage:
                 return damage
-            index = json.loads((folder / _ITEM / _INDEX).read_text())
+            index = parse_json((folder / _ITEM / _INDEX).read_text())
             if index["step"] != step:
                 return f"it is of step {index['step']}"
             state, first = {}, 0

@@ -20,7 +20,7 @@ from t5x_diffeq.checkpoints.stored import ITEMS, RestoredCheckpoint, RunFacts, p
 from t5x_diffeq.checkpoints.writing import root_cause
 from t5x_diffeq.runtime.console import say
 from t5x_diffeq.runtime.errors import InfrastructureError, InputError, is_infrastructure_failure
-from t5x_diffeq.runtime.files import AnyPath, digest
+from t5x_diffeq.runtime.files import AnyPath, digest, parse_json
 from t5x_diffeq.runtime.processes import gather
 from t5x_diffeq.training.state import TrainState
 
@@ -171,7 +171,7 @@ def _verify_files(folder: AnyPath) -> None:
 
 
 def _read_facts(folder: AnyPath) -> RunFacts:
-    data = json.loads((folder / "data" / "metadata").read_text())
+    data = parse_json((folder / "data" / "metadata").read_text())
     if not isinstance(data, dict) or data.get("step") != int(folder.name):
         raise ValueError(f"data/metadata is not that of step {folder.name}")
     return RunFacts.of(data)

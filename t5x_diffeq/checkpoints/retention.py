@@ -5,7 +5,6 @@ Orbax's own file of metrics, if damaged, would keep its manager from opening. A 
 checkpoint with a file `MILESTONE`, which a user may add or remove.
 """
 
-import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
@@ -15,7 +14,7 @@ from orbax.checkpoint.checkpoint_managers import PreservationPolicy
 
 from t5x_diffeq.checkpoints.checkpoint_folder import steps_in, whole_steps
 from t5x_diffeq.runtime.errors import InputError, is_infrastructure_failure
-from t5x_diffeq.runtime.files import AnyPath
+from t5x_diffeq.runtime.files import AnyPath, parse_json
 
 MILESTONE = "MILESTONE"  # the file that keeps a checkpoint
 _NOTE = "This checkpoint is a milestone and is never deleted. Remove this file to change that.\n"
@@ -91,7 +90,7 @@ def best_step(workdir: AnyPath) -> int:
 def _read_eval_loss(checkpoint: AnyPath) -> float | None:
     """The evaluation loss; None if there is none or its file can't be read."""
     try:
-        data = json.loads((checkpoint / "data" / "metadata").read_text())
+        data = parse_json((checkpoint / "data" / "metadata").read_text())
         loss = data.get("eval_loss")
     except Exception as error:
         if is_infrastructure_failure(error):

@@ -13,7 +13,7 @@ from typing import Any
 
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.extras import need_package
-from t5x_diffeq.runtime.files import AnyPath, digest, write_whole
+from t5x_diffeq.runtime.files import AnyPath, digest, parse_json, write_whole
 
 _TEMPLATE_FILE = "chat_template.jinja"
 _CONFIG_FILE, _MAP_FILE = "tokenizer_config.json", "special_tokens_map.json"
@@ -115,7 +115,7 @@ def _read_json(path: AnyPath) -> dict:
     if not path.exists():
         return {}
     try:
-        settings = json.loads(path.read_text())
+        settings = parse_json(path.read_text())
     except (OSError, ValueError) as error:
         raise InputError(f"{path} is damaged: {error}; restore it") from error
     return settings if isinstance(settings, dict) else {}

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.runtime.files import parse_json
 
 ANSWERER = "assistant"  # the role whose messages are trained on
 _ROLES = {"human": "user", "gpt": ANSWERER}  # ShareGPT's names
@@ -138,6 +139,6 @@ def _texts_in(value: Any) -> Iterator[str]:
 
 def text_of_conversation(document: str) -> str:
     """The messages of a conversation's document, a paragraph for each."""
-    said = json.loads(document)
+    said = parse_json(document)
     texts = [each.get("content", "") for each in said.get("messages", [])]
     return "\n".join(texts or [said["prompt"], said["completion"]])

@@ -5,21 +5,22 @@ once: a file, about 16 MiB of lines, or a row group; a compressed file is one ch
 """
 
 import gzip
-import json
+import os
+import resource
 import zlib
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, runtime_checkable
 
 from t5x_diffeq.data.conversations import conversation_of, keys_of_conversations
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.extras import need_package
-from t5x_diffeq.runtime.files import digest, file_digest
+from t5x_diffeq.runtime.files import digest, file_digest, parse_json
 
 if TYPE_CHECKING:
     import pyarrow.parquet
@@ -70,6 +71,7 @@ class FileDocuments(Documents):
 
     def __init__(self, paths: Sequence[Path], field: str | None):
         self.field = field
+        self.states = {path: _state_of(path) for path in paths}
         for path in paths:
             if field is None and _kind_of(path) in _TEXT:
                 raise InputError(
@@ -82,6 +84,20 @@ class FileDocuments(Documents):
         self.firsts = [0, *accumulate(chunk.documents for chunk in self.chunks)]
         self.characters = sum(chunk.characters for chunk in self.chunks)
         self.fingerprint = digest(file_digest(path).encode() for path in paths)
+        self.check_unchanged()  # while they were counted and hashed
+
+    def check_unchanged(self) -> None:
+        """Checks that every file is what it was when its documents were counted.
+
+        Raises:
+          InputError: if one isn't; names it.
+        """
+        for path, before in self.states.items():
+            if _state_of(path) != before:
+                raise InputError(
+                    f"data.path: {path} was changed while it was read, so its tokens would be a "
+                    "mixture; run again when nothing writes to it"
+                )
 
     def __len__(self) -> int:
         return self.firsts[-1]
@@ -123,6 +139,19 @@ class DocumentRange(Documents):
         tail = self.stop[1] if number == self.stop[0] else len(text)
         head = self.start[1] if number == self.start[0] else 0
         return text[head:tail]
+
+
+def _state_of(path: Path) -> tuple[int, ...]:
+    """What changes with a file's content: its size and its times.
+
+    The time of the last change of its status, unlike that of its content, can't be set. The inode
+    isn't among them: some mounted buckets give a file another one later.
+    """
+    try:
+        facts = path.stat()
+    except OSError:
+        return ()
+    return facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns
 
 
 def _kind_of(path: Path) -> str:
@@ -183,8 +212,8 @@ _read_recent_chunk = lru_cache(_RECENT_CHUNKS)(_read_chunk)
 def _text_of_line(line: bytes, field: str | None, where: str) -> str:
     """The field of a JSON object, of which null is an empty text; or its conversation."""
     try:
-        record = json.loads(line.decode("utf-8", "surrogateescape"))
-    except (ValueError, RecursionError) as error:
+        record = parse_json(line.decode("utf-8", "surrogateescape"))
+    except ValueError as error:
         raise InputError(f"data.path: {where} is not JSON: {error}; fix or delete it") from error
     if not isinstance(record, dict):
         kind = type(record).__name__
@@ -205,27 +234,45 @@ def _read_bytes(chunk: Chunk) -> bytes:
     """The chunk's bytes, decompressed.
 
     Raises:
-      InputError: if the file can't be read, or is damaged.
+      InputError: if the file can't be read, is damaged, or is too large.
     """
+    limit = _most_bytes()
     try:
         with chunk.path.open("rb") as file:
-            file.seek(chunk.start)
-            content = file.read(-1 if chunk.stop is None else chunk.stop - chunk.start)
-        return DECOMPRESSORS.get(chunk.path.suffix, bytes)(content)
+            if decompress := DECOMPRESSORS.get(chunk.path.suffix):
+                with decompress(file) as stream:
+                    content = stream.read(limit + 1)
+            else:
+                file.seek(chunk.start)
+                content = file.read(limit + 1 if chunk.stop is None else chunk.stop - chunk.start)
+        if len(content) > limit:
+            raise MemoryError
+        return content
+    except MemoryError as error:
+        raise InputError(
+            f"data.path: {chunk.path} has more than {limit / 2**30:.1f} GiB of text, an eighth of "
+            "this machine's memory, and is read whole; split it, or make it .jsonl or .parquet, "
+            "not compressed, of which a part is read at a time"
+        ) from error
     except (OSError, EOFError, zlib.error) as error:
         raise InputError(
             f"data.path: {chunk.path} can't be read: {getattr(error, 'strerror', None) or error}"
         ) from error
 
 
-def _decompress_zstd(content: bytes) -> bytes:
+def _most_bytes() -> int:
+    """The most bytes that are read at once: their texts take several times as many."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    allowed, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return (memory if allowed == resource.RLIM_INFINITY else min(memory, allowed)) // 8
+
+
+def _open_zstd(file: BinaryIO) -> "pyarrow.CompressedInputStream":
     """The content of all frames; a truncated one is an OSError."""
-    pyarrow = _import_pyarrow()
-    with pyarrow.CompressedInputStream(pyarrow.BufferReader(content), "zstd") as stream:
-        return stream.read()
+    return _import_pyarrow().CompressedInputStream(file, "zstd")
 
 
-DECOMPRESSORS = {".gz": gzip.decompress, ".zst": _decompress_zstd}
+DECOMPRESSORS: dict[str, Callable[[BinaryIO], Any]] = {".gz": gzip.open, ".zst": _open_zstd}
 
 
 def _import_pyarrow() -> ModuleType:

@@ -4,7 +4,6 @@ An encoder first cuts documents into pieces, whose lengths are known, then encod
 plain text that is long has several pieces; a conversation has one.
 """
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from t5x_diffeq.data.offsets import encode_with_offsets
 from t5x_diffeq.data.token_codes import CODE_DTYPE, encode_tokens, token_dtype
 from t5x_diffeq.data.tokenizer import Tokenizer
 from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.runtime.files import digest
+from t5x_diffeq.runtime.files import digest, parse_json
 
 PIECE_CHARACTERS = 1_000_000  # longer documents are tokenised in pieces, cut after a line
 _REASON_CHARACTERS = 100  # of what a template says, in the count of skipped documents
@@ -116,7 +115,7 @@ class ConversationEncoder(TextEncoder):
     def cut(self, documents: Iterable[str], skipped: Counter) -> Iterator[tuple[Any, bool]]:
         """The rendered conversations."""
         for document in documents:
-            conversation = json.loads(document)
+            conversation = parse_json(document)
             reason = find_conversation_fault(conversation)
             if not reason:
                 try:

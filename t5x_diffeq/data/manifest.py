@@ -1,10 +1,9 @@
 """The manifest of a folder of token shards: what they were made from, and the hash of each."""
 
-import json
 from typing import Any
 
 from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.runtime.files import AnyPath
+from t5x_diffeq.runtime.files import AnyPath, parse_json
 
 MANIFEST = "manifest.json"
 SPLITS = ("train", "validation")
@@ -22,7 +21,7 @@ def read_manifest(folder: AnyPath) -> dict:
       InputError: if there is no manifest, or it is damaged.
     """
     try:
-        manifest = json.loads((folder / MANIFEST).read_text())
+        manifest = parse_json((folder / MANIFEST).read_text())
         _check(manifest)
     except OSError as error:
         raise InputError(

@@ -154,18 +154,28 @@ class _Worker:
         return encoder_of(tokenizer, self.source.conversations)
 
     def make(self, job: _Job, tell: _Tell = lambda _: None) -> None:
-        """Tokenises and writes one shard; calls `tell` with the number of documents taken."""
+        """Tokenises and writes one shard; calls `tell` with the number of documents taken.
+
+        Raises:
+          InputError: if a file of the source has changed, which can also be why it can't be read.
+          RunError: if the shard can't be written.
+        """
         skipped: Counter[str] = Counter()
         codes = tokenise_documents(self._take(job, tell), self.encoder, skipped)
-        write_shard(self.folder, stem(*job, self.shards), codes, self.facts, skipped)
+        try:
+            write_shard(self.folder, stem(*job, self.shards), codes, self.facts, skipped)
+        except Exception:
+            self.source.check_unchanged()
+            raise
 
     def _take(self, job: _Job, tell: _Tell) -> Iterator[str]:
-        """Yields the shard's documents, counting each when it is taken."""
+        """Yields the shard's documents, counting each when it is taken; then checks their files."""
         for number in _documents_of(self.source, job, self.shards):
             yield getattr(self.source, job[0])[number]
             with self.done.get_lock():
                 self.done.value += 1
             tell(self.done.value)
+        self.source.check_unchanged()
 
 
 _WORKER: _Worker  # this process's worker

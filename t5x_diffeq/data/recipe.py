@@ -7,7 +7,7 @@ from t5x_diffeq.data.tokenizer import Tokenizer, load_tokenizer, make_tokenizer,
 from t5x_diffeq.runtime.config import DataKeys
 from t5x_diffeq.runtime.console import say
 from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.runtime.files import AnyPath, remove_folder, write_whole
+from t5x_diffeq.runtime.files import AnyPath, parse_json, remove_folder, write_whole
 
 _RECIPE = "recipe.json"
 
@@ -49,7 +49,7 @@ def _recipe_difference(folder: AnyPath, data: DataKeys, text: str | None) -> str
     The text of a tokenizer that was adopted, or trained by an earlier version, is not known.
     """
     path = folder / _RECIPE
-    made_by = json.loads(path.read_text()) if path.exists() else {}
+    made_by = parse_json(path.read_text()) if path.exists() else {}
     for key, value in _recipe_of(data, text).items():
         if key == "text" and made_by.get(key) is None:
             continue

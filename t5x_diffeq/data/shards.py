@@ -33,7 +33,7 @@ from t5x_diffeq.data.verification import (
 )
 from t5x_diffeq.runtime.console import say
 from t5x_diffeq.runtime.errors import InputError, RunError
-from t5x_diffeq.runtime.files import AnyPath, atomic_file, file_digest, write_whole
+from t5x_diffeq.runtime.files import AnyPath, atomic_file, file_digest, parse_json, write_whole
 from t5x_diffeq.runtime.staging import NoRoomError, stage
 
 _OF_SHARD = ("source", "fingerprint", "documents", "tokens", "skipped", "sha256", "lengths_sha256")
@@ -110,7 +110,7 @@ def read_shard_facts(folder: AnyPath, name: str) -> dict | None:
     if not (path.exists() and (folder / f"{name}.array_record").exists()):
         return None
     try:
-        facts = json.loads(path.read_text())
+        facts = parse_json(path.read_text())
     except ValueError:
         return None
     return facts if isinstance(facts, dict) and {*_OF_SHARD} <= facts.keys() else None

@@ -27,7 +27,7 @@ from t5x_diffeq.runtime.console import say
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.extras import need_package
 from t5x_diffeq.runtime.files import describe_error, digest, files_in, files_matching, parse_path
-from t5x_diffeq.runtime.plugins import is_plugin, load_plugin
+from t5x_diffeq.runtime.plugins import check_returns, is_plugin, load_plugin
 from t5x_diffeq.runtime.staging import stage
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ class Source:
       fingerprint: a hash of everything that determines them.
       large: whether it is better to tokenise them with many processes.
       conversations: whether each document is a conversation (see `conversations`).
+      files: what of it is read from files whenever a document is taken.
     """
 
     name: str
@@ -60,6 +61,16 @@ class Source:
     fingerprint: str
     large: bool = False
     conversations: bool = False
+    files: tuple[FileDocuments, ...] = ()
+
+    def check_unchanged(self) -> None:
+        """Checks that no file has changed since the fingerprint was computed.
+
+        Raises:
+          InputError: if one has; names it.
+        """
+        for each in self.files:
+            each.check_unchanged()
 
 
 class _RecordTexts(Documents):
@@ -135,7 +146,9 @@ def load_source(data: DataKeys) -> Source:
 
 def _from_function(data: DataKeys) -> Source:
     """The source that a function of another package returns: a `Source`, or both splits."""
-    source = load_plugin("data.source", data.source)(data)
+    make = load_plugin("data.source", data.source)
+    check_returns("data.source", data.source, make, Source, tuple, list)
+    source = make(data)
     if not isinstance(source, Source):
         pair = isinstance(source, tuple | list) and len(source) == 2
         if not pair or any(isinstance(split, str | bytes) or not len(split) for split in source):
@@ -191,13 +204,14 @@ def text_files(data: DataKeys) -> Source:
     `data.validation_path` names other files for validation.
     """
     documents = FileDocuments(find_text_files("path", str(data.path)), _field_of(data))
-    fingerprint = documents.fingerprint
+    fingerprint, files = documents.fingerprint, [documents]
     train: Documents = documents
     validation: Documents
     if data.validation_path:
         validation = FileDocuments(
             find_text_files("validation_path", data.validation_path), _field_of(data)
         )
+        files.append(validation)
         fingerprint = digest([fingerprint.encode(), validation.fingerprint.encode()])
     else:
         cut = documents.character(int(documents.characters * (1 - _VALIDATION_PART)))
@@ -206,7 +220,7 @@ def text_files(data: DataKeys) -> Source:
         train = DocumentRange(documents, (0, 0), cut)
         validation = DocumentRange(documents, cut, (len(documents), 0))
     large, chat = documents.characters > 64e6, data.loss_on == "completion"
-    return Source(str(data.path), train, validation, fingerprint, large, chat)
+    return Source(str(data.path), train, validation, fingerprint, large, chat, tuple(files))
 
 
 def _field_of(data: DataKeys) -> str | None:

@@ -25,7 +25,14 @@ from t5x_diffeq.runtime.config import DataKeys
 from t5x_diffeq.runtime.console import Progress, say
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.extras import need_package
-from t5x_diffeq.runtime.files import AnyPath, describe_error, digest, parse_path, write_whole
+from t5x_diffeq.runtime.files import (
+    AnyPath,
+    describe_error,
+    digest,
+    parse_json,
+    parse_path,
+    write_whole,
+)
 
 _MODEL_FILE = "sentencepiece.model"
 _BYTES_FILE = "bytes"
@@ -330,7 +337,7 @@ def load_tokenizer(folder: AnyPath) -> Tokenizer | None:
     """
     end = folder / _END_FILE
     try:
-        end_of_text = json.loads(end.read_text()) if end.exists() else None
+        end_of_text = parse_json(end.read_text()) if end.exists() else None
     except ValueError as error:
         raise InputError(
             f"{end} is damaged: {error}; restore it, or start in a new --workdir"

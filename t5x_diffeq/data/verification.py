@@ -24,6 +24,7 @@ from t5x_diffeq.runtime.files import (
     digest,
     file_digest,
     is_in_bucket,
+    parse_json,
     write_whole,
 )
 from t5x_diffeq.runtime.staging import cache_folder
@@ -77,7 +78,7 @@ def _record_of(folder: AnyPath, split: str) -> Path:
 
 def _read_record(record: Path) -> _CheckedFiles:
     try:
-        checked = json.loads(record.read_text())
+        checked = parse_json(record.read_text())
     except (OSError, ValueError):
         return {}
     return checked if isinstance(checked, dict) else {}

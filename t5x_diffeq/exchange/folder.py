@@ -15,6 +15,7 @@ from jaxtyping import Float
 from t5x_diffeq.exchange.layouts import Tensors
 from t5x_diffeq.runtime.errors import InputError, RunError
 from t5x_diffeq.runtime.extras import need_package
+from t5x_diffeq.runtime.files import parse_json
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -163,11 +164,16 @@ class TensorFiles:
             )
         try:
             names = sorted(
-                set(json.loads((self.folder / _INDEX).read_text())["weight_map"].values())
+                set(parse_json((self.folder / _INDEX).read_text())["weight_map"].values())
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise InputError(f"{self.folder / _INDEX} is damaged; restore it") from error
         for name in names:
+            if not isinstance(name, str) or name != Path(name).name:
+                raise InputError(
+                    f"{self.folder / _INDEX} names {name!r:.100}, which is not the name of a file "
+                    "in its folder; restore it"
+                )
             if not (self.folder / name).exists():
                 raise InputError(f"--input={self.folder} lacks {name}, which {_INDEX} names")
         return [self.folder / name for name in names]
@@ -181,7 +187,7 @@ class TensorFiles:
         """The tensor in float32.
 
         Raises:
-          InputError: if it is missing or has another shape.
+          InputError: if it is missing, has another shape, or a value that isn't finite.
         """
         stored = self._stored_name(name)
         if stored is None:
@@ -192,8 +198,14 @@ class TensorFiles:
                 f"--input={self.folder}: {name} is of shape {tensor.shape}, and config.json makes "
                 f"it {shape}"
             )
+        tensor = tensor.astype(np.float32)
+        if not np.isfinite(tensor).all():
+            raise InputError(
+                f"--input={self.folder}: {name} has values that aren't finite; restore the file, "
+                "or save the model again"
+            )
         self.used.add(stored)
-        return tensor.astype(np.float32)
+        return tensor
 
     def unread_names(self) -> list[str]:
         """The names of the tensors that were not read."""

@@ -4,7 +4,6 @@ The base is the run that was exported. Its weights on the exported grid become l
 `finetune` has them, and PEFT's factors become their adapters.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +21,7 @@ from t5x_diffeq.models.sub_fields import declared_leaves
 from t5x_diffeq.runs.load import PretrainedRun
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.runtime.files import parse_json
 from t5x_diffeq.training.setup import make_setup
 
 Tensors = Mapping[str, np.ndarray]
@@ -100,7 +100,7 @@ def _read_config(folder: Path) -> Mapping[str, Any]:
             "save_pretrained wrote"
         )
     try:
-        written = json.loads((folder / CONFIG).read_text())
+        written = parse_json((folder / CONFIG).read_text())
     except ValueError as error:
         raise InputError(f"{folder / CONFIG} is damaged ({error}); restore it") from error
     for key, plain in _PLAIN.items():

@@ -1,6 +1,5 @@
 """Reads a Hugging Face folder as our config, tokenizer and parameters."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from t5x_diffeq.exchange.tokenizer_files import token_of_id, tokenizer_file
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.runtime.files import parse_json
 
 _TRAINED = "sentencepiece"  # the value of data.tokenizer that is not a file
 _MULTIPLES = (1, 8, 64, 128)  # a vocabulary is usually padded to a multiple of one of these
@@ -27,7 +27,7 @@ def read_config_json(folder: Path) -> dict:
     """
     path = folder / "config.json"
     try:
-        values = json.loads(path.read_text())
+        values = parse_json(path.read_text())
         if not isinstance(values, dict):
             raise ValueError("it is not an object")
         return values

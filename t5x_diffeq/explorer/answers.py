@@ -14,6 +14,7 @@ from t5x_diffeq.analysis.lyapunov import lyapunov_exponents
 from t5x_diffeq.analysis.weight_paths import make_weight_paths, principal_path
 from t5x_diffeq.data.batches import eval_batches
 from t5x_diffeq.data.examples import eval_examples
+from t5x_diffeq.explorer.fields import shorten
 from t5x_diffeq.explorer.grids import Depth, Grids
 from t5x_diffeq.explorer.stepping import Stepper
 from t5x_diffeq.inference.trained_run import TrainedRun
@@ -63,8 +64,13 @@ class Explorer:
         """The grid of a request, with the run's own values for those that are left out.
 
         Raises:
-          InputError: if the run doesn't exist on it.
+          InputError: if there is no such scheme. The run's own may be of another package, but no
+            request can name one.
         """
+        if scheme not in (None, *self.grids.schemes):
+            raise InputError(
+                f"scheme is {shorten(scheme)}; it can be {', '.join(self.grids.schemes)}"
+            )
         return num_steps or self.config.num_steps, scheme or self.config.scheme
 
     def kept(self, key: tuple) -> Answer | None:

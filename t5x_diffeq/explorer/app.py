@@ -22,6 +22,7 @@ from t5x_diffeq.explorer.fields import Fields, check_fields, shorten
 from t5x_diffeq.explorer.grids import MOST_STEPS, Depth
 from t5x_diffeq.explorer.worker import Worker
 from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.runtime.files import parse_json
 from t5x_diffeq.runtime.keys.values import INT32, Values
 
 MOST_BYTES = 256 * 1024  # of a request's body
@@ -205,8 +206,8 @@ async def _read_json(request: Request) -> object:
         if len(body) > MOST_BYTES:
             raise HTTPException(413, f"the body has more than {MOST_BYTES} bytes; shorten the text")
     try:
-        return json.loads(body)
-    except (ValueError, RecursionError) as error:
+        return parse_json(body)
+    except ValueError as error:
         raise InputError(f"the body is not JSON: {shorten(str(error))}") from error
 
 

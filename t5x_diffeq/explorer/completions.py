@@ -23,6 +23,7 @@ from t5x_diffeq.runtime.keys.values import INT32, SEEDS, Values
 
 _MOST_ROWS = 16  # completions of one request
 _MOST_STOPS = 4
+_LONGEST_STOP = 200  # characters
 _FIELDS = {
     "model": Values(str),
     "max_tokens": Values(int, 0, INT32),
@@ -300,6 +301,8 @@ def _stops_of(stop: object) -> list[str]:
         raise InputError(f"stop is {shorten(stop)}; it must be a text or a list of texts")
     if len(stops) > _MOST_STOPS:
         raise InputError(f"stop has {len(stops)} texts; it may have {_MOST_STOPS}")
+    if max(map(len, stops), default=0) > _LONGEST_STOP:
+        raise InputError(f"stop has a text of more than {_LONGEST_STOP} characters; shorten it")
     return stops
 
 

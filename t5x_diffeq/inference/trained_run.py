@@ -345,6 +345,7 @@ def load(
     checkpoint: int | str | None = None,
     adapters: str | PathLike | None = None,
     averages: bool = False,
+    trust_plugins: bool = False,
 ) -> TrainedRun:
     """Loads the run of a workdir, on this machine or in a bucket, onto one device.
 
@@ -358,12 +359,15 @@ def load(
       checkpoint: optimizer step of the checkpoint, or "best"; None for the newest.
       adapters: folder of adapters that another run trained for this run's weights.
       averages: take the moving averages of the parameters (train.ema_decay).
+      trust_plugins: run the code of other packages that the workdir's config names.
 
     Raises:
-      InputError: if the workdir holds no such run, or its weights don't exist on that grid.
+      InputError: if the workdir holds no such run, its weights don't exist on that grid, or its
+        config names code of other packages that isn't trusted.
     """
     folder = parse_path(str(workdir), "workdir")
     corpus = load_corpus(folder)
+    own = read_config(folder, trust_plugins=trust_plugins)
     enable_cache()
     run = load_run(
         folder,
@@ -374,7 +378,7 @@ def load(
         grids=[(num_steps, scheme)],
         adapters=parse_path(str(adapters), "adapters") if adapters else None,
     )
-    config = replace(read_config(folder), model=run.placed.config.model)  # adapters have their own
+    config = replace(own, model=run.placed.config.model)  # adapters have their own
     with_averages = "moving averages of the parameters" if averages else ""
     loaded_with = f"adapters of {adapters}" if adapters else with_averages
     return TrainedRun(run.at_depth(num_steps, scheme), corpus, folder, config, loaded_with)

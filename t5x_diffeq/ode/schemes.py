@@ -15,7 +15,7 @@ from t5x_diffeq.ode.solvers import (
     strang,
 )
 from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.runtime.plugins import is_plugin, load_plugin
+from t5x_diffeq.runtime.plugins import check_returns, is_plugin, load_plugin
 
 # Euler and the splittings read W at the right end of the step, as the official implementation does.
 # The Runge-Kutta schemes read it at each stage's own time, which includes t = 0 and half nodes:
@@ -45,8 +45,10 @@ def find_scheme(name: str) -> Scheme:
 
 def _load_scheme(name: str) -> Scheme:
     plugin = load_plugin("model.scheme", name)
+    if not isinstance(plugin, Scheme):
+        check_returns("model.scheme", name, plugin, Scheme)
     try:
-        scheme = plugin if isinstance(plugin, Scheme) or not callable(plugin) else plugin()
+        scheme = plugin if isinstance(plugin, Scheme) else plugin()
     except TypeError as error:
         raise InputError(
             f"model.scheme={name} can't be called without arguments ({error}); name a "

@@ -25,7 +25,7 @@ from t5x_diffeq.optimizers.moments import Coded, Keeper, Whole, scale_by_moments
 from t5x_diffeq.optimizers.muon import kernels_of_block, scale_by_muon
 from t5x_diffeq.runtime.config import OptimizerKeys
 from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.runtime.plugins import is_plugin, load_plugin
+from t5x_diffeq.runtime.plugins import check_returns, is_plugin, load_plugin
 
 # The roles that weight decay applies to, for each value of `optimizer.decay`.
 DECAYED = {
@@ -215,7 +215,9 @@ def _keeper(moments: str, leaf: Parameter) -> Keeper:
 
 def _plugin(optimizer: OptimizerKeys, declared: dict, multipliers: dict) -> Directions:
     """The transformation of another package that `optimizer.name` names."""
-    made = load_plugin("optimizer.name", optimizer.name)(optimizer, declared)
+    make = load_plugin("optimizer.name", optimizer.name)
+    check_returns("optimizer.name", optimizer.name, make, optax.GradientTransformation)
+    made = make(optimizer, declared)
     if not isinstance(made, optax.GradientTransformation):
         raise InputError(
             f"optimizer.name={optimizer.name} returns a {type(made).__name__}; it must return an "

@@ -17,7 +17,8 @@ from jax.experimental.multihost_utils import process_allgather
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.console import format_count, say
 from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.runtime.files import AnyPath, write_whole
+from t5x_diffeq.runtime.files import AnyPath, parse_json, write_whole
+from t5x_diffeq.runtime.plugins import check_trusted
 
 _FOLDER, _ARRAYS, _FACTS = "adapters", "adapters.npz", "adapters.json"
 _KEYS = (
@@ -66,17 +67,20 @@ def read_adapter_facts(folder: AnyPath) -> AdapterFacts:
     """What the folder says about its adapters.
 
     Raises:
-      InputError: if the folder doesn't exist, or holds no adapters.
+      InputError: if the folder doesn't exist, holds no adapters, or names code of other packages
+        that isn't trusted.
     """
     try:
-        facts = json.loads((folder / _FACTS).read_text())
+        facts = parse_json((folder / _FACTS).read_text())
         model = {key: value for key, value in facts["model"].items() if key in _KEYS}
-        return AdapterFacts(model, facts["norms"])
+        norms = facts["norms"]
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise InputError(
             f"--adapters={folder} holds no adapters ({error}); give the adapters/ of a run that "
             "finetune made with :lora"
         ) from error
+    check_trusted({f"model.{key}": value for key, value in model.items()}, folder / _FACTS)
+    return AdapterFacts(model, norms)
 
 
 def load_adapters(folder: AnyPath, params: dict, abstract: dict) -> dict:

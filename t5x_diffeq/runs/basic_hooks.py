@@ -1,6 +1,6 @@
 """The hooks of every run: its validation loss, the metrics of its steps, and its checkpoints."""
 
-from math import isfinite
+from math import isfinite, nan
 from statistics import fmean
 from typing import ClassVar
 
@@ -11,11 +11,14 @@ from t5x_diffeq.runs.hooks import DoneStep, Hook, LoopPosition, Training
 from t5x_diffeq.runs.progress import eval_line, utilisation
 from t5x_diffeq.runs.workdir import save_config
 from t5x_diffeq.runtime.console import say
+from t5x_diffeq.runtime.files import check_writable
 from t5x_diffeq.tracking.memory import memory_in_use
 from t5x_diffeq.training.depths import depths_of, full_grid_from
 from t5x_diffeq.training.evaluation import evaluate_loss, make_eval_step
 from t5x_diffeq.training.objective import Batch
 from t5x_diffeq.training.state import TrainState
+
+_OF_EMPTY_BATCH = ("learning_rate", "targets", "spikes")  # what a batch without targets has
 
 
 class Evaluation(Hook):
@@ -82,6 +85,8 @@ class MetricsLog(Hook):
             return
         rates = training.clock.rates(step)
         rate = rates["tokens_per_second"]
+        if not values["targets"]:  # a batch of prompts alone: its zeros are no measurements
+            values = {name: x if name in _OF_EMPTY_BATCH else nan for name, x in values.items()}
         if keys.depths:
             values["num_steps"] = fmean(depths_of(training.config, step))
         values |= {**rates, "goodput": training.history.goodput()}
@@ -120,10 +125,11 @@ class Saves(Hook):
         return super().is_due(step) or step in self.training.config.train.milestones
 
     def report(self, done: DoneStep, values: dict[str, float]) -> None:
-        """Checks earlier saves, and binds the workdir to the config."""
+        """Checks the workdir's lease and earlier saves, and binds the workdir to the config."""
         training = self.training
         if done.step == training.start + 1:
             save_config(training.config, training.workdir)
+        check_writable(training.workdir)
         training.checkpoints.check()
         training.history.write_saves(training.checkpoints.finished_saves())
 
@@ -137,6 +143,7 @@ class Saves(Hook):
 
     def _save(self, position: LoopPosition, locally: bool) -> None:
         training, step = self.training, position.step
+        check_writable(training.workdir)
         # The workdir's checkpoints need the lines up to their step in the same bucket.
         training.writer.try_flush() if locally else training.writer.flush()
         facts = RunFacts(

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from math import isnan
 
 import jax
 
@@ -65,14 +66,18 @@ class Clock:
         Args:
           step: the optimizer steps that are done.
           values: the step's metrics, with `rates`; `gradient` is the norm before clipping, `lr` the
-            learning rate.
+            learning rate. NaN is shown as `none`.
         """
         rate = values["tokens_per_second"]
         left = (self.total_steps - step) * self.tokens_per_step / max(rate, 1e-9)
         width = len(str(self.total_steps))
         return (
             f"step {step:>{width}}/{self.total_steps}  {step / self.total_steps:>4.0%}  "
-            f"loss {values['loss']:.4f}  gradient {values['grad_norm']:.2f}  "
+            f"loss {_measured(values['loss'], 4)}  gradient {_measured(values['grad_norm'], 2)}  "
             f"lr {values['learning_rate']:.1e}  {format_count(rate)} tokens/s  "
             f"{format_duration(left)} left"
         )
+
+
+def _measured(value: float, digits: int) -> str:
+    return "none" if isnan(value) else f"{value:.{digits}f}"

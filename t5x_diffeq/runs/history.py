@@ -26,7 +26,7 @@ from t5x_diffeq.checkpoints.writing import FinishedSave
 from t5x_diffeq.runs.goodput import COMPILE, STARTUP, Attempt, add_event, attempts_of, goodput
 from t5x_diffeq.runtime.console import say
 from t5x_diffeq.runtime.errors import InfrastructureError, RunError
-from t5x_diffeq.runtime.files import AnyPath, GrowingFile
+from t5x_diffeq.runtime.files import AnyPath, GrowingFile, parse_json
 
 FILE = "history.jsonl"
 SECONDS_BETWEEN_TIMES = 60
@@ -175,7 +175,7 @@ def read_events(workdir: AnyPath) -> list[Mapping]:
     path, events = workdir / FILE, []
     for line in path.read_bytes().splitlines() if path.exists() else []:
         with suppress(ValueError, AttributeError):
-            event = json.loads(line)
+            event = parse_json(line)
             if {"event", "time", "step"} <= event.keys():
                 events.append(event)
     return events

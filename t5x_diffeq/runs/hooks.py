@@ -23,6 +23,7 @@ from t5x_diffeq.data.packing import Windows
 from t5x_diffeq.runs.clock import Clock
 from t5x_diffeq.runs.goodput import OTHER
 from t5x_diffeq.runs.history import History, Stopwatch
+from t5x_diffeq.runtime import recurrence
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InfrastructureError, InputError, RunError
 from t5x_diffeq.runtime.files import AnyPath
@@ -311,6 +312,7 @@ class Hooks:
         for hook in self.hooks:
             with _named(hook, done.step):
                 hook.report(done, values)
+        recurrence.at_step(done.step)
         self.training.watchdog.expect(
             f"step {done.step + 1}", self.training.config.train.hang_timeout
         )

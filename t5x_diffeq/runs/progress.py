@@ -21,6 +21,7 @@ from t5x_diffeq.runtime.compilation_cache import Programs
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.console import format_count, format_duration, print_table, say
 from t5x_diffeq.runtime.files import AnyPath, write_whole
+from t5x_diffeq.runtime.plugins import foreign_plugins
 from t5x_diffeq.tracking.jsonl import read_metrics
 from t5x_diffeq.training.depths import full_grid_from
 from t5x_diffeq.training.partitioning import axes_across_slices, describe_mesh, num_slices
@@ -212,11 +213,13 @@ def python_command() -> str:
 def say_next(workdir: AnyPath) -> None:
     """Prints where everything is, and the commands to try next."""
     folder = shlex.quote(str(workdir))
-    chat = " --chat" if read_config(workdir).data.loss_on == "completion" else ""
+    config = read_config(workdir)
+    trust = " --trust_plugins" if foreign_plugins(config.flat()) else ""
+    chat = " --chat" if config.data.loss_on == "completion" else ""
     python = python_command()
     say(
         f"in {workdir}: metrics.jsonl, events/, checkpoints/, tokenizer/, config.json; next:",
-        f"  {python} -m t5x_diffeq.evaluate --workdir={folder}",
-        f"  {python} -m t5x_diffeq.generate --workdir={folder}{chat} --prompt='...'",
+        f"  {python} -m t5x_diffeq.evaluate --workdir={folder}{trust}",
+        f"  {python} -m t5x_diffeq.generate --workdir={folder}{trust}{chat} --prompt='...'",
         f"  tensorboard --logdir={folder}/events    (pip install tensorboard)",
     )

@@ -9,13 +9,15 @@ from flax.traverse_util import flatten_dict
 
 from t5x_diffeq.checkpoints.checkpoint_folder import check_path, steps_in
 from t5x_diffeq.data.corpus import explain_no_run
+from t5x_diffeq.runtime import recurrence
 from t5x_diffeq.runtime.config import KEYS, SECTIONS, Config
 from t5x_diffeq.runtime.console import say
 from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.runtime.files import AnyPath, describe_error, write_whole
+from t5x_diffeq.runtime.files import AnyPath, describe_error, read_json_object, write_whole
 from t5x_diffeq.runtime.former_keys import without_former_keys
 from t5x_diffeq.runtime.locks import hold_lock
-from t5x_diffeq.runtime.plugins import changed_plugins, plugin_versions
+from t5x_diffeq.runtime.plugins import changed_plugins, check_trusted, plugin_versions, trust
+from t5x_diffeq.runtime.processes import gather
 from t5x_diffeq.runtime.version import __version__
 
 CONFIG_FILE = "config.json"
@@ -35,6 +37,7 @@ def check_config(config: Config, workdir: AnyPath) -> bool:
       InputError: if keys differ that may not; names them.
     """
     check_path(workdir)
+    trust(config.flat())
     if not (workdir / CONFIG_FILE).exists():
         if steps_in(workdir / "checkpoints"):
             raise InputError(
@@ -44,7 +47,7 @@ def check_config(config: Config, workdir: AnyPath) -> bool:
         return True
     differing = [
         f"{key} was {old!r}, is {new!r}"
-        for key, (old, new) in differing_keys(read_config(workdir, to_train=True), config).items()
+        for key, (old, new) in differing_keys(_read_config(workdir, True), config).items()
         if not KEYS[key].resume
     ]
     if differing:
@@ -76,21 +79,28 @@ def differing_keys(before: Config, now: Config) -> dict[str, tuple]:
     return {key: (old.get(key), new.get(key)) for key in keys}
 
 
-def read_config(workdir: AnyPath, to_train: bool = False) -> Config:
+def read_config(workdir: AnyPath, to_train: bool = False, trust_plugins: bool = False) -> Config:
     """The config in a workdir's `config.json`; keys added since it was written get defaults.
 
     Args:
       workdir: the run's workdir.
       to_train: whether the run is to go on, and not only to be loaded.
+      trust_plugins: whether the code of other packages that it names may be run.
 
     Raises:
-      InputError: if it doesn't exist, or isn't a config that this version can use.
+      InputError: if it doesn't exist, isn't a config that this version can use, or names code of
+        other packages that no person has named or trusted.
     """
+    config = _read_config(workdir, to_train)
+    trust(config.flat()) if trust_plugins else check_trusted(config.flat(), workdir / CONFIG_FILE)
+    return config
+
+
+def _read_config(workdir: AnyPath, to_train: bool) -> Config:
+    """`read_config` for a config whose plug-ins aren't loaded."""
     path = workdir / CONFIG_FILE
     try:
-        config = json.loads(path.read_text())
-        if not isinstance(config, dict):
-            raise ValueError("it is not a JSON object")
+        config = read_json_object(path)
         if missing := sorted(_SECTIONS - config.keys()):
             raise ValueError(f"it lacks {', '.join(missing)}")
     except FileNotFoundError as error:
@@ -100,23 +110,18 @@ def read_config(workdir: AnyPath, to_train: bool = False) -> Config:
             f"{path} is not the config of a run: {describe_error(error)}; restore it or choose a "
             "new --workdir"
         ) from error
-    version = config.pop(_VERSION, "0.1.0 or earlier")
-    _warn_of_changes(workdir, config.pop(_PLUGINS, {}))
+    version, recorded = config.pop(_VERSION, "0.1.0 or earlier"), config.pop(_PLUGINS, {})
     try:
-        return Config().with_values(_usable_values(config, to_train))
+        read = Config().with_values(_usable_values(config, to_train))
     except InputError as error:
         raise InputError(
             f"{path}, written by t5x_diffeq {version}, can't be used by {__version__}: {error}"
         ) from error
-
-
-def _warn_of_changes(workdir: AnyPath, recorded: object) -> None:
-    """Says once which packages that the config names aren't what they were."""
-    recorded = recorded if isinstance(recorded, dict) else {}
-    for change in changed_plugins(recorded):
+    for change in changed_plugins(read.flat(), recorded if isinstance(recorded, dict) else {}):
         if (workdir, change) not in _said:
             _said.add((workdir, change))
             say(f"note: {change}")
+    return read
 
 
 def _usable_values(config: dict, to_train: bool) -> dict[str, object]:
@@ -147,3 +152,17 @@ def sole_writer(workdir: AnyPath) -> Iterator[None]:
         if jax.process_index() == 0:
             stack.enter_context(hold_lock(workdir / ".lock", f"--workdir={workdir}"))
         yield
+
+
+@contextmanager
+def comparing_failures(workdir: AnyPath, start: int) -> Iterator[None]:
+    """A context whose failure is compared with that of the attempt before (see `recurrence`).
+
+    Args:
+      workdir: the run's workdir.
+      start: the optimizer step at which this attempt begins.
+    """
+    before = recurrence.take_last_failure(workdir) if jax.process_index() == 0 else {}
+    recurrence.watch(workdir, start, gather("the last failure", before)[0])
+    yield
+    recurrence.end()

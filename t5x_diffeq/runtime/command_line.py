@@ -18,6 +18,7 @@ import logging as python_logging
 import os
 import re
 import shutil
+import signal
 import sys
 import textwrap
 import time
@@ -25,13 +26,15 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from math import inf
 from pathlib import Path
+from typing import NoReturn
 
 from absl import flags, logging
 from ml_collections.config_flags import config_flags
 
-from t5x_diffeq.runtime import console, tpu_hosts
+from t5x_diffeq.runtime import console, plugins, tpu_hosts
 from t5x_diffeq.runtime.allocator import keep_freed_memory
 from t5x_diffeq.runtime.config import check_complete, check_values
 from t5x_diffeq.runtime.config_files import config_file, flatten, offer_configs
@@ -77,14 +80,13 @@ def run(
       verb_flags: the verb's flags. Each verb has its own, so that one program can import two.
       several: whether this can be one of several processes.
     """
+    console.prepare_outputs()
     silence_libraries()
     add_common_flags(verb_flags)
     if "--version" in sys.argv[1:]:
-        print(f"t5x_diffeq {__version__}")
-        sys.exit(0)
+        _print_and_exit(f"t5x_diffeq {__version__}")
     if {"--help", "-h"} & set(sys.argv[1:]):
-        print(doc.strip(), format_help(verb_flags), sep="\n\n")
-        sys.exit(0)
+        _print_and_exit(f"{doc.strip()}\n\n{format_help(verb_flags)}")
     keep_freed_memory(os.environ)
     try:
         raise_limits()
@@ -97,13 +99,21 @@ def run(
     except KeyboardInterrupt:
         status = _fail(EXIT_INTERRUPTED, "stopped by Ctrl-C")
     except Exception as error:
-        status = _fail_unforeseen(error)
-    sys.stdout.flush()
+        unwritten = console.results_error() if isinstance(error, OSError) else None
+        status = _fail_to_write(unwritten) if unwritten else _fail_unforeseen(error)
+    if status == 0 and (unwritten := console.results_error()):
+        status = _fail_to_write(unwritten)
     if others := _find_peers():
         others.leave()
         if status in (1, 2, EXIT_INFRASTRUCTURE):
             os._exit(status)  # an orderly exit would wait for the others
     sys.exit(status)
+
+
+def _print_and_exit(text: str) -> NoReturn:
+    print(text)
+    unwritten = console.results_error()
+    sys.exit(_fail_to_write(unwritten) if unwritten else 0)
 
 
 def _may_have_others(environment: Mapping[str, str]) -> bool:
@@ -130,6 +140,8 @@ def add_common_flags(verb_flags: flags.FlagValues) -> None:
     if "quiet" not in verb_flags:
         text = "Print results, warnings and errors only."
         flags.DEFINE_bool("quiet", False, text, flag_values=verb_flags)
+        text = "Run the code of other packages that the config of a run names."
+        flags.DEFINE_bool("trust_plugins", False, text, flag_values=verb_flags)
 
 
 def format_help(verb_flags: flags.FlagValues) -> str:
@@ -151,17 +163,17 @@ def format_help(verb_flags: flags.FlagValues) -> str:
 
 def _fail(status: int, error: object) -> int:
     """Prints the last line, and tells the other processes; returns the status."""
-    failure = Failure(0, status, str(error))
-    if others := _find_peers():
-        failure = Failure(others.index, status, str(error))
+    others = _find_peers()
+    failure = Failure(others.index if others else 0, status, str(error)).unless_repeated()
+    if others:
         others.tell(failure)
     LAST_WORD.say(failure)
-    return status
+    return failure.status
 
 
 def _with_notes(error: Exception) -> str:
-    """Its message, with the notes that say where it was raised."""
-    notes = getattr(error, "__notes__", ())
+    """Its message, with our notes that say where it was raised; JAX and Grain add others."""
+    notes = (each for each in getattr(error, "__notes__", ()) if each.startswith("in the hook "))
     return "; ".join([str(error), *notes])
 
 
@@ -176,6 +188,17 @@ def _fail_foreseen(error: InputError | RunError) -> int:
     return _fail(2 if isinstance(error, InputError) else 1, _with_notes(error))
 
 
+def _fail_to_write(error: OSError) -> int:
+    """`_fail` for results that standard output doesn't take.
+
+    If their reader has ended, as in `generate | head -1`, nobody wants the rest.
+    """
+    if isinstance(error, BrokenPipeError):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGPIPE)
+    return _fail(1, f"standard output can't be written: {describe_error(error)}")
+
+
 def _fail_unforeseen(error: Exception) -> int:
     if _find_peers():
         time.sleep(_SECONDS_FOR_OTHERS)  # another may have failed first, and will end this one
@@ -187,7 +210,8 @@ def _fail_unforeseen(error: Exception) -> int:
         return _fail(EXIT_INFRASTRUCTURE, f"{said}; the same command continues the run")
     if refused := platform_error(error):
         return _fail(2, refused)
-    traceback.print_exception(error)
+    with suppress(OSError):
+        traceback.print_exception(error)
     if others := _find_peers():
         others.wait_for_all()  # one may be lost, which takes longer to notice than its consequences
     return _fail(1, f"{type(error).__name__}: {_with_notes(error)}")
@@ -204,11 +228,21 @@ def silence_libraries() -> None:
     python_logging.getLogger("jax").setLevel(python_logging.ERROR)
     for library in ("asyncio", "gcsfs", "google"):
         python_logging.getLogger(library).setLevel(python_logging.CRITICAL)
+    sys.unraisablehook = _show_unless_loop_closed
     if not sys.warnoptions:
         warnings.simplefilter("ignore")
         # JAX goes on without its cache, and then each start compiles everything again.
         warnings.filterwarnings("always", message=_CACHE_FAILED)
         warnings.showwarning = _say_first_failure
+
+
+def _show_unless_loop_closed(unraisable: "sys.UnraisableHookArgs") -> None:
+    """Shows an error that nothing can catch, but for those of TensorStore's threads.
+
+    When a save has failed, they tell an event loop that Orbax has closed of each file left.
+    """
+    if str(unraisable.exc_value) != "Event loop is closed":
+        sys.__unraisablehook__(unraisable)
 
 
 def _say_first_failure(message: Warning | str, *_: object, **__: object) -> None:
@@ -241,6 +275,7 @@ def parse(argv: list[str], verb_flags: flags.FlagValues) -> None:
         rest = verb_flags(argv)[1:]
         _check_flags(verb_flags)
         console.quiet = bool(verb_flags["quiet"].value)
+        plugins.trust_all = bool(verb_flags["trust_plugins"].value)
         of_configs = filter(config_flags.is_config_flag, map(verb_flags.__getitem__, verb_flags))
         for config in (each.value for each in of_configs if each.present or each.value):
             if config is None:
@@ -248,6 +283,7 @@ def parse(argv: list[str], verb_flags: flags.FlagValues) -> None:
             values = flatten(config)
             check_complete(values.keys())
             check_values(values, unset=_FROM_INIT)
+            plugins.trust(values)
     except flags.UnrecognizedFlagError as error:
         raise InputError(explain_unknown_flag(error.flagname, verb_flags)) from error
     except InputError:

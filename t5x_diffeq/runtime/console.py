@@ -3,12 +3,14 @@
 Colour and progress bars are for terminals only; NO_COLOR turns colour off.
 """
 
+import io
 import os
 import sys
 import threading
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, TextIO, TypeVar
 
 if TYPE_CHECKING:
     import rich.progress
@@ -17,6 +19,8 @@ SECONDS_BETWEEN_LINES = 10  # of progress, where standard error is not a termina
 _WARNING = "warning: "  # prefix of the lines that --quiet keeps
 ERROR = "error: "  # prefix of the last line of a failure
 _COLOURS = {_WARNING: "1;33", ERROR: "1;31"}  # bold yellow, bold red
+# Control characters but for a new line and a tab: a terminal would obey them.
+_ESCAPES = {n: f"\\x{n:02x}" for n in (*range(32), *range(127, 160)) if chr(n) not in "\n\t"}
 Item = TypeVar("Item")
 quiet = False  # set by --quiet
 
@@ -40,11 +44,93 @@ def say(*lines: str) -> None:
 
 
 def write(line: str) -> None:
-    """Prints a line on every process; on a terminal, `warning:` and `error:` are coloured."""
+    """Prints a line on every process; on a terminal, `warning:` and `error:` are coloured.
+
+    Control characters, which names of files and texts may hold, are shown as `\\x1b` and the like.
+    """
+    line = line.translate(_ESCAPES)
     for mark, colour in _COLOURS.items():
         if line.startswith(mark) and sys.stderr.isatty() and not os.environ.get("NO_COLOR"):
             line = f"\033[{colour}m{mark}\033[0m{line.removeprefix(mark)}"
-    print(line, file=sys.stderr, flush=True)
+    try:
+        print(line, file=sys.stderr, flush=True)
+    except OSError:  # its reader has ended, or its disk is full: the work goes on, as with nohup
+        discard(2)
+
+
+def prepare_outputs() -> None:
+    """Replaces standard files that are closed by an empty one.
+
+    Otherwise the next file that is opened would take the number, and what a library prints there.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            discard(number)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w" if number else "r"))  # noqa: SIM115
+    if type(sys.stdout) is io.TextIOWrapper:  # and not a replacement that tests or notebooks made
+        before = sys.stdout
+        file = open(before.fileno(), "wb", closefd=False)  # noqa: SIM115
+        at_once = before.line_buffering or before.write_through
+        sys.stdout = Results(file, before.encoding, before.errors, line_buffering=at_once)
+        sys.stdout.before = before  # else its end would close the file
+
+
+def discard(*numbers: int) -> None:
+    """From here on, what is written to these standard files is discarded."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for number in numbers:
+        if number != nowhere:
+            os.dup2(nowhere, number)
+    if nowhere > 2:
+        os.close(nowhere)
+
+
+def leave_terminal() -> None:
+    """Discards what is written to a terminal, which is gone."""
+    discard(*(number for number in (1, 2) if os.isatty(number)))
+
+
+class Results(io.TextIOWrapper):
+    """Standard output, which remembers why it couldn't be written.
+
+    Attributes:
+      error: the first error.
+      before: what it replaces.
+    """
+
+    error: OSError | None = None
+    before: TextIO | None = None
+
+    def write(self, text: str) -> int:
+        """Writes the text."""
+        with self._remembering():
+            return super().write(text)
+
+    def flush(self) -> None:
+        """Writes what is left."""
+        with self._remembering():
+            super().flush()
+
+    @contextmanager
+    def _remembering(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self.error = self.error or error
+            raise
+
+
+def results_error() -> OSError | None:
+    """Why results couldn't be written to standard output; None if all were."""
+    with suppress(OSError):
+        sys.stdout.flush()
+    error = getattr(sys.stdout, "error", None)
+    if error:
+        discard(sys.stdout.fileno())  # else the interpreter would try again at its end
+    return error
 
 
 def print_table(title: str, rows: dict[str, str]) -> None:

@@ -4,17 +4,19 @@
 read_bytes, read_text, /) is done with their own methods, all else with the functions here.
 """
 
+import errno
 import glob
 import hashlib
+import json
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import fsspec
 from etils import epath
@@ -127,6 +129,31 @@ def absolute_path(path: AnyPath) -> AnyPath:
     return path if is_in_bucket(path) else path.absolute()
 
 
+def parse_json(text: str | bytes) -> Any:
+    """What JSON says, which may come from anybody.
+
+    Raises:
+      ValueError: if it isn't JSON, or is nested more deeply than Python can read it.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("its lists or objects are nested too deeply") from error
+
+
+def read_json_object(path: AnyPath) -> dict[str, Any]:
+    """The JSON object that a file holds.
+
+    Raises:
+      OSError: if it can't be read.
+      ValueError: if it holds none.
+    """
+    content = parse_json(path.read_bytes())
+    if not isinstance(content, dict):
+        raise ValueError("it is not a JSON object")
+    return content
+
+
 def join_path(folder: AnyPath, text: str) -> AnyPath:
     """`folder / text`, or `text` alone if it is an absolute path or in a bucket."""
     return epath.Path(text) if text.startswith(BUCKETS) else folder / text
@@ -150,29 +177,77 @@ def files_matching(pattern: AnyPath) -> list[AnyPath]:
 # ------------------------------------------------------------------------------ writing
 
 
+# Each a folder that this process has locked, and what raises an error if it has lost the lock.
+write_guards: list[tuple[AnyPath, Callable[[], None]]] = []
+
+
+@contextmanager
+def guarded(folder: AnyPath, check: Callable[[], None]) -> Iterator[None]:
+    """A context in which `check_writable` of what is in the folder calls `check`."""
+    guard = (folder, check)
+    write_guards.append(guard)
+    try:
+        yield
+    finally:
+        write_guards.remove(guard)
+
+
+def check_writable(path: AnyPath) -> None:
+    """Checks that this process still has the locks on the folders of the path.
+
+    Raises:
+      RunError: if one of the folders was moved.
+      InfrastructureError: if another process holds the lease on one in a bucket.
+    """
+    for folder, check in list(write_guards):
+        if path.is_relative_to(folder):
+            check()
+
+
+def open_to_write(path: Path, flags: int) -> int:
+    """A descriptor of a file, which is made if it isn't there, and not truncated.
+
+    Raises:
+      OSError: if it can't be opened, or is a link: writing would change a file somewhere else.
+    """
+    flags |= os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        return os.open(path, flags, 0o666)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(error.errno, "it is a link; remove it", str(path)) from error
+        raise
+
+
 @contextmanager
 def atomic_file(path: AnyPath) -> Iterator[Path]:
     """A context with a local file to write, which becomes `path` at its end; never half-written.
 
     On this machine the file has another name in the same folder, and is renamed. For a bucket it is
-    in the folder for temporary files, and is uploaded as one object, which appears only when it is
-    complete.
+    in a temporary folder, and is uploaded as one object, which appears only when it is complete.
 
     Raises:
       RunError: if `path` can't be written; its old content is kept.
+      InfrastructureError: as `check_writable`; or if the bucket doesn't answer.
     """
-    folder = Path(tempfile.gettempdir()) if is_in_bucket(path) else path.parent
-    partial = folder / f".{path.name}.{os.getpid()}.partial"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        yield partial
-        if is_in_bucket(path):
+    if is_in_bucket(path):
+        with tempfile.TemporaryDirectory() as folder:
+            partial = Path(folder) / path.name
+            yield partial
+            check_writable(path)
             with bucket_errors(f"{path} can't be written", RunError):
                 bucket_files().put_file(str(partial), str(path), consistency="md5")
-        else:
-            with partial.open("rb") as file:
-                os.fsync(file.fileno())
-            os.replace(partial, path)
+        return
+    partial = path.parent / f".{path.name}.{os.getpid()}.partial"
+    check_writable(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.unlink(missing_ok=True)
+        os.close(open_to_write(partial, os.O_WRONLY | os.O_EXCL))
+        yield partial
+        with partial.open("rb") as file:
+            os.fsync(file.fileno())
+        os.replace(partial, path)
     except OSError as error:
         raise RunError(f"{path} can't be written: {describe_error(error)}") from error
     finally:
@@ -235,8 +310,9 @@ class GrowingFile:
     def write(self, content: bytes) -> None:
         """Appends to the file."""
         if not is_in_bucket(self.path):
+            check_writable(self.path)
             try:
-                with self.path.open("ab") as file:
+                with os.fdopen(open_to_write(self.path, os.O_WRONLY | os.O_APPEND), "ab") as file:
                     file.write(content)
                     file.flush()
                     os.fsync(file.fileno())

@@ -1,31 +1,26 @@
 """Mutual exclusion of processes: a file lock on this machine, a lease in a bucket."""
 
 import fcntl
-import json
 import os
-import socket
-import threading
-import time
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
 
-from t5x_diffeq.runtime.console import say
-from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.runtime.errors import InputError, RunError
 from t5x_diffeq.runtime.files import (
     AnyPath,
-    bucket_errors,
-    bucket_files,
     describe_error,
+    guarded,
     is_in_bucket,
+    open_to_write,
 )
-
-LEASE_SECONDS = 60  # until a killed holder's lease expires; T5X_DIFFEQ_LEASE_SECONDS changes it
+from t5x_diffeq.runtime.leases import hold_lease
 
 
 @contextmanager
 def hold_lock(lock: AnyPath, what: str) -> Iterator[None]:
-    """Holds a lock file; a killed process releases it, in a bucket after `LEASE_SECONDS`.
+    """Holds a lock file; a killed process releases it, in a bucket after `leases.LEASE_SECONDS`.
 
     Args:
       lock: the file; its folder is created.
@@ -35,16 +30,19 @@ def hold_lock(lock: AnyPath, what: str) -> Iterator[None]:
       InputError: if the file can't be created or locked, or another process holds it.
       InfrastructureError: if the bucket does not answer.
     """
-    with _hold_lease(lock, what) if is_in_bucket(lock) else hold_local_lock(lock, what):
+    with hold_lease(lock, what) if is_in_bucket(lock) else hold_local_lock(lock, what):
         yield
 
 
 @contextmanager
 def hold_local_lock(lock: AnyPath, what: str, wait: bool = False) -> Iterator[None]:
-    """`hold_lock` for processes that share this file system; can wait for another process."""
+    """`hold_lock` for processes that share this file system; can wait for another process.
+
+    Nothing is written to the file.
+    """
     try:
         lock.parent.mkdir(parents=True, exist_ok=True)
-        file = lock.open("w")
+        file = os.fdopen(open_to_write(lock, os.O_RDWR), "rb")
     except OSError as error:
         raise InputError(f"{what} can't be written: {describe_error(error)}") from error
     with file:
@@ -59,75 +57,25 @@ def hold_local_lock(lock: AnyPath, what: str, wait: bool = False) -> Iterator[No
                 f"{what} can't be locked: {describe_error(error)}; name a folder on a file system "
                 "that has flock (Lustre has it if it is mounted with -o flock)"
             ) from error
-        yield
+        check = partial(_check_in_place, lock, os.fstat(file.fileno()), what)
+        with guarded(lock.parent, check):
+            yield
 
 
-@contextmanager
-def _hold_lease(lock: AnyPath, what: str) -> Iterator[None]:
-    """`hold_lock` for processes that share the bucket.
+def _check_in_place(lock: Path, held: os.stat_result, what: str) -> None:
+    """Checks that the path still leads to the folder in which the lock is held.
 
-    The holder rewrites the object periodically. A process that finds one watches it: if it changes,
-    its holder is alive; if it doesn't for the length of a lease, the holder was killed. No clocks
-    are compared.
+    Otherwise the rest of the run would be written to another folder, or below a mount point.
+
+    Raises:
+      RunError: if it doesn't.
     """
-    seconds = float(os.environ.get("T5X_DIFFEQ_LEASE_SECONDS", LEASE_SECONDS))
-    me = {"host": socket.gethostname(), "process": os.getpid(), "holder": uuid.uuid4().hex}
-    with bucket_errors(f"{what} can't be written", InputError):
-        _take_lease(lock, what, _lease_content(me, 0), seconds)
-    ended = threading.Event()
-    beating = threading.Thread(
-        target=_renew_lease, args=(lock, me, ended, seconds / 4), daemon=True
-    )
-    beating.start()
     try:
-        yield
-    finally:
-        ended.set()
-        beating.join()
-        lock.unlink(missing_ok=True)
-
-
-def _lease_content(me: dict, number: int) -> bytes:
-    """The content of a lease's object: no two are equal."""
-    return json.dumps({**me, "beat": number}).encode()
-
-
-def _take_lease(lock: AnyPath, what: str, mine: bytes, seconds: float) -> None:
-    """Returns when the lease is ours; the bucket guarantees that only one process creates it."""
-    while True:
-        try:
-            bucket_files().pipe_file(str(lock), mine, mode="create")
-            return
-        except FileExistsError:
-            pass
-        try:
-            before = lock.read_bytes()
-            if before == mine:
-                return  # it was created, and the answer was lost
-            holder = json.loads(before)
-            say(
-                f"{what} is held by process {holder['process']} on {holder['host']}: waiting "
-                f"{seconds:.0f} s to see whether it is still alive"
-            )
-            deadline = time.monotonic() + seconds
-            while time.monotonic() < deadline:
-                time.sleep(seconds / 20)
-                if lock.read_bytes() != before:
-                    raise InputError(
-                        f"another process is writing {what} (process {holder['process']} on "
-                        f"{holder['host']}); wait for it or stop it"
-                    )
-            lock.unlink(missing_ok=True)
-        except FileNotFoundError:
-            pass  # its holder has just released it
-
-
-def _renew_lease(lock: AnyPath, me: dict, ended: threading.Event, seconds: float) -> None:
-    """Renews the lease until `ended` is set; a failed renewal is retried at the next."""
-    number = 0
-    while not ended.wait(seconds):
-        number += 1
-        try:
-            bucket_files().pipe_file(str(lock), _lease_content(me, number))
-        except Exception as error:
-            say(f"warning: {lock} can't be renewed: {describe_error(error)}")
+        now: os.stat_result | None = lock.stat()
+    except OSError:
+        now = None
+    if now is None or not os.path.samestat(now, held):
+        raise RunError(
+            f"{what} is no longer the folder that it was: it was moved or deleted, or its disk was "
+            "unmounted; nothing more is written there; put it back, and run the same command again"
+        )

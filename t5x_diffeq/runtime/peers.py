@@ -21,9 +21,11 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
+from t5x_diffeq.runtime import recurrence
 from t5x_diffeq.runtime.console import ERROR, write
+from t5x_diffeq.runtime.files import parse_json
 
 EXIT_PREEMPTED = 42  # saved: run the same command again
 EXIT_INTERRUPTED = 130  # saved, stopped by a person
@@ -49,6 +51,14 @@ class Failure:
     status: int
     message: str
     hang: bool = False
+
+    def unless_repeated(self) -> "Failure":
+        """The failure; with status 1 if the attempt before ended in the same way (`recurrence`)."""
+        if self.status != EXIT_INFRASTRUCTURE or not recurrence.is_repeated(self.message):
+            return self
+        said = self.message.removesuffix("; the same command continues the run")
+        again = "the attempt before ended at the same step with the same, so a restart is in vain"
+        return replace(self, status=1, message=f"{said}; {again}")
 
     def __str__(self) -> str:
         return self.message if self.process == 0 else f"process {self.process}: {self.message}"
@@ -211,7 +221,7 @@ class Peers:
             return
         self.heard[other] = time.monotonic()
         *lines, self.unread[other] = (self.unread[other] + received).split(b"\n")
-        for message in map(json.loads, lines):
+        for message in map(parse_json, lines):
             if message == _DONE:
                 self.done.add(other)
             elif "all_heard_question" in message:
@@ -226,11 +236,12 @@ class Peers:
 
     def _lose(self, other: int, how: str) -> None:
         """Ends the run, because a process was lost."""
+        if self.leaving:
+            self.done.add(other)
+            return
         message = f"process {other} of {self.count} {how}; the same command continues the run"
-        self.end(
-            Failure(0, EXIT_INFRASTRUCTURE, message)
-        )  # which returns if this process is leaving
-        self.done.add(other)
+        self.end(Failure(0, EXIT_INFRASTRUCTURE, message).unless_repeated())
+        self.done.add(other)  # this process began to leave meanwhile
 
     def end(self, failure: Failure) -> None:
         """Ends this process, and through process 0 all others."""

@@ -3,21 +3,30 @@
 A config names one as "package.module:Name", or as "package.module:Name(size=4)" with keyword
 arguments that are Python literals. The package must be importable: installed, or in a folder of
 PYTHONPATH.
+
+Loading one runs its code. A person who writes a name in a config file, on the command line or in
+Python asks for that. A name in a file that came with a run or with adapters is refused unless the
+person trusts the file, or has given the same name (`check_trusted`).
 """
 
 import ast
 import hashlib
 import importlib
+import importlib.util
 from collections.abc import Iterable, Mapping
 from functools import cache, partial
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from t5x_diffeq.runtime.errors import InputError
 
 _OWN = "t5x_diffeq"  # its version is recorded anyway
+_TRUSTED_MODULES = ("t5x_diffeq.blocks.", "t5x_diffeq.examples.own_")
 PLUGIN_KEYS = ("model.block", "model.scheme", "optimizer.name", "data.source")
+trust_all = False  # set by --trust_plugins
+_trusted: set[str] = set()  # importable names that a person has given, or trusts
 
 
 def is_plugin(name: str) -> bool:
@@ -56,6 +65,38 @@ def load_plugin(key: str, name: str) -> Any:
     return partial(plugin, **arguments)
 
 
+def check_returns(key: str, name: str, plugin: Any, *kinds: type) -> None:
+    """Checks, before it is called, that a function says by its annotation that it returns a kind.
+
+    A class returns itself. Anything else that a name may stand for, such as `subprocess:run`, is
+    not called.
+
+    Args:
+      key: the config key that has the name.
+      name: the importable name.
+      plugin: what `load_plugin` returned.
+      kinds: the classes of which it may return objects.
+
+    Raises:
+      InputError: if it doesn't say so.
+    """
+    function = getattr(plugin, "func", plugin)  # of a function with arguments
+    try:
+        said = function if isinstance(function, type) else get_type_hints(function).get("return")
+    except (TypeError, NameError):  # it isn't a function, or its annotations can't be evaluated
+        said = None
+    returned = get_args(said) if get_origin(said) in (Union, UnionType) else (said,)
+    classes = [get_origin(each) or each for each in returned]
+    if all(isinstance(each, type) and issubclass(each, kinds) for each in classes):
+        return
+    names = " or ".join(f"{each.__module__}.{each.__qualname__}" for each in kinds)
+    raise InputError(
+        f"{key}={name} is not called, because it doesn't say that it returns {names}; name a "
+        f"function that does, by its annotation (def {name.partition(':')[2].partition('(')[0]}"
+        f"(...) -> {kinds[0].__name__})"
+    )
+
+
 def _split_arguments(key: str, name: str) -> tuple[str, dict[str, Any]]:
     """`a.b:C` and `{"size": 4}` of `a.b:C(size=4)`."""
     path, opened, _ = name.partition("(")
@@ -72,6 +113,52 @@ def _split_arguments(key: str, name: str) -> tuple[str, dict[str, Any]]:
         ) from error
 
 
+def trust(values: Mapping[str, Any]) -> None:
+    """Trusts the importable names of a config that a person wrote, in this process.
+
+    Args:
+      values: values of the config by dotted key.
+    """
+    _trusted.update(name for _, name in _plugins_of(values))
+
+
+def foreign_plugins(values: Mapping[str, Any]) -> list[str]:
+    """`key=name` for each importable name of a config outside this package."""
+    return [
+        f"{key}={name}"
+        for key, name in _plugins_of(values)
+        if not name.startswith(_TRUSTED_MODULES)
+    ]
+
+
+def check_trusted(values: Mapping[str, Any], where: object) -> None:
+    """Checks that a person trusts each importable name of a config that no person has given.
+
+    Args:
+      values: values of the config by dotted key.
+      where: the file that has them, for messages.
+
+    Raises:
+      InputError: if one isn't trusted; names all of them.
+    """
+    known = {f"{key}={name}" for key, name in _plugins_of(values) if name in _trusted}
+    unknown = [each for each in foreign_plugins(values) if each not in known]
+    if trust_all or not unknown:
+        return trust(values)
+    raise InputError(
+        f"{where} names code of other packages, which would be run: {', '.join(unknown)}; if you "
+        "trust it, add --trust_plugins (in Python, trust_plugins=True)"
+    )
+
+
+def _plugins_of(values: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The key and the value of each importable name."""
+    pairs = [(key, values.get(key)) for key in PLUGIN_KEYS]
+    pairs += [("data.mixture", entry[1]) for entry in values.get("data.mixture", ())]
+    pairs += [("train.hooks", name) for name in values.get("train.hooks", ())]
+    return [(key, name) for key, name in pairs if isinstance(name, str) and is_plugin(name)]
+
+
 def plugin_versions(values: Mapping[str, Any]) -> dict[str, str]:
     """What identifies the code of each package that a config names, to be kept with the run.
 
@@ -80,21 +167,19 @@ def plugin_versions(values: Mapping[str, Any]) -> dict[str, str]:
     Args:
       values: the values of the config by dotted key.
     """
-    names = [values[key] for key in PLUGIN_KEYS]
-    names += [source for _, source, _ in values["data.mixture"]]
-    names += values["train.hooks"]
-    packages = {
-        name.partition(".")[0].partition(":")[0]
-        for name in names
-        if isinstance(name, str) and is_plugin(name)
-    }
+    packages = {name.partition(".")[0].partition(":")[0] for _, name in _plugins_of(values)}
     return {package: _identify(package) for package in sorted(packages)}
 
 
-def changed_plugins(recorded: Mapping[str, str]) -> Iterable[str]:
-    """A sentence for each package that isn't what it was when the run recorded it."""
-    for package, before in recorded.items():
-        if (now := _identify(package)) != before:
+def changed_plugins(values: Mapping[str, Any], recorded: Mapping[str, str]) -> Iterable[str]:
+    """A sentence for each package that isn't what it was when the run recorded it.
+
+    Args:
+      values: the values of the run's config by dotted key.
+      recorded: what `plugin_versions` said of it then.
+    """
+    for package, now in plugin_versions(values).items():
+        if (before := recorded.get(package, now)) != now:
             yield f"{package} is {now}, and the run was made with {before}"
 
 
@@ -105,9 +190,13 @@ def _identify(package: str) -> str:
     if package == _OWN:
         return version or f"{package}, not installed"
     try:
-        file = Path(str(importlib.import_module(package).__file__))
-    except Exception:  # it is refused where it is used
-        return "missing"
-    files = sorted(file.parent.rglob("*.py")) if file.name == "__init__.py" else [file]
+        spec = importlib.util.find_spec(package)  # which doesn't import it
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None:
+        return "missing"  # it is refused where it is used
+    folders = [Path(each) for each in spec.submodule_search_locations or ()]
+    files = sorted(file for folder in folders for file in folder.rglob("*.py"))
+    files = files or [Path(spec.origin)] if spec.has_location and spec.origin else []
     content = b"".join(each.read_bytes() for each in files)
     return f"{version} sha256 {hashlib.sha256(content).hexdigest()[:16]}".strip()

@@ -9,14 +9,15 @@ Processes are found, in this order, from
 """
 
 import os
+import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
 from jax._src.clusters import ClusterEnv
 
-from t5x_diffeq.runtime import tpu_hosts
+from t5x_diffeq.runtime import console, tpu_hosts
 from t5x_diffeq.runtime.agreement import Agreement
 from t5x_diffeq.runtime.errors import InfrastructureError, InputError
 from t5x_diffeq.runtime.peers import Peers, start_relay
@@ -60,6 +61,40 @@ def initialise() -> None:
             f"the processes found through {cluster_in(os.environ) or rank} could not join: "
             f"{error}; set JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID instead"
         ) from error
+    names = gather("the names of the machines", own_name())
+    if jax.default_backend() == "cpu":
+        check_names(names)
+
+
+def own_name() -> tuple[str, str]:
+    """The name of this machine, and the address that it has for itself."""
+    name = socket.gethostname()
+    try:
+        return name, str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0])
+    except OSError:
+        return name, ""
+
+
+def check_names(names: Sequence[Sequence[str]]) -> None:
+    """Checks that machines without accelerators can reach each other by their names.
+
+    Gloo, which then sums over processes, tells them the address that a machine's name has there.
+
+    Args:
+      names: what `own_name` returns on each process.
+
+    Raises:
+      InputError: if there are several machines, and one has a loopback address for its own name.
+    """
+    if len({name for name, _ in names}) == 1:
+        return
+    for name, address in names:
+        if address.startswith("127.") or address == "::1":
+            raise InputError(
+                f"the name of the machine {name} stands for {address} there (in its /etc/hosts), "
+                "where no other machine can reach it; give it the address that it has in the "
+                "network of the processes"
+            )
 
 
 def _find_rank(environment: Mapping[str, str]) -> Rank | None:
@@ -76,7 +111,7 @@ def _find_rank(environment: Mapping[str, str]) -> Rank | None:
 
 def _reserve_stdout() -> None:
     """Keeps standard output for results: Gloo's messages are discarded."""
-    results = os.fdopen(os.dup(1), "w", buffering=1)
+    results = console.Results(os.fdopen(os.dup(1), "wb"), line_buffering=True)
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), 1)
     sys.stdout = results

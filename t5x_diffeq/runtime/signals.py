@@ -1,11 +1,16 @@
-"""Stopping between optimizer steps, or in an evaluation: SIGTERM (preemption) and Ctrl-C."""
+"""Stopping between optimizer steps, or in an evaluation: preemption, a closed terminal, Ctrl-C.
+
+SIGTERM comes from whoever takes the machine away, SIGUSR1 from schedulers that are asked to warn
+(`sbatch --signal=USR1@60`), SIGHUP from a terminal or connection that is closed, but not with
+`nohup`.
+"""
 
 import signal
 from collections.abc import Iterable, Iterator
 from types import FrameType
 from typing import TypeVar
 
-from t5x_diffeq.runtime import processes
+from t5x_diffeq.runtime import console, processes
 from t5x_diffeq.runtime.agreement import Reason
 from t5x_diffeq.runtime.peers import EXIT_INTERRUPTED, EXIT_PREEMPTED
 
@@ -16,12 +21,15 @@ class Interrupted(Exception):  # noqa: N818  # nothing went wrong
     """The run stops in the middle of an evaluation, or of anything like it."""
 
 
-class StopSignals:
-    """A context that records a SIGTERM or SIGINT, and lets the step and the save finish.
+_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGINT)
 
-    A second Ctrl-C acts at once, as it does by default. Further SIGTERMs change nothing: SLURM
-    sends them to every process of a job several times within a second. A signal to any of several
-    processes stops all of them at the same place (see `agreement`).
+
+class StopSignals:
+    """A context that records one of the signals, and lets the step and the save finish.
+
+    A second Ctrl-C acts at once, as it does by default. Further signals of other kinds change
+    nothing: SLURM sends SIGTERM to every process of a job several times within a second. A signal
+    to any of several processes stops all of them at the same place (see `agreement`).
 
     Attributes:
       reason: why to stop; None until it is time to stop.
@@ -32,7 +40,10 @@ class StopSignals:
         self.agreement = processes.agreement
 
     def __enter__(self) -> "StopSignals":
-        self.before = {s: signal.signal(s, self._note) for s in (signal.SIGTERM, signal.SIGINT)}
+        heard = [
+            s for s in _SIGNALS if s is not signal.SIGHUP or signal.getsignal(s) != signal.SIG_IGN
+        ]
+        self.before = {s: signal.signal(s, self._note) for s in heard}
         return self
 
     def should_stop(self) -> bool:
@@ -60,10 +71,12 @@ class StopSignals:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         interrupted = number == signal.SIGINT
-        name = "Ctrl-C" if interrupted else "SIGTERM"
+        name = "Ctrl-C" if interrupted else signal.Signals(number).name
         reason = Reason(EXIT_INTERRUPTED if interrupted else EXIT_PREEMPTED, name)
         if interrupted:
             self._restore()
+        if number == signal.SIGHUP:
+            console.leave_terminal()
         if self.agreement:
             self.agreement.ask(reason)
         elif self.reason is None:

@@ -87,7 +87,7 @@ def _end_hanging(file: AnyPath, what: str) -> None:
         f"{what}: a process, a link or a device hangs; the stacks of all threads are in "
         f"{file.parent}; the same command continues the run",
         hang=True,
-    )
+    ).unless_repeated()
     _write_stacks(file)
     if processes.peers:
         processes.peers.tell(failure)

@@ -14,7 +14,7 @@ import numpy as np
 
 from t5x_diffeq.runtime.console import say
 from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.runtime.files import AnyPath, GrowingFile, describe_error, write_whole
+from t5x_diffeq.runtime.files import AnyPath, GrowingFile, describe_error, parse_json, write_whole
 from t5x_diffeq.tracking.interface import Array, Scalar, Tracker
 
 _METRICS, _CURVES, _SAMPLES = "metrics.jsonl", "curves.jsonl", "samples.jsonl"
@@ -129,7 +129,7 @@ def kinds_reported_at(workdir: AnyPath, step: int) -> list[str]:
     """What was reported at a step: `train`, `eval`, `tasks`, `sample`, as in `eval/loss`."""
     paths = (workdir / _METRICS, workdir / _SAMPLES)
     lines = [line for path in paths for line in _lines_of(path) if _step_of(line) == step]
-    return sorted({name.partition("/")[0] for line in lines for name in json.loads(line)})
+    return sorted({name.partition("/")[0] for line in lines for name in parse_json(line)})
 
 
 def copy_metrics(source: AnyPath, workdir: AnyPath, step: int) -> None:
@@ -139,7 +139,7 @@ def copy_metrics(source: AnyPath, workdir: AnyPath, step: int) -> None:
 
 def _step_of(line: bytes) -> float:
     try:
-        return float(json.loads(line)["step"]) if line.endswith(b"\n") else float("inf")
+        return float(parse_json(line)["step"]) if line.endswith(b"\n") else float("inf")
     except (ValueError, KeyError, TypeError):
         return float("inf")
 
@@ -147,4 +147,4 @@ def _step_of(line: bytes) -> float:
 def read_metrics(workdir: AnyPath) -> list[dict[str, float]]:
     """All reports in a workdir, oldest first."""
     lines = _lines_of(workdir / _METRICS)
-    return [json.loads(line) for line in lines if _step_of(line) < float("inf")]
+    return [parse_json(line) for line in lines if _step_of(line) < float("inf")]

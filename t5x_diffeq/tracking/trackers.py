@@ -15,7 +15,7 @@ from jaxtyping import UInt8
 from t5x_diffeq.runtime.console import say
 from t5x_diffeq.runtime.errors import InfrastructureError, InputError, RunError
 from t5x_diffeq.runtime.extras import need_package
-from t5x_diffeq.runtime.files import AnyPath, write_whole
+from t5x_diffeq.runtime.files import AnyPath, parse_json, write_whole
 from t5x_diffeq.tracking.background import BackgroundTracker, Worker
 from t5x_diffeq.tracking.interface import Array, Scalar, Tracker
 from t5x_diffeq.tracking.jsonl import JsonlWriter
@@ -202,7 +202,7 @@ def _run_ids(workdir: AnyPath, trackers: Sequence[str]) -> dict[str, str]:
     """
     path = workdir / _FILE
     try:
-        known = json.loads(path.read_text()) if path.exists() else {}
+        known = parse_json(path.read_text()) if path.exists() else {}
         ids = {**known, **{name: known.get(name) or secrets.token_hex(4) for name in trackers}}
     except (OSError, ValueError, AttributeError, TypeError) as error:
         raise InputError(

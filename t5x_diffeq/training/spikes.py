@@ -37,7 +37,12 @@ class RecentSteps:
         return cls(jnp.full((2, window), jnp.nan, jnp.float32), jnp.zeros((), jnp.int32))
 
     def take(
-        self, step: Int[Array, ""], loss: Float[Array, ""], norm: Float[Array, ""], k: float
+        self,
+        step: Int[Array, ""],
+        loss: Float[Array, ""],
+        norm: Float[Array, ""],
+        targets: Float[Array, ""],
+        k: float,
     ) -> tuple["RecentSteps", Bool[Array, ""]]:
         """The recent steps with the next one added, and whether that one is a spike.
 
@@ -45,13 +50,15 @@ class RecentSteps:
           step: its number.
           loss: its loss.
           norm: the norm of its gradient.
+          targets: the number of its tokens that have a loss. If there are none, loss and norm are 0
+            and say nothing: the step leaves no value.
           k: a value is a spike if it is more than k robust deviations above the median.
         """
         new = jnp.stack([loss, norm])
         finite = jnp.isfinite(new)
         is_spike = jnp.any(_far_above(self.values, new, k)) | ~jnp.all(finite)
         at = step % self.values.shape[1]
-        values = self.values.at[:, at].set(jnp.where(finite, new, jnp.nan))
+        values = self.values.at[:, at].set(jnp.where(finite & (targets > 0), new, jnp.nan))
         return RecentSteps(values, self.spikes + is_spike), is_spike
 
 
@@ -60,6 +67,7 @@ def look_for_spike(
     step: Int[Array, ""],
     loss: Float[Array, ""],
     norm: Float[Array, ""],
+    targets: Float[Array, ""],
     k: float,
 ) -> tuple[Bool[Array, ""], RecentSteps | None, dict[str, Array]]:
     """Whether a step is a spike, the recent steps after it, and what is reported of spikes.
@@ -69,7 +77,7 @@ def look_for_spike(
     """
     if recent is None:
         return ~(jnp.isfinite(loss) & jnp.isfinite(norm)), None, {}
-    recent, is_spike = recent.take(step, loss, norm, k)
+    recent, is_spike = recent.take(step, loss, norm, targets, k)
     return is_spike, recent, {"spike": is_spike, "spikes": recent.spikes}
 
 

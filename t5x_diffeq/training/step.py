@@ -133,15 +133,16 @@ def make_train_step(
             state.params, batch, dropout_key, *teacher_params
         )
         curves = watch_gradient(state.step + 1, d_weights, keys.watch_every)
+        targets = batch["mask"].sum()
         rejected, recent, of_spikes = look_for_spike(
-            state.recent, state.step, means["loss"], norm, keys.spike_deviations
+            state.recent, state.step, means["loss"], norm, targets, keys.spike_deviations
         )
         with jax.named_scope("optimizer"):
             updated = _update(setup, state, gradient, norm=norm, embeddings=embeddings)
             chosen = jax.tree.map(partial(jnp.where, rejected), _pass_over(state), updated)
         after = replace(chosen, step=state.step + 1, recent=recent)
-        values = {"grad_norm": norm, "learning_rate": setup.schedule(state.step)}
-        return after, {**means, **values, **of_spikes, **curves}
+        values = {"learning_rate": setup.schedule(state.step), "targets": targets}
+        return after, {**means, "grad_norm": norm, **values, **of_spikes, **curves}
 
     return train_step
 

@@ -1,6 +1,7 @@
 """A run made from a Hugging Face folder, or a neural ODE that computes the same."""
 
 from dataclasses import replace
+from math import isfinite
 from pathlib import Path
 
 import jax
@@ -29,7 +30,7 @@ from t5x_diffeq.runs.load import PretrainedRun, Run, load_run
 from t5x_diffeq.runs.workdir import save_config
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.console import Progress, print_table, say
-from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.runtime.errors import InputError, RunError
 from t5x_diffeq.runtime.files import AnyPath
 from t5x_diffeq.training.setup import make_setup
 
@@ -84,8 +85,17 @@ def write_run(config: Config, tokenizer: Tokenizer, params: dict, workdir: Path)
 
 
 def perplexity(run: Run, corpus: Corpus, num_steps: int) -> str:
-    """The perplexity on the first sequences of the validation split with N solver steps."""
+    """The perplexity on the first sequences of the validation split with N solver steps.
+
+    Raises:
+      RunError: if the loss isn't finite.
+    """
     values = evaluate_split(run.at_depth(num_steps), corpus, _ROWS, limit=_BATCHES)
+    if not isfinite(values["loss"]):
+        raise RunError(
+            f"the loss of the converted model with {num_steps} steps is {values['loss']}: its "
+            "weights are too large for float32, or damaged; restore the folder"
+        )
     return f"{values['perplexity']:.2f}"
 
 

@@ -34,7 +34,7 @@ from t5x_diffeq.runs.profiler import Profiler
 from t5x_diffeq.runs.spike_hook import GoBack, Spikes, go_back
 from t5x_diffeq.runs.teacher import check_teacher, check_teachers_tokenizer, load_teacher
 from t5x_diffeq.runs.watcher import Watcher, WeightFigures
-from t5x_diffeq.runs.workdir import check_config
+from t5x_diffeq.runs.workdir import check_config, comparing_failures
 from t5x_diffeq.runtime.compilation_cache import enable_cache
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.console import Progress, say
@@ -145,6 +145,7 @@ def train(
         with Progress("restoring the train state"), reading:
             restored = checkpoints.restore(setup.abstract_state, inputs.corpus.fingerprint)
         start = restored.step if restored else 0
+        stack.enter_context(comparing_failures(workdir, start))
         depths = depths_to_come(config, start) if start < keys.total_steps else []
         teacher = load_teacher(setup)
         # The steps are compiled in a thread, while the state is made and evaluated.

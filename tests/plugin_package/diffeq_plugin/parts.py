@@ -67,6 +67,14 @@ class SilentBlock(SquaredBlock):
         return 3 * super().g(y, deterministic)
 
 
+def make_with(nodes) -> td.Scheme:
+    return td.Scheme(ralston_step, nodes, order=2, evaluations=(2, 2))
+
+
+def unannotated(*arguments, **more):
+    raise AssertionError("it was called")
+
+
 def ralston_step(field, W, y, dt):
     W0, W1 = W
     k1 = field(W0, y)
@@ -80,28 +88,28 @@ ralston = td.Scheme(ralston_step, nodes=(0.0, 2 / 3), order=2, evaluations=(2, 2
 miscounted = td.Scheme(ralston_step, nodes=(0.0, 2 / 3), order=2, evaluations=(1, 1))
 
 
-def make_nothing():
+def make_nothing() -> td.Scheme:
     return None
 
 
-def make_sign(keys, declared, momentum=0.9):
+def make_sign(keys, declared, momentum=0.9) -> optax.GradientTransformation:
     """Lion's direction."""
     return optax.scale_by_lion(b1=momentum, b2=keys.beta2)
 
 
-def splits_by_name(data):
+def splits_by_name(data) -> tuple:
     return {"train": ["a text"], "validation": ["another"]}
 
 
-def two_texts(data):
+def two_texts(data) -> tuple:
     return "a text", "another"
 
 
-def numbers(data):
+def numbers(data) -> tuple:
     return [1, 2], [3]
 
 
-def documents(data, count=200):
+def documents(data, count=200) -> tuple[list[str], list[str]]:
     """Numbered lines, for training and for validation."""
     lines = [f"line {n} of the plug-in, {n * n} squared.\n" * 3 for n in range(count)]
     return lines[:-20], lines[-20:]

@@ -1,0 +1,152 @@
+"""What comes from somebody else names no code: a workdir, adapters, a folder of weights."""
+
+import io
+import json
+import os
+import shutil
+
+import numpy as np
+import pytest
+from helpers import call
+
+import t5x_diffeq as td
+from configs import finetune as finetune_config
+from t5x_diffeq.cli import analyze, evaluate, explore, export, generate, make_tasks
+from t5x_diffeq.cli import train as train_verb
+from t5x_diffeq.ode.schemes import find_scheme
+from t5x_diffeq.optimizers.optimizer import make_optimizer
+from t5x_diffeq.runs.adapter_files import read_adapter_facts
+from t5x_diffeq.runs.teacher import check_teacher
+from t5x_diffeq.runs.workdir import read_config
+from t5x_diffeq.runtime import plugins
+from t5x_diffeq.runtime.config import Config, flatten
+from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.verbs.finetune import finetune
+
+SHELL = "subprocess:run(args='touch pwned', shell=True)"
+ASKED = rf"names code of other packages, which would be run: model.scheme={'.*'}; if you trust it"
+
+
+@pytest.fixture(autouse=True)
+def nothing_trusted(monkeypatch, tmp_path):
+    monkeypatch.setattr(plugins, "trust_all", False)
+    monkeypatch.setattr(plugins, "_trusted", set())
+    monkeypatch.chdir(tmp_path)
+    yield
+    assert not (tmp_path / "pwned").exists()
+
+
+@pytest.fixture
+def foreign(finished, tmp_path):
+    """A whole run whose config names a command as its scheme."""
+    folder = tmp_path / "foreign"
+    shutil.copytree(finished[1], folder)
+    change(folder, "model", scheme=SHELL)
+    return folder
+
+
+def change(folder, section, **values):
+    config = json.loads((folder / "config.json").read_text())
+    (config[section] if section else config).update(values)
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize(
+    ("verb", "arguments"),
+    [
+        (evaluate, ["--workdir=foreign"]),
+        (generate, ["--workdir=foreign", "--prompt=a"]),
+        (analyze, ["--workdir=foreign", "--what=spectra", "--output=out"]),
+        (explore, ["--workdir=foreign", "--port=0"]),
+        (export, ["--workdir=foreign", "--output=out"]),
+        (make_tasks, ["--workdir=foreign", "--output=out"]),
+        (train_verb, ["--branch_from=foreign", "--workdir=b"]),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else None,
+)
+def test_a_verb_asks_before_it_runs_the_code_of_a_workdir(foreign, verb, arguments):
+    with pytest.raises(InputError, match=ASKED):
+        call(verb, *arguments)
+
+
+def test_tuning_and_teachers_ask_before_they_run_code(foreign, tmp_path):
+    given = flatten(finetune_config.get_config("full"))
+    with pytest.raises(InputError, match=ASKED):
+        finetune({**given, "init_from": str(foreign)}, tmp_path / "tuned")
+    with pytest.raises(InputError, match=ASKED):
+        check_teacher(Config().with_values({"train.distill_from": str(foreign)}))
+
+
+def test_python_asks_too_and_even_then_calls_no_shell(foreign):
+    with pytest.raises(InputError, match=ASKED):
+        td.load(foreign)
+    with pytest.raises(InputError, match="is not called, because it doesn't say that it returns"):
+        td.load(foreign, trust_plugins=True)
+
+
+def test_what_a_person_has_named_is_not_asked_for(foreign):
+    plugins.trust({"model.scheme": SHELL})
+    assert read_config(foreign).model.scheme == SHELL
+    plugins._trusted.clear()
+    assert read_config(foreign, trust_plugins=True).model.scheme == SHELL
+    assert read_config(foreign).model.scheme == SHELL  # by now a person has
+
+
+def test_own_examples_need_no_trust(foreign):
+    change(foreign, "model", scheme="t5x_diffeq.examples.own_scheme:ralston")
+    assert read_config(foreign).model.scheme.endswith("ralston")
+    change(foreign, "model", scheme="t5x_diffeq.runtime.files:remove_folder(folder='foreign')")
+    with pytest.raises(InputError, match=ASKED):
+        read_config(foreign)
+
+
+def test_every_key_that_can_name_code_is_asked_for(foreign):
+    change(foreign, "model", scheme="euler", block="os:abort")
+    change(foreign, "optimizer", name="os:abort")
+    change(foreign, "data", source="os:abort")
+    change(foreign, "train", hooks=["os:abort"])
+    with pytest.raises(InputError) as raised:
+        read_config(foreign)
+    for key in ("model.block", "optimizer.name", "data.source", "train.hooks"):
+        assert f"{key}=os:abort" in str(raised.value)
+
+
+def test_what_a_run_recorded_is_not_imported(foreign, tmp_path, monkeypatch):
+    (tmp_path / "harmful.py").write_text("open('pwned', 'w')")
+    monkeypatch.syspath_prepend(tmp_path)
+    change(foreign, "model", scheme="euler")
+    change(foreign, None, plugins={"harmful": "sha256 0"})
+    read_config(foreign)
+
+
+def test_adapters(tmp_path):
+    model = {"weights": "per_layer", "num_steps": 2, "scheme": SHELL}
+    facts = {"model": model, "norms": {}}
+    (tmp_path / "adapters.json").write_text(json.dumps(facts))
+    with pytest.raises(InputError, match=ASKED):
+        read_adapter_facts(tmp_path)
+
+
+def test_arrays_hold_no_objects(tmp_path):
+    """NumPy's pickles would run code."""
+    packed = io.BytesIO()
+    np.savez(packed, a=np.array([os.getpid], object))
+    packed.seek(0)
+    with np.load(packed) as arrays, pytest.raises(ValueError, match="allow_pickle"):
+        arrays["a"]
+
+
+@pytest.mark.parametrize("name", [SHELL, "os:getcwd", "os:sep", "json:dumps(obj=1)"])
+def test_only_what_says_that_it_is_of_the_kind_is_called(name):
+    refused = pytest.raises(InputError, match="is not called, because it doesn't say")
+    keys = Config().with_values({"optimizer.name": name}).optimizer
+    with refused:
+        find_scheme(name)
+    with refused:
+        make_optimizer(keys, {}, lambda step: 1.0)
+
+
+def test_json_that_is_nested_too_deeply(foreign):
+    (foreign / "config.json").write_text("[" * 100_000)
+    with pytest.raises(InputError, match="nested too deeply; restore it"):
+        read_config(foreign)
