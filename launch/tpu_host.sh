@@ -49,7 +49,7 @@ needs_registry() {
 is_running() {
   local pid
   pid="$(cat "$state/pid" 2>/dev/null)" || return 1
-  for _ in 1 2 3; do # ps shows nothing of a process that is just starting another program
+  for _ in {1..15}; do # ps shows nothing of a process that is just starting another program
     [ ! -e "$state/status" ] || return 1
     [[ "$(ps -o args= -p "$pid")" != *tpu_host.sh* ]] || return 0
     kill -0 "$pid" 2>/dev/null || return 1

@@ -97,19 +97,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _cases_left_out(items: list[pytest.Item]) -> set[pytest.Item]:
     """Two thirds of the cases of each slow test, others for each commit; none of `every_case`.
 
-    Slow tests that are `in_turns` count as the cases of one test: those of a file, or all that
+    Of slow tests that are `in_turns` these are three quarters: of those of a file, or of all that
     name the same group.
     """
-    cases: dict[str, list[pytest.Item]] = {}
+    cases: dict[tuple[str, float], list[pytest.Item]] = {}
     for item in items:
         if "slow" in item.keywords and "every_case" not in item.keywords:
             turns = item.get_closest_marker("in_turns")
             group = turns.args[0] if turns and turns.args else item.nodeid.partition("::")[0]
-            cases.setdefault(group if turns else item.nodeid.partition("[")[0], []).append(item)
+            test = (group, 3 / 4) if turns else (item.nodeid.partition("[")[0], 2 / 3)
+            cases.setdefault(test, []).append(item)
     return {
         case
-        for test, of_test in cases.items()
-        for case in random.Random(f"{SAMPLE} {test}").sample(of_test, len(of_test) * 2 // 3)
+        for (test, share), of_test in cases.items()
+        for case in random.Random(f"{SAMPLE} {test}").sample(of_test, int(len(of_test) * share))
     }
 
 

@@ -18,6 +18,7 @@ from t5x_diffeq.runtime.console import say
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.extras import need_package
 from t5x_diffeq.runtime.files import describe_error
+from t5x_diffeq.runtime.processes import gather
 from t5x_diffeq.training.objective import Batch
 from t5x_diffeq.training.setup import Setup
 from t5x_diffeq.training.state import TrainState
@@ -43,6 +44,7 @@ class Watcher(Hook):
         self.weights: Weights | None = None  # before the step under way, if it is watched
         self.programs: Programs | None = None
         self.failure: Exception | None = None
+        self.is_ready: bool | None = None  # whether all processes have programs; None: not asked
         self.compiling = threading.Thread(target=self._compile, daemon=True)
 
     def __enter__(self) -> "Watcher":
@@ -58,6 +60,17 @@ class Watcher(Hook):
         except Exception as error:
             self.failure = error  # said where the programs are needed
 
+    def _wait_for_programs(self) -> bool:
+        """Whether all processes have their programs.
+
+        One may compile for a minute longer than another, for which Gloo's collectives don't wait.
+        """
+        self.compiling.join()
+        if self.failure is not None:
+            reason = describe_error(self.failure)
+            say(f"warning: train.watch_every: only gradients have curves, because of {reason}")
+        return all(gather("whether train.watch_every is compiled", self.programs is not None))
+
     def _is_watched(self, step: int) -> bool:
         return self.watch_every is not None and step % self.watch_every == 0
 
@@ -66,14 +79,13 @@ class Watcher(Hook):
         self.weights = None
         if not self._is_watched(step):
             return
-        self.compiling.join()
-        if self.programs is None:
-            if self.failure is not None:
-                reason, self.failure = describe_error(self.failure), None
-                say(f"warning: train.watch_every: only gradients have curves, because of {reason}")
+        if self.is_ready is None:
+            self.is_ready = self._wait_for_programs()
+        if not self.is_ready:
             return
         # No other program runs beside these two: CPU devices of several processes pair collectives
         # in the order in which they come (Gloo's), and one program then waits for the other's.
+        assert self.programs is not None
         self.weights, curves = jax.block_until_ready(self.programs.before(state.params, batch))
         self.curves[step] = curves
 
@@ -82,7 +94,7 @@ class Watcher(Hook):
         if not self._is_watched(step):
             return
         curves = {name: x for name, x in metrics.items() if x.ndim}
-        if self.programs and self.weights is not None:
+        if self.programs is not None and self.weights is not None:
             weights, self.weights = self.weights, None
             curves |= self.curves[step]
             curves |= jax.block_until_ready(self.programs.after(state.params, weights))

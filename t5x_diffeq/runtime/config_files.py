@@ -86,7 +86,11 @@ def load_config(file: str, values: Mapping[str, object] | None = None) -> Config
     offer_configs()
     folder, _, name = path.rpartition("/")
     path_here = config_file(name) if folder == "configs" else Path(path)
-    if not path_here.is_file():
+    try:
+        is_there = path_here.is_file()
+    except OSError as error:  # such as a name that is too long
+        raise InputError(f"{file[:60]}...: {error.strerror}; name a config file") from error
+    if not is_there:
         raise InputError(explain_missing_config(path))
     module = _import_file(path_here)
     try:

@@ -154,8 +154,9 @@ def check_trusted(values: Mapping[str, Any], where: object) -> None:
 def _plugins_of(values: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The key and the value of each importable name."""
     pairs = [(key, values.get(key)) for key in PLUGIN_KEYS]
-    pairs += [("data.mixture", entry[1]) for entry in values.get("data.mixture", ())]
-    pairs += [("train.hooks", name) for name in values.get("train.hooks", ())]
+    pairs += [("train.hooks", name) for name in values.get("train.hooks") or ()]
+    for part in values.get("data.mixture") or ():  # a weight, a source and a path, if it is valid
+        pairs += [("data.mixture", name) for name in list(part)[1:2]] if part else []
     return [(key, name) for key, name in pairs if isinstance(name, str) and is_plugin(name)]
 
 
