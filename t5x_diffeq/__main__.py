@@ -12,7 +12,7 @@ from t5x_diffeq.runtime.version import __version__
 
 def summary(verb: str) -> str:
     """The first line of a verb's docstring, without importing it."""
-    source = (Path(__file__).parent / "cli" / f"{verb}.py").read_text()
+    source = (Path(__file__).parent / "cli" / f"{verb}.py").read_text("utf-8")
     return (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0]
 
 

@@ -106,3 +106,11 @@ def test_a_file_that_is_written_while_it_is_read(tmp_path):
     os.utime(path, ns=(facts.st_atime_ns, facts.st_mtime_ns))
     with pytest.raises(InputError, match=r"a.jsonl was changed while it was read"):
         found.check_unchanged()
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.jsonl.gz"])
+def test_a_byte_order_mark_is_no_text(tmp_path, name):
+    content = b"\xef\xbb\xbf" + LINES
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith("gz") else content)
+    found = list(FileDocuments([tmp_path / name], "text"))
+    assert found == ([LINES.decode()] if name == "a.txt" else TEXTS)

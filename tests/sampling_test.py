@@ -7,6 +7,7 @@ import pytest
 from small_models import EVERY_OPTION, random_params, small
 
 from t5x_diffeq.inference.sampling import Sampling, generate
+from t5x_diffeq.runtime.errors import InputError
 
 PROMPTS = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3]]
 
@@ -46,3 +47,17 @@ def test_greedy_equals_recomputing_the_prefix(changes):
             expected = int(np.argmax(np.asarray(logits(padded))[0, len(tokens) - 1]))
             assert token == expected or best[-1] - best[-2] < 1e-3
             tokens.append(int(token))
+
+
+@pytest.mark.parametrize("temperature", [float("inf"), float("nan"), 1e38, 1e-5, -1.0])
+def test_temperatures_that_are_none(temperature):
+    with pytest.raises(InputError, match=r"temperature=.*; it must be 0 \(greedy\), or from 0.001"):
+        Sampling(temperature=temperature)
+
+
+def test_ids_that_pad_the_vocabulary_are_never_drawn():
+    logits = jnp.array([[0.0, 1.0, -jnp.inf, -jnp.inf]])
+    keys = jax.random.split(jax.random.key(0), 200)
+    for temperature in (1e-3, 1.0, 1e3):
+        drawn = jax.vmap(lambda key: Sampling(temperature)(logits, key)[0])(keys)  # noqa: B023
+        assert set(np.asarray(drawn).tolist()) <= {0, 1}

@@ -115,7 +115,10 @@ def main(file: str, *words: str) -> None:
         else:
             values[name] = value
     sys.stdout.reconfigure(encoding="utf-8")
-    print(render(Path(file).read_text(), values, list(words[end + 1 :]), lists), end="")
+    print(
+        render(Path(file).read_text(encoding="utf-8"), values, list(words[end + 1 :]), lists),
+        end="",
+    )
 
 
 if __name__ == "__main__":

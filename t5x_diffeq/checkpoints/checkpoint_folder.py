@@ -59,7 +59,7 @@ def mark_copies(folder: AnyPath) -> None:
         if not (step / METADATA).exists():
             move_folder(step, folder.parent / ASIDE / step.name)
             say(f"warning: checkpoint {step.name} lacks {MARKER} and {METADATA}; moved to {ASIDE}")
-        elif parse_json((step / METADATA).read_text()).get("commit_timestamp_nsecs"):
+        elif parse_json((step / METADATA).read_bytes()).get("commit_timestamp_nsecs"):
             write_whole(step / MARKER, b"")
             say(f"checkpoint {step.name} is complete but lacks {MARKER}: marked again")
 
@@ -98,4 +98,4 @@ def identify_run(workdir: AnyPath) -> str:
     path = workdir / _RUN_ID
     if not path.exists():
         write_whole(path, uuid.uuid4().hex.encode())
-    return path.read_text()
+    return path.read_text("utf-8")

@@ -85,12 +85,12 @@ def save_sums(directory: AnyPath, file: str, names: Sequence[str]) -> None:
     """Hashes the files `names` in `directory`, and writes the hashes to `file` there."""
     path = directory / file
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(sums_of(directory, names)))
+    path.write_text(json.dumps(sums_of(directory, names)), "utf-8")
 
 
 def _read_sums(path: AnyPath) -> dict[str, Checksum]:
     try:
-        return {name: Checksum(*values) for name, values in parse_json(path.read_text()).items()}
+        return {name: Checksum(*values) for name, values in parse_json(path.read_bytes()).items()}
     except (TypeError, AttributeError) as error:
         raise ValueError(f"{path} holds no checksums") from error
 

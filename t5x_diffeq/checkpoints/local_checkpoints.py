@@ -143,7 +143,7 @@ class LocalCheckpoints:
                 with (item / f"{number}.bin").open("wb") as file:
                     for part in parts:
                         file.write(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data)
-            (item / _INDEX).write_text(json.dumps(index))
+            (item / _INDEX).write_text(json.dumps(index), "utf-8")
             checksums.save_sums(item, checksums.REST, checksums.names_in(item))
             size = sum(path.stat().st_size for path in item.rglob("*"))
             target = self.folder / str(step)
@@ -177,7 +177,7 @@ class LocalCheckpoints:
             damage = checksums.find_damage(folder, (_ITEM,)) if self.verify else None
             if damage:
                 return damage
-            index = parse_json((folder / _ITEM / _INDEX).read_text())
+            index = parse_json((folder / _ITEM / _INDEX).read_bytes())
             if index["step"] != step:
                 return f"it is of step {index['step']}"
             state, first = {}, 0

@@ -171,7 +171,7 @@ def _verify_files(folder: AnyPath) -> None:
 
 
 def _read_facts(folder: AnyPath) -> RunFacts:
-    data = parse_json((folder / "data" / "metadata").read_text())
+    data = parse_json((folder / "data" / "metadata").read_bytes())
     if not isinstance(data, dict) or data.get("step") != int(folder.name):
         raise ValueError(f"data/metadata is not that of step {folder.name}")
     return RunFacts.of(data)

@@ -14,7 +14,7 @@ from orbax.checkpoint.checkpoint_managers import PreservationPolicy
 
 from t5x_diffeq.checkpoints.checkpoint_folder import steps_in, whole_steps
 from t5x_diffeq.runtime.errors import InputError, is_infrastructure_failure
-from t5x_diffeq.runtime.files import AnyPath, parse_json
+from t5x_diffeq.runtime.files import AnyPath, parse_json, write_whole
 
 MILESTONE = "MILESTONE"  # the file that keeps a checkpoint
 _NOTE = "This checkpoint is a milestone and is never deleted. Remove this file to change that.\n"
@@ -90,7 +90,7 @@ def best_step(workdir: AnyPath) -> int:
 def _read_eval_loss(checkpoint: AnyPath) -> float | None:
     """The evaluation loss; None if there is none or its file can't be read."""
     try:
-        data = parse_json((checkpoint / "data" / "metadata").read_text())
+        data = parse_json((checkpoint / "data" / "metadata").read_bytes())
         loss = data.get("eval_loss")
     except Exception as error:
         if is_infrastructure_failure(error):
@@ -115,4 +115,4 @@ def mark_milestones(folder: AnyPath, steps: Collection[int]) -> None:
     for step in set(steps).intersection(whole_steps(folder)):
         path = folder / str(step) / MILESTONE
         if not path.exists():
-            path.write_text(_NOTE)
+            write_whole(path, _NOTE.encode())

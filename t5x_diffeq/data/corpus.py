@@ -254,7 +254,7 @@ def load_corpus(workdir: AnyPath) -> Corpus:
     if tokenizer is None and facts_file.exists():
         raise InputError(f"workdir {workdir} has lost its tokenizer/; train in a new one")
     try:
-        facts = parse_json(facts_file.read_text())["parts"]
+        facts = parse_json(facts_file.read_bytes())["parts"]
         assert tokenizer is not None  # else the file doesn't exist either
         parts = tuple(_load_part(workdir, part, tokenizer) for part in facts)
     except InputError:
@@ -281,7 +281,7 @@ def explain_no_run(workdir: AnyPath) -> str:
 
 def link_corpus(source: AnyPath, workdir: AnyPath) -> None:
     """Makes the corpus of one workdir that of another one, too; its tokens stay where they are."""
-    facts = parse_json((source / _FACTS_FILE).read_text())
+    facts = parse_json((source / _FACTS_FILE).read_bytes())
     for part in facts["parts"]:
         part["shards"] = str(absolute_path(join_path(source, part["shards"])))
     write_whole(workdir / _FACTS_FILE, json.dumps(facts, indent=2).encode())

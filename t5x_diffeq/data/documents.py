@@ -9,6 +9,7 @@ import os
 import resource
 import zlib
 from bisect import bisect_right
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -195,10 +196,12 @@ def _read_chunk(chunk: Chunk, field: str | None) -> list[str]:
     kind = _kind_of(chunk.path)
     if kind in _ROWS:
         return _read_rows(chunk, field)
-    content = _read_bytes(chunk)
+    content, offset = _read_bytes(chunk), chunk.start
+    if offset == 0 and content.startswith(BOM_UTF8):  # it only says that UTF-8 follows
+        content, offset = content.removeprefix(BOM_UTF8), len(BOM_UTF8)
     if kind not in _LINES:
         return [content.decode("utf-8", "surrogateescape")]
-    texts, offset = [], chunk.start
+    texts = []
     for line in content.split(b"\n"):
         if line.strip():
             texts.append(_text_of_line(line, field, f"{chunk.path}, line at byte {offset}"))

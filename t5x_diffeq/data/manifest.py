@@ -21,7 +21,7 @@ def read_manifest(folder: AnyPath) -> dict:
       InputError: if there is no manifest, or it is damaged.
     """
     try:
-        manifest = parse_json((folder / MANIFEST).read_text())
+        manifest = parse_json((folder / MANIFEST).read_bytes())
         _check(manifest)
     except OSError as error:
         raise InputError(

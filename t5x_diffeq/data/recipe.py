@@ -49,7 +49,7 @@ def _recipe_difference(folder: AnyPath, data: DataKeys, text: str | None) -> str
     The text of a tokenizer that was adopted, or trained by an earlier version, is not known.
     """
     path = folder / _RECIPE
-    made_by = parse_json(path.read_text()) if path.exists() else {}
+    made_by = parse_json(path.read_bytes()) if path.exists() else {}
     for key, value in _recipe_of(data, text).items():
         if key == "text" and made_by.get(key) is None:
             continue

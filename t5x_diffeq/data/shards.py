@@ -110,7 +110,7 @@ def read_shard_facts(folder: AnyPath, name: str) -> dict | None:
     if not (path.exists() and (folder / f"{name}.array_record").exists()):
         return None
     try:
-        facts = parse_json(path.read_text())
+        facts = parse_json(path.read_bytes())
     except ValueError:
         return None
     return facts if isinstance(facts, dict) and {*_OF_SHARD} <= facts.keys() else None

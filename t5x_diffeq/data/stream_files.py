@@ -65,6 +65,9 @@ class FileReader:
         return self.dataset.state_dict()
 
 
+_BYTE_ORDER_MARK = "\ufeff"  # at the start of a file it only says that UTF-8 follows
+
+
 @dataclass(frozen=True)
 class StreamFiles:
     """The files of one split.
@@ -99,7 +102,7 @@ class StreamFiles:
         text = record.get(self.field)
         if not isinstance(text, str | None):
             raise InputError(f"{where}: its {self.field!r} is {text!r:.60}, not text")
-        return text or ""
+        return (text or "").removeprefix(_BYTE_ORDER_MARK)
 
     def documents(self) -> Iterator[tuple[int, int, str]]:
         """The number of the file, that of the record, and the document, in the files' order."""

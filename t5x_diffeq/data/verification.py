@@ -78,7 +78,7 @@ def _record_of(folder: AnyPath, split: str) -> Path:
 
 def _read_record(record: Path) -> _CheckedFiles:
     try:
-        checked = parse_json(record.read_text())
+        checked = parse_json(record.read_bytes())
     except (OSError, ValueError):
         return {}
     return checked if isinstance(checked, dict) else {}

@@ -117,5 +117,5 @@ def losses_over_steps(outcomes: Sequence[dict], table: TableSpec, output: AnyPat
 def _losses(workdir: AnyPath) -> dict[int, float]:
     """Validation losses by optimizer step; {} if the workdir is gone."""
     path = workdir / "metrics.jsonl"
-    lines = map(json.loads, path.read_text().splitlines()) if path.exists() else ()
+    lines = map(json.loads, path.read_text("utf-8").splitlines()) if path.exists() else ()
     return {line["step"]: line["eval/loss"] for line in lines if "eval/loss" in line}

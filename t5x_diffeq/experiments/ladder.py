@@ -126,8 +126,8 @@ def rate_by_rule(first: float, second: float, width: int) -> float:
 
 def _read_run(outcome: dict, output: AnyPath) -> RungRun:
     workdir = output / outcome["run"]
-    keys = json.loads((workdir / "hyperparameters.json").read_text())
-    total = (workdir / "parameters.txt").read_text().rpartition("Total: ")[2].split()[0]
+    keys = json.loads((workdir / "hyperparameters.json").read_text("utf-8"))
+    total = (workdir / "parameters.txt").read_text("utf-8").rpartition("Total: ")[2].split()[0]
     tokens = keys["train.total_steps"] * keys["train.batch_size"] * keys["data.sequence_length"]
     return RungRun(
         text=outcome["text"],

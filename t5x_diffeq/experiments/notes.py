@@ -92,7 +92,7 @@ def _read_answers(folder: AnyPath) -> dict[str, list[float]]:
     All subjects of MMLU are one task, as the paper counts them.
     """
     files = sorted(folder.glob("*.json"), key=lambda path: path.name.rpartition("-")[2])
-    documents = json.loads(files[-1].read_text()).get("documents", {}) if files else {}
+    documents = json.loads(files[-1].read_text("utf-8")).get("documents", {}) if files else {}
     tasks: dict[str, list[float]] = {}
     for task in sorted(documents):
         name = "mmlu" if task.startswith("mmlu_") else task

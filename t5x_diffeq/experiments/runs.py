@@ -149,7 +149,7 @@ def _outcome_of(run: ExperimentRun, output: Path, commands: Commands, go_on: boo
     if status == 0:
         numbers = read_numbers(run, output, said)
     else:
-        lines = log.read_text(errors="replace").strip().splitlines()
+        lines = log.read_text("utf-8", errors="replace").strip().splitlines()
         line = lines[-1] if lines else f"{log} is empty"
         reason = line.removeprefix("error: ")
         if status == EXIT_INFRASTRUCTURE:
@@ -206,7 +206,7 @@ def read_numbers(run: ExperimentRun, output: Path, said: str) -> dict:
         if len(lines) == 1:
             return lines[0]
         return {f"{line['name']}: {key}": line[key] for line in lines for key in line}
-    lines = (output / run.name / "metrics.jsonl").read_text().splitlines()
+    lines = (output / run.name / "metrics.jsonl").read_text("utf-8").splitlines()
     metrics = [json.loads(line) for line in lines]
     config = read_config(output / run.name)
     tokens = config.train.batch_size * config.data.sequence_length

@@ -63,8 +63,8 @@ def _key(path: str, body: dict[str, Any] | None) -> str:
 
 def _page(answers: Answer) -> str:
     """The page with its files and the answers inside."""
-    page = (PAGE / "index.html").read_text()
-    style = (PAGE / "page.css").read_text()
+    page = (PAGE / "index.html").read_text("utf-8")
+    style = (PAGE / "page.css").read_text("utf-8")
     page = page.replace(
         '<link rel="stylesheet" href="page.css">',
         f'<meta http-equiv="Content-Security-Policy" content="{_NOTHING_FROM_OUTSIDE}">'
@@ -74,5 +74,5 @@ def _page(answers: Answer) -> str:
     scripts = [f'<script type="application/json" id="recorded">{data}</script>']
     for name in ("charts", "tokens", "views", "page"):
         page = page.replace(f'<script defer src="{name}.js"></script>\n', "")
-        scripts.append(f"<script>{(PAGE / f'{name}.js').read_text()}</script>")
+        scripts.append(f"<script>{(PAGE / f'{name}.js').read_text('utf-8')}</script>")
     return page.replace("</body>", "".join(scripts) + "</body>")

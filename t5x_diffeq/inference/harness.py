@@ -192,7 +192,7 @@ def _silence_harness() -> Iterator[None]:
     os.environ.setdefault("DISABLE_MULTIPROC", "1")  # forking a multithreaded process may hang
     with contextlib.ExitStack() as stack:
         if jax.process_index():
-            nowhere = stack.enter_context(open(os.devnull, "w"))
+            nowhere = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
             stack.enter_context(contextlib.redirect_stderr(nowhere))
         stack.enter_context(contextlib.redirect_stdout(sys.stderr))
         yield

@@ -14,6 +14,7 @@ from t5x_diffeq.layers.array_types import Cache, Places, Positions, Tokens, Weig
 from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.runtime.errors import InputError
 
+TEMPERATURES = (1e-3, 1e3)  # the lowest and the highest, but for 0
 BUCKET = 128  # prompts and caches are padded to multiples of it, so that few programs are compiled
 
 
@@ -35,8 +36,12 @@ class Sampling:
     top_p: float = 1.0
 
     def __post_init__(self) -> None:
-        if not self.temperature >= 0:
-            raise InputError(f"temperature={self.temperature}; it must be 0 (greedy) or more")
+        lowest, highest = TEMPERATURES
+        if self.temperature != 0 and not lowest <= self.temperature <= highest:
+            raise InputError(
+                f"temperature={self.temperature}; it must be 0 (greedy), or from {lowest:g} to "
+                f"{highest:g}"
+            )
         if self.top_k is not None and self.top_k < 1:
             raise InputError(f"top_k={self.top_k}; it must be at least 1, or None for all tokens")
         if not 0 < self.top_p <= 1:
@@ -46,7 +51,8 @@ class Sampling:
         """A token for each row."""
         if self.temperature == 0:
             return logits.argmax(-1).astype(jnp.int32)
-        logits = logits / self.temperature
+        # The ids that only pad the vocabulary stay at -inf, whatever the compiler makes of this.
+        logits = jnp.where(logits == -jnp.inf, -jnp.inf, logits / self.temperature)
         if self.top_k is not None and self.top_k < logits.shape[-1]:
             lowest = jax.lax.top_k(logits, self.top_k)[0][:, -1:]
             logits = jnp.where(logits < lowest, -jnp.inf, logits)

@@ -71,7 +71,7 @@ def read_adapter_facts(folder: AnyPath) -> AdapterFacts:
         that isn't trusted.
     """
     try:
-        facts = parse_json((folder / _FACTS).read_text())
+        facts = parse_json((folder / _FACTS).read_bytes())
         model = {key: value for key, value in facts["model"].items() if key in _KEYS}
         norms = facts["norms"]
     except (OSError, ValueError, TypeError, KeyError) as error:

@@ -95,7 +95,7 @@ def _with_cooldown(config: Config, step: int) -> Config:
 def _check_origin(workdir: AnyPath, source: AnyPath, step: int | None) -> int:
     """Checks that the workdir is that of this branch; returns the step at which it began."""
     path = workdir / FILE
-    origin = parse_json(path.read_text()) if path.exists() else {}
+    origin = parse_json(path.read_bytes()) if path.exists() else {}
     if origin.get("from") != str(absolute_path(source)) or step not in (None, origin["step"]):
         of = f"a branch of {origin['from']} at step {origin['step']}" if origin else "no branch"
         raise InputError(

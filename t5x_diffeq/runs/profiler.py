@@ -183,7 +183,7 @@ class Profiler(Hook):
         """
         if not self.request.exists():
             return
-        text = self.request.read_text().strip()
+        text = self.request.read_text("utf-8").strip()
         leads, alone = jax.process_index() == min(self.processes), len(self.processes) == 1
         if re.fullmatch(r"\d{1,10}:\d{1,10}", text):
             steps = Steps.of(text)

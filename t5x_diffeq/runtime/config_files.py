@@ -57,7 +57,7 @@ def config_file(name: str) -> Path:
 def explain_missing_config(file: str) -> str:
     """One line for a config file that doesn't exist: the nearest that does, or all of them."""
     paths = (path for folder in (Path("configs"), CONFIGS) for path in folder.glob("*.py"))
-    names = {path.stem for path in paths if "def get_config(" in path.read_text()}
+    names = {path.stem for path in paths if "def get_config(" in path.read_text("utf-8")}
     if near := get_close_matches(Path(file).stem, sorted(names), n=1):
         hint = f"did you mean configs/{near[0]}.py?"
     else:

@@ -111,8 +111,8 @@ def _find_rank(environment: Mapping[str, str]) -> Rank | None:
 
 def _reserve_stdout() -> None:
     """Keeps standard output for results: Gloo's messages are discarded."""
-    results = console.Results(os.fdopen(os.dup(1), "wb"), line_buffering=True)
-    with open(os.devnull, "w") as nowhere:
+    results = console.Results(os.fdopen(os.dup(1), "wb"), "utf-8", line_buffering=True)
+    with open(os.devnull, "w", encoding="utf-8") as nowhere:
         os.dup2(nowhere.fileno(), 1)
     sys.stdout = results
 

@@ -18,7 +18,7 @@ def memory_in_use() -> dict[str, float]:
     """
     gibibytes = {}
     if _STATM.exists():
-        pages = int(_STATM.read_text().split()[1])
+        pages = int(_STATM.read_text("utf-8").split()[1])
         gibibytes["host_memory_gib"] = pages * os.sysconf("SC_PAGE_SIZE") / _GIB
     stats = [each for device in jax.local_devices() if (each := device.memory_stats())]
     for name, key in (

@@ -202,7 +202,7 @@ def _run_ids(workdir: AnyPath, trackers: Sequence[str]) -> dict[str, str]:
     """
     path = workdir / _FILE
     try:
-        known = parse_json(path.read_text()) if path.exists() else {}
+        known = parse_json(path.read_bytes()) if path.exists() else {}
         ids = {**known, **{name: known.get(name) or secrets.token_hex(4) for name in trackers}}
     except (OSError, ValueError, AttributeError, TypeError) as error:
         raise InputError(
