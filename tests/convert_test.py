@@ -9,10 +9,19 @@ import pytest
 from exported_models import LENGTH, reword, rewrite, save_model
 from safetensors.numpy import load_file, save_file
 
+from t5x_diffeq.data.tokenizer import load_tokenizer
 from t5x_diffeq.exchange.folder import TensorFiles
-from t5x_diffeq.exchange.from_pretrained import pretrained_params, read_config_json, with_model
+from t5x_diffeq.exchange.from_pretrained import (
+    pretrained_params,
+    read_config_json,
+    with_model,
+    with_tokenizer,
+)
+from t5x_diffeq.exchange.save_pretrained import save_pretrained
 from t5x_diffeq.models.config import ModelConfig
+from t5x_diffeq.runs.load import Run
 from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.training.setup import make_setup
 
 
 def read(run, folder):
@@ -59,6 +68,35 @@ def test_round_trip_is_exact(name, tmp_path):
         key: keys[key] for key in again if key not in OTHER_KEYS
     }
     assert config.data.sequence_length == LENGTH
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CLASSES)
+def test_what_a_folder_says_besides_comes_back(name, tmp_path):
+    """Key by key: stop ids as a list, other ids, generation's defaults, the tokenizer's ways."""
+    out, again = tmp_path / "out", tmp_path / "again"
+    run = save_model(name, out)
+    ids = {"bos_token_id": 5, "eos_token_id": [7, 9], "pad_token_id": 3}
+    said = {
+        "config.json": ids,
+        "generation_config.json": {**ids, "do_sample": True, "temperature": 0.6, "top_p": 0.9},
+        "tokenizer_config.json": {"add_bos_token": True, "padding_side": "left"},
+    }
+    for file, keys in said.items():
+        content = json.loads((out / file).read_text())
+        (out / file).write_text(json.dumps({**content, **keys}))
+    found = read_config_json(out)
+    config, tables = with_model(run.placed.config, found, None)
+    config, tokenizer = with_tokenizer(config, found, out)
+    tokenizer.save(tmp_path / "tokenizer")
+    tokenizer = load_tokenizer(tmp_path / "tokenizer")
+    model = ModelConfig.of(config.model, tokenizer.vocab_size, LENGTH)
+    params = pretrained_params(out, found, model, tables)
+    setup = make_setup(config, tokenizer.vocab_size, jax.devices()[:1])
+    save_pretrained(Run(setup, params, 0), config, tokenizer, [], again)
+    for file in said:
+        before, after = (json.loads((folder / file).read_text()) for folder in (out, again))
+        assert after == before
 
 
 def test_gemmas_norms_are_stored_less_1(tmp_path):

@@ -18,7 +18,10 @@ from safetensors.numpy import load_file
 
 from configs import default
 from t5x_diffeq.cli import convert, evaluate, export
+from t5x_diffeq.data.chat_template import read_chat_format
+from t5x_diffeq.exchange.folder import TensorFiles
 from t5x_diffeq.exchange.from_pretrained import read_config_json, with_model
+from t5x_diffeq.exchange.tokenizer_files import tokenizer_file
 from t5x_diffeq.runs.load import load_run
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError
@@ -102,10 +105,31 @@ BAD = {
     "no embeddings' scale": ({"model_type": "gemma"}, "hidden_act is 'silu', and of gemma only"),
     "another activation": ({"hidden_act": "gelu"}, "hidden_act is 'gelu', and of llama only"),
     "biases": ({"attention_bias": True}, "attention_bias is True"),
-    "rotary base": ({"rope_parameters": {"rope_theta": -1}}, "rope_theta is -1 in config.json; it"),
-    "rotary scaling": ({"rope_scaling": {"type": "dynamic"}}, "scaled by 'dynamic' in config.json"),
+    "an unknown factor": (
+        {"attention_multiplier": 0.5},
+        "attention_multiplier is 0.5 in config.json, which no llama that can be converted has",
+    ),
+    "two rotary scalings": (
+        {
+            "rope_scaling": {"type": "linear", "factor": 2.0},
+            "rope_parameters": {"rope_type": "linear", "factor": 4.0},
+        },
+        r"factor is 4.0 in rope_parameters of config.json, and 2.0 elsewhere in it",
+    ),
+    "two rotary bases": (
+        {"rope_theta": 1e4, "rope_parameters": {"rope_theta": 1e6}},
+        "rope_theta is 1000000.0 in rope_parameters of config.json, and 10000.0 elsewhere",
+    ),
+    "rotary base": (
+        {"rope_parameters": None, "rope_theta": -1},
+        "rope_theta is -1 in config.json; it",
+    ),
+    "rotary scaling": (
+        {"rope_parameters": None, "rope_scaling": {"type": "dynamic"}},
+        "scaled by 'dynamic' in config.json",
+    ),
     "rotary numbers": (
-        {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}},
+        {"rope_parameters": None, "rope_scaling": {"rope_type": "llama3", "factor": 8.0}},
         "lacks low_freq_factor of its llama3 rotary positions",
     ),
     "rotary by layer": (
@@ -157,6 +181,30 @@ def test_folders_that_dont_fit(what, good_folder, tmp_path):
     finally:
         (good_folder / "config.json").write_text(good)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_two_files_that_state_one_fact(good_folder, tmp_path):
+    """A tokenizer with more tokens, a second model, another template: the first isn't taken."""
+    folder = tmp_path / "folder"
+    shutil.copytree(good_folder, folder)
+    assert tokenizer_file(folder).name == "tokenizer.model"
+    content = json.loads((folder / "tokenizer.json").read_text())
+    content["added_tokens"].append({"id": 999, "content": "<|im_start|>", "special": True})
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    assert tokenizer_file(folder).name == "tokenizer.json"
+    (folder / "tokenizer.json").unlink()
+    (folder / "added_tokens.json").write_text('{"<|im_start|>": 999}')
+    with pytest.raises(InputError, match=r"has the token <\|im_start\|> .* tokenizer.model lacks"):
+        tokenizer_file(folder)
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "b.safetensors"}}')
+    with pytest.raises(InputError, match="and so may hold two models; delete what isn't"):
+        TensorFiles(folder)
+    (folder / "tokenizer_config.json").write_text('{"chat_template": "one"}')
+    (folder / "chat_template.jinja").write_text("another")
+    with pytest.raises(InputError, match=r"has one chat template in .* and another one in"):
+        read_chat_format(folder)
+    (folder / "chat_template.jinja").write_text("one\n")
+    assert read_chat_format(folder).template == "one\n"
 
 
 def test_a_name_without_a_folder_is_fetched_from_the_hub(good_folder, tmp_path, monkeypatch):

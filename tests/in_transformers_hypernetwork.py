@@ -25,8 +25,7 @@ def check(folder):
     for number in sorted(set(said.files) - {"tokens"}):
         model, expected = load(folder, num_steps=int(number)), torch.from_numpy(said[number])
         with torch.no_grad():
-            for _ in range(2):  # made, and kept
-                torch.testing.assert_close(model(tokens).logits, expected, atol=1e-4, rtol=0)
+            torch.testing.assert_close(model(tokens).logits, expected, atol=1e-4, rtol=0)
             options = {"max_new_tokens": 5, "do_sample": False, "eos_token_id": None}
             cached = model.generate(tokens[:1, :8], **options)
             assert (
@@ -34,9 +33,10 @@ def check(folder):
                 == model.generate(tokens[:1, :8], **options, use_cache=False).tolist()
             )
             coefficient = next(model.model.steps.parameters())
-            coefficient.add_(1.0)
+            coefficient.data.add_(1.0)  # which PyTorch's version counter doesn't see
             assert not torch.allclose(model(tokens).logits, expected, atol=1e-2)
-            coefficient.sub_(1.0)
+            coefficient.data = coefficient.data - 1.0
+            torch.testing.assert_close(model(tokens).logits, expected, atol=1e-4, rtol=0)
         loss = model(tokens, labels=tokens).loss
         loss.backward()
         assert all(parameter.grad.abs().max() > 0 for parameter in model.model.steps.parameters())

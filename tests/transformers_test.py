@@ -12,6 +12,7 @@ import subprocess
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -51,7 +52,6 @@ from t5x_diffeq.runs.load import Run, load_run
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError, RunError
 from t5x_diffeq.training.setup import make_setup
-from t5x_diffeq.verbs.convert import write_run
 
 
 def install(versions: str, folder: Path) -> Path:
@@ -118,52 +118,33 @@ def test_what_is_no_polynomial(tmp_path):
         save_pretrained(run, as_run, tokenizer, [], tmp_path / "out", kept_form=HYPERNETWORK)
 
 
-TUNED = {
-    "gpt": CLASSIC,
-    "llama": {**LLAMA, **CLASSIC},
-    "gpt_ode": {},
-    "llama_ode": {**LLAMA, "num_steps": 2},
-}
+TUNED = {"gpt": CLASSIC, "llama": {**LLAMA, **CLASSIC}}
 
 
 @pytest.mark.slow
-def test_adapters_of_peft_come_back(interpreter, text, tmp_path):
-    """LoRA of PEFT on an export is a run with adapters, on the grid of the export."""
+def test_what_peft_tuned_and_merged_is_converted(interpreter, text, tmp_path, monkeypatch):
+    """With the kind of adapters that also changes the base's kernels, too."""
     tokens = np.random.default_rng(0).integers(256, size=(2, 16))
-    data = {"data.source": "text_files", "data.path": str(text), "data.tokenizer": "bytes"}
-    runs = {}
+    config = default.get_config()
+    config.data.update(source="text_files", path=str(text))
+    config.mesh.fsdp = 1
+    # Overrides are parsed from the real command line alone.
+    monkeypatch.setattr(convert, "CONFIG", SimpleNamespace(value=config))
     for name, model in TUNED.items():
-        runs[name], tokenizer, as_run = random_run((model, "bytes"))
-        as_run = as_run.with_values(data)
-        write_run(as_run, tokenizer, runs[name].params, tmp_path / name / "run")
-        exported = runs[name].at_depth(4) if name == "gpt_ode" else runs[name]
-        save_pretrained(exported, as_run, tokenizer, [], tmp_path / name / "out")
+        run, tokenizer, as_run = random_run((model, "bytes"))
+        save_pretrained(run, as_run, tokenizer, [], tmp_path / name / "out")
+        np.save(tmp_path / name / "before.npy", logits_of(run, tokens))
         np.save(tmp_path / name / "tokens.npy", tokens)
     run_there(interpreter, "in_peft.py", *(tmp_path / name for name in TUNED))
     for name in TUNED:
         folder, new = tmp_path / name, tmp_path / name / "new"
-        adapter = f"--input={folder / 'adapter'}"
-        call(convert, adapter, f"--base={folder / 'run'}", f"--workdir={new}")
-        tuned = load_run(new, 256, batch_size=1)
-        said, before = np.load(folder / "logits.npy"), logits_of(runs[name], tokens)
-        np.testing.assert_allclose(logits_of(tuned, tokens), said, atol=1e-4)
+        call(convert, f"--input={folder / 'merged'}", f"--workdir={new}")
+        said, before = np.load(folder / "logits.npy"), np.load(folder / "before.npy")
+        logits = logits_of(load_run(new, 256, batch_size=1), tokens)
+        np.testing.assert_allclose(logits, said, atol=1e-4)
         assert np.abs(said - before).max() > 0.01
-        assert tuned.placed.model.config.num_steps == {"gpt_ode": 4, "llama_ode": 2}.get(name, 3)
-    with pytest.raises(InputError, match="holds PEFT's adapters; --base=RUN"):
-        call(convert, adapter, f"--workdir={tmp_path / 'other'}")
-    with pytest.raises(InputError, match="model, length and data come from that run"):
-        call(convert, adapter, f"--base={folder / 'run'}", "--workdir=x", "--sequence_length=8")
-    (folder / "adapter" / "adapter_model.safetensors").write_bytes(b"cut")
-    with pytest.raises(InputError, match=r"adapter_model\.safetensors can't be read"):
-        call(convert, adapter, f"--base={folder / 'run'}", f"--workdir={tmp_path / 'other'}")
-    adapter = f"--input={tmp_path / 'llama' / 'adapter'}"
-    with pytest.raises(InputError, match="has no adapters for the layers"):
-        call(
-            convert,
-            adapter,
-            f"--base={tmp_path / 'gpt' / 'run'}",
-            f"--workdir={tmp_path / 'other'}",
-        )
+    with pytest.raises(InputError, match=r"holds PEFT's adapters, not a model; merge them in PEFT"):
+        call(convert, f"--input={folder / 'adapter'}", f"--workdir={tmp_path / 'other'}")
 
 
 def run_there(interpreter, script, *arguments):

@@ -7,8 +7,6 @@ is a complete run at step 0, for evaluate, generate, analyze, export and finetun
 layers become the values of W(t) at the nodes of a neural ODE, which is the same model at that
 number of steps. --config.data.source and --config.data.path name the text for its perplexity;
 model, length and tokenizer come from FOLDER.
-With --base=RUN, FOLDER holds adapters that PEFT tuned on the export of that run, and the new
-workdir is the run on the exported grid with these adapters.
 Needs safetensors: pip install 't5x_diffeq[export]'.
 """
 
@@ -41,12 +39,6 @@ _TO_ODE = flags.DEFINE_bool(
     "to_ode",
     False,
     "Convert to a neural ODE that is the same model at its own number of steps.",
-    flag_values=FLAGS,
-)
-_BASE = flags.DEFINE_string(
-    "base",
-    None,
-    "Workdir of the run whose export PEFT tuned; --input is then PEFT's folder of adapters.",
     flag_values=FLAGS,
 )
 _SEQUENCE_LENGTH = flags.DEFINE_integer(
@@ -84,18 +76,8 @@ def main() -> None:
     overrides = config_flags.get_override_values(FLAGS["config"])
     check_overrides(overrides)
 
-    base = command_line.parse_folder(_BASE, "convert") if _BASE.value else None
+    from t5x_diffeq.verbs.convert import convert  # importing JAX takes seconds
 
-    from t5x_diffeq.verbs.convert import convert, convert_adapters  # importing JAX takes seconds
-
-    if base is not None:
-        if _TO_ODE.value or _SEQUENCE_LENGTH.value or overrides:
-            raise InputError(
-                f"--base={_BASE.value}: model, length and data come from that run; omit --to_ode, "
-                "--sequence_length and --config"
-            )
-        convert_adapters(folder, base, workdir)
-        return
     convert(Config.of(CONFIG.value), folder, workdir, FLAGS)
 
 

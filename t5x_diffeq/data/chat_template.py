@@ -77,9 +77,15 @@ def read_chat_format(folder: AnyPath) -> ChatFormat:
         for key, value in settings.items()
         if key.endswith("_token") and (text := _content(value)) is not None
     }
-    if (folder / _TEMPLATE_FILE).exists():
-        return read_template(folder / _TEMPLATE_FILE, tokens)
     template = config.get("chat_template")
+    if (folder / _TEMPLATE_FILE).exists():
+        chat = read_template(folder / _TEMPLATE_FILE, tokens)
+        if isinstance(template, str) and template.strip() != str(chat.template).strip():
+            raise InputError(
+                f"{folder} has one chat template in {_TEMPLATE_FILE} and another one in "
+                f"{_CONFIG_FILE}; delete one of them"
+            )
+        return chat
     if isinstance(template, list):
         named = {each["name"]: each["template"] for each in template}
         if "default" not in named:
@@ -103,7 +109,7 @@ def read_template(path: AnyPath, tokens: Mapping[str, str]) -> ChatFormat:
       InputError: if it can't be read.
     """
     try:
-        return ChatFormat(path.read_text(), tokens, str(path))
+        return ChatFormat(path.read_text("utf-8"), tokens, str(path))
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(
             f"the chat template {path} can't be read as text: {error}; set "
@@ -115,7 +121,7 @@ def _read_json(path: AnyPath) -> dict:
     if not path.exists():
         return {}
     try:
-        settings = parse_json(path.read_text())
+        settings = parse_json(path.read_bytes())
     except (OSError, ValueError) as error:
         raise InputError(f"{path} is damaged: {error}; restore it") from error
     return settings if isinstance(settings, dict) else {}

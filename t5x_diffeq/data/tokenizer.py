@@ -6,7 +6,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import sentencepiece
@@ -38,6 +38,7 @@ _MODEL_FILE = "sentencepiece.model"
 _BYTES_FILE = "bytes"
 _JSON_FILE = "tokenizer.json"
 _END_FILE = "end_of_text.json"
+_IMPORTED_FILE = "imported.json"
 ENDS_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
 _TRAINING_DOCUMENTS = 1_000_000  # at most this many, evenly spaced, train a tokenizer
 _TRAINING_CHARACTERS = 100_000  # of each, from its beginning
@@ -59,6 +60,8 @@ class Tokenizer(ABC):
       threads: number of threads that `encode` uses.
       special_tokens: names of its special tokens, by the names of chat templates for them.
       chat: what its files say about conversations; the fingerprint doesn't depend on it.
+      imported: what a folder that was converted says of it and of generation, by file (see
+        `exchange.imported`); the fingerprint doesn't depend on it.
     """
 
     vocab_size: int
@@ -71,6 +74,7 @@ class Tokenizer(ABC):
         self.threads = os.cpu_count() or 1
         self.special_tokens: Mapping[str, str] = {} if end is None else {"eos_token": end}
         self.chat = ChatFormat()
+        self.imported: Mapping[str, Mapping[str, Any]] = {}
 
     @abstractmethod
     def encode(self, texts: Sequence[str]) -> list[Integer[np.ndarray, " length"]]:
@@ -92,6 +96,8 @@ class Tokenizer(ABC):
     def save(self, folder: AnyPath) -> None:
         """Writes what `load_tokenizer` needs into `folder`."""
         self.chat.save(folder)
+        if self.imported:
+            write_whole(folder / _IMPORTED_FILE, json.dumps(self.imported, indent=2).encode())
         if self._end is not None:
             write_whole(folder / _END_FILE, json.dumps(self._end).encode())
         write_whole(folder / self._file, self.model)
@@ -335,18 +341,22 @@ def load_tokenizer(folder: AnyPath) -> Tokenizer | None:
     Raises:
       InputError: if the saved tokenizer is damaged.
     """
-    end = folder / _END_FILE
     try:
-        end_of_text = parse_json(end.read_text()) if end.exists() else None
+        end, imported = (
+            parse_json(path.read_bytes()) if path.exists() else None
+            for path in (folder / _END_FILE, folder / _IMPORTED_FILE)
+        )
     except ValueError as error:
         raise InputError(
-            f"{end} is damaged: {error}; restore it, or start in a new --workdir"
+            f"a JSON file in {folder} is damaged: {error}; restore it, or start in a new --workdir"
         ) from error
     for name in (_MODEL_FILE, _JSON_FILE):
         if (folder / name).exists():
-            return _read_tokenizer(folder / name, end_of_text)
+            tokenizer = _read_tokenizer(folder / name, end)
+            tokenizer.imported = imported or {}
+            return tokenizer
     if not (folder / _BYTES_FILE).exists():
         return None
-    tokenizer = ByteTokenizer()
-    tokenizer.chat = read_chat_format(folder)
-    return tokenizer
+    of_bytes = ByteTokenizer()
+    of_bytes.chat, of_bytes.imported = read_chat_format(folder), imported or {}
+    return of_bytes

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from t5x_diffeq.exchange.families import FAMILIES, PLAIN, Family
+from t5x_diffeq.exchange.families import FAMILIES, HARMLESS, PLAIN, ROTARY_KEYS, Family
 from t5x_diffeq.exchange.layouts import TableSizes
 from t5x_diffeq.exchange.rope_parameters import rotary_from_json, rotary_to_json
 from t5x_diffeq.layers.rotary import BASE, rotary_table
@@ -110,6 +110,7 @@ def model_keys(found: Mapping[str, Any]) -> tuple[dict, TableSizes]:
                 f"--input: {key} is {found[key]!r}, and of {kind} only models with "
                 f"{' or '.join(map(repr, allowed))} can be converted"
             )
+    _check_known(found, kind, family)
     sizes = _read_sizes(found, family)
     length = sizes.pop("length")
     heads, width, head_dim = sizes["num_heads"], sizes["embed_dim"], sizes.get("head_dim")
@@ -135,6 +136,24 @@ def model_keys(found: Mapping[str, Any]) -> tuple[dict, TableSizes]:
         "final_norm_eps": sizes["norm_eps"],
     }
     return keys, TableSizes(tokens=found["vocab_size"], positions=length)
+
+
+def _check_known(found: Mapping[str, Any], kind: str, family: Family) -> None:
+    """Checks that nothing is said that could change the computation in a way that we don't have.
+
+    A key that is off (null, false, 0 or empty) says nothing.
+
+    Raises:
+      InputError: if a key is unknown; names it and its value.
+    """
+    known = {*HARMLESS, *family.keys.values(), *family.only, *_QUANTIZED}
+    known |= {"vocab_size", "tie_word_embeddings", *(ROTARY_KEYS if family.rotary else ())}
+    for key in sorted(key for key, value in found.items() if value and key not in known):
+        raise InputError(
+            f"--input: {key} is {found[key]!r:.100} in config.json, which no {kind} that can be "
+            "converted has, and which may change what the model computes; remove it from there if "
+            "it doesn't"
+        )
 
 
 def folder_family(found: Mapping[str, Any]) -> tuple[str, Family]:

@@ -94,6 +94,34 @@ PLAIN = {"qkv_bias": False, "qk_norm": "none", "norm_position": "before"}
 _NO_BIAS = {"attention_bias": (False,), "mlp_bias": (False,)}
 _LONG = {"length": 32768, "num_kv_heads": 32}
 
+# Keys of `config.json` that don't change what a model computes: who wrote it, how it is trained,
+# how tokens are drawn. Every class has them (transformers 4.53 and 5.24, and files of older ones).
+HARMLESS = {
+    *("model_type", "architectures", "transformers_version", "dtype", "torch_dtype"),
+    *("_name_or_path", "name_or_path", "_commit_hash", "unsloth_version", "unsloth_fixed"),
+    *("_attn_implementation", "attn_implementation", "_attn_implementation_autoset"),
+    *("use_cache", "pretraining_tp", "n_ctx", "reorder_and_upcast_attn", "use_bfloat16"),
+    *("initializer_range", "attention_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop"),
+    *("classifier_dropout", "hidden_dropout", "gradient_checkpointing", "finetuning_task"),
+    *("summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels"),
+    *("summary_first_dropout", "problem_type", "num_labels", "id2label", "label2id"),
+    *("return_dict", "return_dict_in_generate", "output_hidden_states", "output_attentions"),
+    *("output_scores", "torchscript", "tf_legacy_loss", "xla_device", "tokenizer_class"),
+    *("bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "sep_token_id"),
+    *("decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id", "prefix"),
+    *("task_specific_params", "max_length", "min_length", "do_sample", "early_stopping"),
+    *("num_beams", "num_beam_groups", "diversity_penalty", "temperature", "top_k", "top_p"),
+    *("typical_p", "repetition_penalty", "length_penalty", "no_repeat_ngram_size"),
+    *("encoder_no_repeat_ngram_size", "bad_words_ids", "num_return_sequences"),
+    *("remove_invalid_values", "exponential_decay_length_penalty", "suppress_tokens"),
+    "begin_suppress_tokens",
+}
+# Keys of rotary positions and of windows of attention, which are checked elsewhere.
+ROTARY_KEYS = {
+    *("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor", "truncate"),
+    *("mscale", "sliding_window", "use_sliding_window", "max_window_layers", "layer_types"),
+}
+
 # By `model_type`. A model is exported as the first class that it fits.
 FAMILIES = {
     "gpt2": Family(
@@ -153,7 +181,11 @@ FAMILIES = {
         scaled_embedding=True,
         tied_head=True,
         defaults={"norm_eps": 1e-6, "length": 8192, "num_kv_heads": 16, "head_dim": 256},
-        only={**_NO_BIAS, "use_bidirectional_attention": (None, False)},
+        only={
+            **_NO_BIAS,
+            "use_bidirectional_attention": (None, False),
+            "hidden_activation": (None, "gelu_pytorch_tanh"),
+        },
     ),
 }
 

@@ -118,7 +118,7 @@ def write_tensors(folder: Path, tensors: Tensors, shard_bytes: int = _SHARD_BYTE
         os.replace(folder / file, folder / _SINGLE)
     else:
         index = {"metadata": {"total_size": size}, "weight_map": files}
-        (folder / _INDEX).write_text(json.dumps(index, indent=2))
+        (folder / _INDEX).write_text(json.dumps(index, indent=2), "utf-8")
     return size // 4
 
 
@@ -155,16 +155,22 @@ class TensorFiles:
             self.files |= dict.fromkeys(file.keys(), file)
 
     def _paths(self) -> list[Path]:
+        has_index = (self.folder / _INDEX).exists()
         if (self.folder / _SINGLE).exists():
+            if has_index:
+                raise InputError(
+                    f"--input={self.folder} holds both {_SINGLE} and {_INDEX}, and so may hold two "
+                    "models; delete what isn't the model's"
+                )
             return [self.folder / _SINGLE]
-        if not (self.folder / _INDEX).exists():
+        if not has_index:
             raise InputError(
                 f"--input={self.folder} holds neither {_SINGLE} nor {_INDEX}; save the model there "
                 "with save_pretrained(..., safe_serialization=True)"
             )
         try:
             names = sorted(
-                set(parse_json((self.folder / _INDEX).read_text())["weight_map"].values())
+                set(parse_json((self.folder / _INDEX).read_bytes())["weight_map"].values())
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise InputError(f"{self.folder / _INDEX} is damaged; restore it") from error

@@ -6,6 +6,7 @@ from pathlib import Path
 from t5x_diffeq.data.tokenizer import Tokenizer, make_tokenizer
 from t5x_diffeq.exchange.config_json import check_window, folder_family, is_tied, model_keys
 from t5x_diffeq.exchange.folder import TensorFiles
+from t5x_diffeq.exchange.imported import read_imported
 from t5x_diffeq.exchange.layouts import TableSizes, params_of
 from t5x_diffeq.exchange.tokenizer_files import token_of_id, tokenizer_file
 from t5x_diffeq.models.config import ModelConfig
@@ -27,7 +28,7 @@ def read_config_json(folder: Path) -> dict:
     """
     path = folder / "config.json"
     try:
-        values = parse_json(path.read_text())
+        values = parse_json(path.read_bytes())
         if not isinstance(values, dict):
             raise ValueError("it is not an object")
         return values
@@ -70,7 +71,12 @@ def with_tokenizer(config: Config, found: dict, folder: Path) -> tuple[Config, T
       InputError: if there is none.
     """
     data, file = config.data, tokenizer_file(folder)
-    if data.tokenizer == _TRAINED:
+    is_theirs = data.tokenizer == _TRAINED
+    imported = read_imported(folder, found) if is_theirs else {}
+    if data.end_of_text is not None:
+        for keys in imported.values():
+            keys.pop("eos_token_id", None)
+    if is_theirs:
         if file is None:
             raise InputError(
                 f"--input={folder} holds neither tokenizer.model nor tokenizer.json; name its "
@@ -82,7 +88,9 @@ def with_tokenizer(config: Config, found: dict, folder: Path) -> tuple[Config, T
     if data.tokenizer != "bytes" and data.end_of_text is None and end is not None:
         name = token_of_id(Path(data.tokenizer).expanduser(), end)
         data = replace(data, end_of_text=name)
-    return replace(config, data=data), make_tokenizer(data, [])
+    tokenizer = make_tokenizer(data, [])
+    tokenizer.imported = imported
+    return replace(config, data=data), tokenizer
 
 
 def check_vocabulary(tokenizer: Tokenizer, tables: TableSizes) -> int:

@@ -7,7 +7,7 @@ The tensors are Q_0 .. Q_(K-1) of every weight, so the number N of steps is free
     AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True, num_steps=24)
 
 Each forward pass makes W(t_n), t_n = (n + node) / N, for n = 0 .. N-1, and takes the steps of
-`modeling_diffeq.py`, of size dt = span / N. Without gradients W(t_n) is kept until a Q_k changes.
+`modeling_diffeq.py`, of size dt = span / N. `generate` makes them once for all its tokens.
 This file travels with the weights, beside the other one.
 
 Licensed under Apache-2.0.
@@ -51,7 +51,8 @@ class HypernetworkModel(DiffEqModel):
 
     def __init__(self, config: HypernetworkConfig):
         super().__init__(config)
-        self.kept: tuple[list, list[dict]] | None = None  # what W(t_n) was made from, and W(t_n)
+        self.keeps = False  # whether W(t_n) is kept: nothing changes Q_k meanwhile
+        self.kept: list[dict[str, Tensor]] | None = None
 
     def num_modules(self) -> int:
         """K."""
@@ -70,13 +71,11 @@ class HypernetworkModel(DiffEqModel):
 
     def weights_of_steps(self) -> list[dict[str, Tensor]]:
         """W(t_n) of each step, by the name of the weight."""
-        made_from = [(id(p), p._version, p.dtype, p.device) for p in self.steps.parameters()]
-        made_from.append(self.config.num_hidden_layers)
-        if not torch.is_grad_enabled() and self.kept is not None and self.kept[0] == made_from:
-            return self.kept[1]
-        weights = self.make_weights()
-        self.kept = None if torch.is_grad_enabled() else (made_from, weights)
-        return weights
+        if not self.keeps or torch.is_grad_enabled():
+            return self.make_weights()
+        if self.kept is None:
+            self.kept = self.make_weights()
+        return self.kept
 
     def make_weights(self) -> list[dict[str, Tensor]]:
         """The polynomials at t_0 .. t_(N-1), in float32, in the dtype of Q_k."""
@@ -101,6 +100,17 @@ class HypernetworkForCausalLM(DiffEqForCausalLM):
     model_class = HypernetworkModel
     supports_gradient_checkpointing = False
     _supports_attention_backend = False
+
+    def generate(self, *args, **kwargs):
+        """The library's `generate`, for which W(t_n) is made once.
+
+        It isn't kept longer, because a Q_k can change unseen (`p.data.mul_(...)`).
+        """
+        self.model.keeps = True
+        try:
+            return super().generate(*args, **kwargs)
+        finally:
+            self.model.keeps, self.model.kept = False, None
 
 
 def legendre(times: Tensor, count: int) -> Tensor:

@@ -45,7 +45,7 @@ def rotary_from_json(found: Mapping[str, Any], length: int) -> dict:
       InputError: if its positions are of a kind that we don't have.
     """
     rope = _parameters(found)
-    kind = rope.get("rope_type", rope.get("type", "default"))
+    kind = rope.get("rope_type", "default")
     if kind != "default" and kind not in _NUMBERS:
         raise InputError(
             f"--input: rotary positions are scaled by {kind!r} in config.json; the scalings that "
@@ -67,6 +67,8 @@ def rotary_from_json(found: Mapping[str, Any], length: int) -> dict:
 
 
 def _parameters(found: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The parameters, which version 4 and version 5 of the library keep under different keys."""
+    given = {}
     for key in ("rope_scaling", "rope_parameters"):
         rope = found.get(key) or {}
         if not isinstance(rope, Mapping) or any(isinstance(x, Mapping) for x in rope.values()):
@@ -74,8 +76,17 @@ def _parameters(found: Mapping[str, Any]) -> Mapping[str, Any]:
                 f"--input: {key} is {rope!r} in config.json; it must be one set of parameters"
             )
         if rope:
-            return rope
-    return {}
+            given[key] = {("rope_type" if k == "type" else k): x for k, x in rope.items()}
+    scaling, parameters = given.get("rope_scaling", {}), given.get("rope_parameters", {})
+    elsewhere = {"rope_theta": found.get("rope_theta"), **scaling}
+    for name, value in parameters.items():
+        other = elsewhere.get(name)
+        if other is not None and other != value:
+            raise InputError(
+                f"--input: {name} is {value!r} in rope_parameters of config.json, and {other!r} "
+                "elsewhere in it; make them agree"
+            )
+    return {**parameters, **scaling}
 
 
 def _numbers(kind: str, given: Mapping[str, Any], length: int) -> Scaling:

@@ -20,9 +20,10 @@ from t5x_diffeq.exchange.hypernetwork_form import (
     hypernetwork_form,
     polynomial_weights,
 )
+from t5x_diffeq.exchange.imported import GENERATION_FILE
 from t5x_diffeq.exchange.layouts import check_names, own_layout, tensors_of
 from t5x_diffeq.exchange.model_card import model_card
-from t5x_diffeq.exchange.peft import ADAPTER_FOLDER, check_adapters, write_adapters
+from t5x_diffeq.exchange.to_peft import ADAPTER_FOLDER, check_adapters, write_adapters
 from t5x_diffeq.exchange.tokenizer_files import write_tokenizer
 from t5x_diffeq.layers.array_types import Weights
 from t5x_diffeq.layers.linear import ADAPTERS
@@ -146,9 +147,10 @@ def save_pretrained(
             write_adapters(layout, config, run.params, folder / ADAPTER_FOLDER, str(output))
         end = tokenizer.end_of_text
         written = plain_config(config, *plain, end) if plain else own_config(config, form, end)
-        _write_json(folder / "config.json", written)
+        imported = tokenizer.imported
+        _write_json(folder / "config.json", {**written, **imported.get("config.json", {})})
         ends = {"bos_token_id": end, "eos_token_id": end}
-        _write_json(folder / "generation_config.json", ends)
+        _write_json(folder / GENERATION_FILE, {**ends, **imported.get(GENERATION_FILE, {})})
         lacking = write_tokenizer(tokenizer, folder, config.max_length)
         if not plain:
             for file in {OWN_FORM.modeling, form.modeling}:
@@ -162,7 +164,7 @@ def save_pretrained(
         if peft:
             notes.append(f"The adapters are PEFT's, in `{ADAPTER_FOLDER}/`, not merged into it.")
         card = model_card(run, as_run, reports, plain is not None, notes)
-        (folder / "README.md").write_text(card)
+        (folder / "README.md").write_text(card, "utf-8")
         (model_class,) = written["architectures"]
         adapter = folder / ADAPTER_FOLDER if peft else None
         compared = compare_logits(folder, model_class, config, run.params, adapter)
@@ -170,4 +172,4 @@ def save_pretrained(
 
 
 def _write_json(path: Path, content: dict) -> None:
-    path.write_text(json.dumps(content, indent=2) + "\n")
+    path.write_text(json.dumps(content, indent=2) + "\n", "utf-8")

@@ -15,10 +15,12 @@ from t5x_diffeq.data.tokenizer import (
     Tokenizer,
 )
 from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.runtime.files import read_json_object
 
 _MODEL_FILE = "tokenizer.model"
 _JSON_FILE = "tokenizer.json"
 _CONFIG_FILE = "tokenizer_config.json"
+_ADDED_FILE = "added_tokens.json"
 _SPACE = "\u2581"  # sentencepiece's sign for a space
 _BPE = 2  # sentencepiece's enum value for byte-pair encoding
 
@@ -49,15 +51,18 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int) -> str 
         "clean_up_tokenization_spaces": False,
         "add_bos_token": False,
         "add_eos_token": False,
-        **({} if end is None else {"bos_token": end, "eos_token": end}),
         **files.settings,
     }
+    if of_folder := tokenizer.imported.get(_CONFIG_FILE):
+        config |= of_folder
+    elif end is not None:
+        config |= {"bos_token": end, "eos_token": end}
     if chat.template is not None:  # which can name the special tokens
         config |= {"chat_template": chat.template, **tokenizer.special_tokens, **chat.tokens}
     for name, content in ((_JSON_FILE, files.json), (_MODEL_FILE, files.model)):
         if content:
             (folder / name).write_bytes(content)
-    (folder / _CONFIG_FILE).write_text(json.dumps(config, indent=2, ensure_ascii=False))
+    (folder / _CONFIG_FILE).write_text(json.dumps(config, indent=2, ensure_ascii=False), "utf-8")
     return files.lacking
 
 
@@ -147,8 +152,49 @@ def _merges(pieces: list[tuple[str, float]]) -> list[tuple[str, str]]:
 
 
 def tokenizer_file(folder: Path) -> Path | None:
-    """The folder's tokenizer file, which `data.tokenizer` can name; None if it has none."""
-    return next((folder / n for n in (_MODEL_FILE, _JSON_FILE) if (folder / n).exists()), None)
+    """The folder's tokenizer file, which `data.tokenizer` can name; None if it has none.
+
+    If there are both, it is `tokenizer.model`, unless `tokenizer.json` has tokens that it lacks:
+    those that were added for chats, for example.
+
+    Raises:
+      InputError: if `added_tokens.json` has tokens that neither file has, or a file is damaged.
+    """
+    model, complete = folder / _MODEL_FILE, folder / _JSON_FILE
+    if not model.exists():
+        return complete if complete.exists() else None
+    known = _pieces_of(model)
+    if complete.exists():
+        content = _read_json(complete)
+        vocabulary = content.get("model", {}).get("vocab", {})
+        names = vocabulary if isinstance(vocabulary, dict) else (each[0] for each in vocabulary)
+        added = (each["content"] for each in content.get("added_tokens", ()))
+        return model if known.issuperset((*names, *added)) else complete
+    lacking = sorted(_read_json(folder / _ADDED_FILE).keys() - known)
+    if lacking:
+        raise InputError(
+            f"--input={folder}: {_ADDED_FILE} has the token {lacking[0]} ({len(lacking)} such), "
+            f"which {_MODEL_FILE} lacks; write a {_JSON_FILE} with all of them "
+            "(AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER))"
+        )
+    return model
+
+
+def _pieces_of(model: Path) -> set[str]:
+    import sentencepiece
+
+    try:
+        processor = sentencepiece.SentencePieceProcessor(model_file=str(model))
+    except (RuntimeError, OSError) as error:
+        raise InputError(f"{model} can't be read: {error}; restore it") from error
+    return set(processor.id_to_piece(list(range(processor.get_piece_size()))))
+
+
+def _read_json(path: Path) -> dict:
+    try:
+        return read_json_object(path) if path.exists() else {}
+    except (ValueError, OSError) as error:
+        raise InputError(f"{path} can't be read: {error}; restore it") from error
 
 
 def token_of_id(file: Path, number: int) -> str:

@@ -20,7 +20,7 @@ def main(folder: str, model_class: str, tokens: str, logits: str, *adapter: str)
         import torch
         import transformers
 
-        has_code = "auto_map" in json.loads((Path(folder) / "config.json").read_text())
+        has_code = "auto_map" in json.loads((Path(folder) / "config.json").read_text("utf-8"))
         kind = (
             transformers.AutoModelForCausalLM
             if has_code

@@ -12,9 +12,8 @@ from t5x_diffeq.checkpoints.stored import RunFacts
 from t5x_diffeq.data.corpus import Corpus, load_corpus, prepare_corpus
 from t5x_diffeq.data.examples import check_data, eval_examples
 from t5x_diffeq.data.sources import check_paths
-from t5x_diffeq.data.tokenizer import Tokenizer, load_tokenizer
+from t5x_diffeq.data.tokenizer import Tokenizer
 from t5x_diffeq.exchange.folder import check_new_folder, local_path, need_packages, new_folder
-from t5x_diffeq.exchange.from_peft import adapted_run, holds_adapters
 from t5x_diffeq.exchange.from_pretrained import (
     check_vocabulary,
     pretrained_params,
@@ -24,9 +23,10 @@ from t5x_diffeq.exchange.from_pretrained import (
 )
 from t5x_diffeq.exchange.hub import fetch_model, is_hub_id
 from t5x_diffeq.exchange.to_ode import ode_keys, to_ode
+from t5x_diffeq.exchange.to_peft import ADAPTER_CONFIG
 from t5x_diffeq.inference.split_loss import evaluate_split
 from t5x_diffeq.models.config import ModelConfig
-from t5x_diffeq.runs.load import PretrainedRun, Run, load_run
+from t5x_diffeq.runs.load import Run, load_run
 from t5x_diffeq.runs.workdir import save_config
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.console import Progress, print_table, say
@@ -75,6 +75,7 @@ def write_run(config: Config, tokenizer: Tokenizer, params: dict, workdir: Path)
                 f"data.path={config.data.path}: its shards were made with another tokenizer than "
                 "the model's; prepare them again with --config.data.tokenizer"
             )
+        tokenizer.save(folder / "tokenizer")  # with what its folder says besides
         eval_examples(config.data, corpus)  # raises if the text is too short to validate on
         with setup.context(), Checkpoints(folder, keep=1) as checkpoints:
             state = setup.init_state()
@@ -118,10 +119,10 @@ def convert(config: Config, source: AnyPath, to: AnyPath, flags: FlagValues) -> 
     check_paths(config.data)
     if not folder.exists() and is_hub_id(flags.input):
         folder = fetch_model(flags.input)
-    if holds_adapters(folder):
+    if (folder / ADAPTER_CONFIG).exists():
         raise InputError(
-            f"--input={folder} holds PEFT's adapters; --base=RUN names the run whose export they "
-            "were tuned on"
+            f"--input={folder} holds PEFT's adapters, not a model; merge them in PEFT "
+            "(merge_and_unload), save the model and the tokenizer, and convert that folder"
         )
     with Progress(f"converting {folder}"):
         config, tokenizer, params = load_folder(config, folder, flags)
@@ -138,35 +139,4 @@ def convert(config: Config, source: AnyPath, to: AnyPath, flags: FlagValues) -> 
     found = {f"{layers} ({own})": perplexity(run, corpus, layers)}
     found |= {f"{steps} steps": perplexity(run, corpus, steps) for steps in others}
     say(f"converted to {workdir}")
-    print_table(f"perplexity on up to {_ROWS * _BATCHES} sequences of the validation text", found)
-
-
-def convert_adapters(source: AnyPath, base: AnyPath, to: AnyPath) -> None:
-    """Makes a run of the base with adapters that PEFT tuned on its export; prints its perplexity.
-
-    Args:
-      source: PEFT's folder.
-      base: the workdir of the run that was exported.
-      to: the workdir, new or empty.
-
-    Raises:
-      InputError: if the folder holds no adapters of the base's layers, or no workdir can be made.
-    """
-    folder, workdir = local_path(source, "input"), local_path(to, "workdir")
-    need_packages("convert")
-    check_new_folder(workdir, "workdir")
-    tokenizer = load_tokenizer(base / "tokenizer")
-    if tokenizer is None:
-        raise InputError(f"--base={base} has lost its tokenizer/; restore it")
-    with Progress(f"converting {folder}"):
-        config, params = adapted_run(folder, PretrainedRun(base, tokenizer.vocab_size))
-        write_run(config, tokenizer, params, workdir)
-    corpus = load_corpus(workdir)
-    run = load_run(workdir, tokenizer.vocab_size, batch_size=jax.device_count())
-    layers = config.model.num_steps
-    say(
-        f"converted to {workdir}: {base} on {layers} steps, with adapters of rank "
-        f"{config.model.adapter_rank}"
-    )
-    found = {"with the adapters": perplexity(run, corpus, layers)}
     print_table(f"perplexity on up to {_ROWS * _BATCHES} sequences of the validation text", found)

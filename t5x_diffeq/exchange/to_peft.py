@@ -18,8 +18,8 @@ from t5x_diffeq.models.sub_fields import declared_leaves
 from t5x_diffeq.runtime.errors import InputError
 
 ADAPTER_FOLDER = "adapter"  # inside the base's folder
-TENSORS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
-PREFIX = "base_model.model."  # of the names of tensors
+_TENSORS, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
+_PREFIX = "base_model.model."  # of the names of tensors
 
 
 def check_adapters(config: ModelConfig) -> None:
@@ -54,9 +54,9 @@ def write_adapters(
         name: np.ascontiguousarray(tensor, np.float32)
         for name, tensor in _adapter_tensors(layout, config, params)
     }
-    save_file(tensors, folder / TENSORS, metadata={"format": "pt"})
+    save_file(tensors, folder / _TENSORS, metadata={"format": "pt"})
     content = json.dumps(_adapter_config(layout, config, params, base), indent=2)
-    (folder / CONFIG).write_text(content + "\n")
+    (folder / ADAPTER_CONFIG).write_text(content + "\n", "utf-8")
 
 
 def _adapter_tensors(layout: Layout, config: ModelConfig, params: dict) -> Tensors:
@@ -66,14 +66,14 @@ def _adapter_tensors(layout: Layout, config: ModelConfig, params: dict) -> Tenso
         path = tuple(linear.split("."))
         scale = config.dt if declared[*path, "kernel"].writes_residual else 1.0
         for n, (a, b) in enumerate(zip(*(np.asarray(factors[x]) for x in "ab"), strict=True)):
-            name = PREFIX + layout.layer.format(n=n) + module_name(layout, path)
+            name = _PREFIX + layout.layer.format(n=n) + _module_name(layout, path)
             yield f"{name}.lora_A.weight", a.reshape(-1, a.shape[-1]).T
             yield f"{name}.lora_B.weight", scale * b.reshape(len(b), -1).T
 
 
 def _adapter_config(layout: Layout, config: ModelConfig, params: dict, base: str) -> dict:
     """The content of `adapter_config.json`; `base` is the final path of the base's folder."""
-    modules = {module_name(layout, tuple(linear.split("."))) for linear in params["adapters"]}
+    modules = {_module_name(layout, tuple(linear.split("."))) for linear in params["adapters"]}
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -89,6 +89,6 @@ def _adapter_config(layout: Layout, config: ModelConfig, params: dict, base: str
     }
 
 
-def module_name(layout: Layout, path: tuple[str, ...]) -> str:
+def _module_name(layout: Layout, path: tuple[str, ...]) -> str:
     """The name, within a layer, of the linear at `path`."""
     return layout.leaves[*path, "kernel"].removesuffix(".weight")
