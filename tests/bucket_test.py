@@ -20,7 +20,7 @@ from t5x_diffeq.checkpoints.checkpoint_folder import MARKER, METADATA, whole_ste
 from t5x_diffeq.data import shards
 from t5x_diffeq.data.stream_files import open_stream
 from t5x_diffeq.runs.workdir import read_config
-from t5x_diffeq.runtime import command_line, files, leases, locks, staging
+from t5x_diffeq.runtime import command_line, files, guards, leases, locks, staging
 from t5x_diffeq.runtime.config import DataKeys
 from t5x_diffeq.runtime.errors import InfrastructureError, InputError, RunError
 from t5x_diffeq.runtime.files import parse_path
@@ -349,7 +349,7 @@ def test_a_holder_that_slept_too_long_writes_nothing(store, lease, monkeypatch):
     lost = pytest.raises(InfrastructureError, match=r"no longer holds .* now held by process")
     with locks.hold_lock(lease, "it"):
         files.write_whole(lease.parent / "first", b"1")
-        ((_, slept),) = files.write_guards
+        ((_, slept),) = guards.write_guards
         with locks.hold_lock(lease, "it"):  # it waits until the lease has expired
             for _ in range(2):
                 with lost:
@@ -368,10 +368,10 @@ def test_a_lease_that_may_have_expired_is_renewed_before_a_file_is_written(
     """A lease of which nobody has taken over is held again."""
     with locks.hold_lock(lease, "it"):
         before = store.read("run/.lock")
-        files.check_writable(lease.parent / "file")
+        guards.check_writable(lease.parent / "file")
         assert store.read("run/.lock") == before
         monkeypatch.setattr(leases, "_now", lambda: time.monotonic() + 1e9)
-        files.check_writable(lease.parent / "file")
+        guards.check_writable(lease.parent / "file")
         assert store.read("run/.lock") != before
     assert store.names() == []
 
@@ -390,7 +390,7 @@ def test_an_answer_that_is_lost_is_no_lost_lease(store, lease, monkeypatch):
             return original(method, *arguments, **more)
 
         monkeypatch.setattr(leases.bucket_files(), "call", call_twice)
-        files.check_writable(lease.parent / "file")
+        guards.check_writable(lease.parent / "file")
         assert len(written) == 1
         monkeypatch.undo()
     assert store.names() == []

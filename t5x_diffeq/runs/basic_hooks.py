@@ -11,7 +11,7 @@ from t5x_diffeq.runs.hooks import DoneStep, Hook, LoopPosition, Training
 from t5x_diffeq.runs.progress import eval_line, utilisation
 from t5x_diffeq.runs.workdir import save_config
 from t5x_diffeq.runtime.console import say
-from t5x_diffeq.runtime.files import check_writable
+from t5x_diffeq.runtime.guards import check_writable
 from t5x_diffeq.tracking.memory import memory_in_use
 from t5x_diffeq.training.depths import depths_of, full_grid_from
 from t5x_diffeq.training.evaluation import evaluate_loss, make_eval_step
@@ -127,9 +127,9 @@ class Saves(Hook):
     def report(self, done: DoneStep, values: dict[str, float]) -> None:
         """Checks the workdir's lease and earlier saves, and binds the workdir to the config."""
         training = self.training
+        check_writable(training.workdir)
         if done.step == training.start + 1:
             save_config(training.config, training.workdir)
-        check_writable(training.workdir)
         training.checkpoints.check()
         training.history.write_saves(training.checkpoints.finished_saves())
 

@@ -56,10 +56,10 @@ _SIGNS = re.compile(  # under any code
 # Of the compilers, of the installation and of the user's own code: a retry would fail the same way,
 # whatever the code.
 _OF_PROGRAM = re.compile(
-    r"RET_CHECK failure|Mosaic failed to compile|ptxas (exited|fatal)|[Uu]nable to load NCCL"
+    r"RET_CHECK failure|Mosaic|ptxas (exited|fatal)|[Uu]nable to load NCCL"
     r"|NCCL operation .* failed: invalid (usage|argument)|cannot open shared object file"
     r"|libdevice not found|unsupported toolchain|Autotuning failed|No valid config found"
-    r"|Mosaic|CpuCallback error|CUDA_ERROR_ILLEGAL_ADDRESS"
+    r"|CpuCallback error|CUDA_ERROR_ILLEGAL_ADDRESS"
 )
 
 # Texts of jaxlib 0.11.2 on an H100 whose memory another process held.

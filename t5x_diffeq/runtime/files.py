@@ -12,7 +12,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -29,6 +29,7 @@ from t5x_diffeq.runtime.errors import (
     is_infrastructure_failure,
 )
 from t5x_diffeq.runtime.extras import install_command
+from t5x_diffeq.runtime.guards import check_writable
 
 BUCKETS = "gs://"
 SECONDS_BETWEEN_UPLOADS = 30  # of a growing file; an object allows at most one per second
@@ -175,33 +176,6 @@ def files_matching(pattern: AnyPath) -> list[AnyPath]:
 
 
 # ------------------------------------------------------------------------------ writing
-
-
-# Each a folder that this process has locked, and what raises an error if it has lost the lock.
-write_guards: list[tuple[AnyPath, Callable[[], None]]] = []
-
-
-@contextmanager
-def guarded(folder: AnyPath, check: Callable[[], None]) -> Iterator[None]:
-    """A context in which `check_writable` of what is in the folder calls `check`."""
-    guard = (folder, check)
-    write_guards.append(guard)
-    try:
-        yield
-    finally:
-        write_guards.remove(guard)
-
-
-def check_writable(path: AnyPath) -> None:
-    """Checks that this process still has the locks on the folders of the path.
-
-    Raises:
-      RunError: if one of the folders was moved.
-      InfrastructureError: if another process holds the lease on one in a bucket.
-    """
-    for folder, check in list(write_guards):
-        if path.is_relative_to(folder):
-            check()
 
 
 def open_to_write(path: Path, flags: int) -> int:

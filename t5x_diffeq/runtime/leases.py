@@ -26,9 +26,9 @@ from t5x_diffeq.runtime.files import (
     bucket_errors,
     bucket_files,
     describe_error,
-    guarded,
     parse_json,
 )
+from t5x_diffeq.runtime.guards import guarded
 
 _BOUNDARY = "part-of-a-lease"
 LEASE_SECONDS = 60  # until a killed holder's lease expires; T5X_DIFFEQ_LEASE_SECONDS changes it
@@ -36,7 +36,7 @@ LEASE_SECONDS = 60  # until a killed holder's lease expires; T5X_DIFFEQ_LEASE_SE
 
 @contextmanager
 def hold_lease(path: AnyPath, what: str) -> Iterator[None]:
-    """Holds a lease; until its end, `files.check_writable` of its folder asks for it.
+    """Holds a lease; until its end, `guards.check_writable` of its folder asks for it.
 
     Args:
       path: the object.

@@ -11,10 +11,10 @@ from t5x_diffeq.runtime.errors import InputError, RunError
 from t5x_diffeq.runtime.files import (
     AnyPath,
     describe_error,
-    guarded,
     is_in_bucket,
     open_to_write,
 )
+from t5x_diffeq.runtime.guards import guarded
 from t5x_diffeq.runtime.leases import hold_lease
 
 
