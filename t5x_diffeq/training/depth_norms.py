@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 
-import jax
 import jax.numpy as jnp
 from flax.traverse_util import flatten_dict
 from jaxtyping import Array, Float
@@ -22,17 +21,13 @@ def norms(weights: Weights) -> Curves:
     return {layer: jnp.sqrt(square) for layer, square in squares.items()}
 
 
-def watch_gradient(step: Array, d_weights: Weights, every: int | None) -> Curves:
-    """The norms of the gradient of W(t_n) at the steps to watch; {} if there are none.
+def watch_gradient(d_weights: Weights, every: int | None) -> Curves:
+    """The norms of the gradient of W(t_n); {} if no step is watched.
 
-    At other steps they are zeros, and nothing is computed.
+    They belong to every step's program, not to a branch for the steps to watch: in a branch, XLA's
+    CPU devices of several processes sometimes waited for each other's sums without end.
     """
-    if every is None:
-        return {}
-    shapes = jax.eval_shape(norms, d_weights)
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-    of_layers = jax.lax.cond(step % every == 0, norms, lambda _: zeros, d_weights)
-    return named("gradient", of_layers)
+    return {} if every is None else named("gradient", norms(d_weights))
 
 
 def named(kind: str, of_layers: Curves) -> Curves:

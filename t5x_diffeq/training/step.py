@@ -132,7 +132,7 @@ def make_train_step(
         gradient, norm, means, embeddings, d_weights = gradient_of(
             state.params, batch, dropout_key, *teacher_params
         )
-        curves = watch_gradient(state.step + 1, d_weights, keys.watch_every)
+        curves = watch_gradient(d_weights, keys.watch_every)
         targets = batch["mask"].sum()
         rejected, recent, of_spikes = look_for_spike(
             state.recent, state.step, means["loss"], norm, targets, keys.spike_deviations
