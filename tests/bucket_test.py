@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from absl import flags
-from bucket_server import serve
+from bucket_server import PORTAL, serve
 from helpers import corpus_of
 from patience import patience
 
@@ -58,7 +58,8 @@ def test_places(store, monkeypatch):
         parse_path("s3://b/x", "--workdir")
     store.refuse = lambda method, path: 401
     with pytest.raises(
-        InputError, match=r"data.path=gs://b/x can't be reached: refused, 401; check"
+        InfrastructureError,
+        match=r"data.path=gs://b/x can't be reached: the bucket refuses the token: refused, 401",
     ):
         parse_path("gs://b/x", "data.path")
     store.refuse = lambda method, path: 403
@@ -190,6 +191,14 @@ def test_a_folder_is_moved(store):
         f"gs://bucket/{name}" for name in store.names()
     ]
     assert files.files_matching(root / "**" / "c") == [root / "to/b/c"]
+
+
+@pytest.mark.parametrize("answer", [401, PORTAL])
+def test_an_expired_token_and_a_portal_pass(store, answer):
+    path = parse_path("gs://bucket/run/x", "it")
+    store.refuse = lambda method, path: answer
+    with pytest.raises(InfrastructureError, match="gs://bucket/run/x can't be written: the bucket"):
+        files.write_whole(path, b"new")
 
 
 def test_a_lease_is_refused_while_its_holder_lives(store, monkeypatch):

@@ -53,7 +53,7 @@ def read_in(package):
 
 def of_bucket(status, message):
     """As gcsfs 2026.10 raises it."""
-    error = RuntimeError(f"{message}, {status}")
+    error = type("HttpError", (Exception,), {"__module__": "gcsfs.retry"})(f"{message}, {status}")
     error.code = status
     return error
 
@@ -76,6 +76,10 @@ OF_INFRASTRUCTURE = {
     "answer cut off": read_in("gcsfs"),
     "token expired": of_bucket(401, "Request had invalid authentication credentials."),
     "gcsfs 401": of_bucket(401, "Invalid Credentials"),
+    "401 without a word of it": of_bucket(401, "refused"),
+    # TensorStore 0.1.86, of answers with 401 and of a portal's page
+    "TensorStore 401": ValueError("PERMISSION_DENIED: refused [http_response_code='401']"),
+    "TensorStore's portal": ValueError("Failed to parse object metadata: <html>Log in</html>"),
     "GOAWAY": JaxRuntimeError("UNKNOWN: received GOAWAY: Connection timed out"),
     "newer incarnation": JaxRuntimeError(
         "FAILED_PRECONDITION: Aborted connect attempt as there is a request from a newer "
@@ -163,6 +167,9 @@ OF_PROGRAM = {
     "own JSON": read_in("my_package"),
     "grant": RefreshError("invalid_grant: Token has been expired or revoked."),
     "bucket refuses": of_bucket(401, "Anonymous caller does not have access"),
+    "TensorStore refuses": ValueError(
+        "PERMISSION_DENIED: Anonymous caller does not have access [http_response_code='401']"
+    ),
     **{name: of_system(name) for name in ("ENOSPC", "EACCES", "ENOENT", "EROFS")},
     # github.com/jax-ml/jax/issues/6323 and 33715, github.com/vllm-project/tpu-inference/issues/412
     "libdevice": JaxRuntimeError("INTERNAL: libdevice not found at ./libdevice.10.bc"),

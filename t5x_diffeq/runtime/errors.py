@@ -51,6 +51,8 @@ _SIGNS = re.compile(  # under any code
     r"|Timed out while waiting for \w+ barrier|request from a newer incarnation"
     r"|TPU initialization failed|halted unexpectedly|Driver must be Open to DMA map"
     r"|ECC_UNCORRECTABLE|uncorrectable ECC error"
+    r"|Failed to parse (object|response) metadata"  # TensorStore's, of a portal's page
+    r"|http_response_code='401'"  # likewise, of a token that has expired
     r"|Worker process was terminated unexpectedly"  # of Grain, killed for its memory or by a person
 )
 # Of the compilers, of the installation and of the user's own code: a retry would fail the same way,
@@ -73,7 +75,8 @@ _GPU_FULL = re.compile(
 _CLIENTS = ("aiohttp", "httpx", "httpx2", "requests", "urllib3")
 _NO_ANSWER = ("TransportError", "ChecksumError")  # of google.auth and gcsfs
 _READ_ANSWERS = (*_CLIENTS, "gcsfs", "google", "huggingface_hub")
-_EXPIRED = re.compile(r"invalid (\w+ )?credentials|expired", re.IGNORECASE)
+# Of a bucket's answers with status 401 the one that isn't of a token that has expired.
+_WITHOUT_TOKEN = "Anonymous caller"
 _PASSING_TLS = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
 
 
@@ -90,14 +93,15 @@ def is_infrastructure_failure(error: BaseException) -> bool:
         return True
     status = _http_status(error)
     if status is not None:
-        expired = status == 401 and _EXPIRED.search(str(error))
-        return status in (408, 425, 429) or status >= 500 or bool(expired)
+        of_bucket = type(error).__module__.startswith("gcsfs")
+        expired = of_bucket and status == 401 and _WITHOUT_TOKEN not in str(error)
+        return expired or status in (408, 425, 429) or status >= 500
     if isinstance(error, socket.gaierror):
         return error.errno == socket.EAI_AGAIN  # the name server doesn't answer
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno in _PASSING
     text = str(error)
-    if _OF_PROGRAM.search(text):
+    if _OF_PROGRAM.search(text) or _WITHOUT_TOKEN in text:
         return False
     if _SIGNS.search(text):
         return True
