@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
 from patience import patience
-from row import Row
+from row import BORDER, Row
 
 from t5x_diffeq.data.batches import (
     eval_batches,
@@ -22,25 +22,26 @@ from t5x_diffeq.data.batches import (
     train_dataset,
 )
 from t5x_diffeq.data.packing import FirstFitRows, Windows
+from t5x_diffeq.data.token_codes import Border
 from t5x_diffeq.runtime.errors import InputError
 
 TOKENS = np.arange(1, 1000, dtype=np.uint16)
 ROW = Row(TOKENS, [500, 1, 98, 400])
-WINDOWS = Windows(ROW, 16, "train")
+WINDOWS = Windows(ROW, 16, "train", BORDER, segments=False)
 BATCH = 8
 
 
 def windows_of(tokens):
-    return Windows(Row(TOKENS[:tokens], [tokens]), 16, "train")
+    return Windows(Row(TOKENS[:tokens], [tokens]), 16, "train", BORDER, segments=False)
 
 
 def test_windows_over_shuffled_documents():
     """The row of a shuffled order is those documents one behind the other."""
-    windows = Windows(ROW, 16, "validation", ragged=True, seed=5)
+    windows = Windows(ROW, 16, "validation", BORDER, ragged=True, seed=5)
     row = np.concatenate([ROW[n] for n in windows.order.tolist()])
     assert (row != TOKENS).any()
     inputs = np.concatenate([windows[k]["inputs"] for k in range(len(windows))])
-    np.testing.assert_array_equal(inputs[:998], row[:998])
+    np.testing.assert_array_equal(inputs[:999], [0, *row[:998]])
 
 
 def by_row():
@@ -49,9 +50,9 @@ def by_row():
 
 
 def test_windows_predict_each_token_once():
-    ragged = Windows(ROW, 16, "validation", ragged=True)
+    ragged = Windows(ROW, 16, "validation", BORDER, ragged=True)
     targets = [w["targets"][w["mask"] > 0] for w in (ragged[k] for k in range(len(ragged)))]
-    np.testing.assert_array_equal(np.concatenate(targets), TOKENS[1:])
+    np.testing.assert_array_equal(np.concatenate(targets), TOKENS)
     for k in (0, len(WINDOWS) - 1):
         np.testing.assert_array_equal(WINDOWS[k]["inputs"] + 1, WINDOWS[k]["targets"])
 
@@ -103,19 +104,17 @@ def test_an_epoch_is_every_window_once_in_another_order_each_time():
 
 
 def test_evaluation_covers_the_split_whatever_the_batch_size():
-    windows = Windows(ROW, 16, "validation", ragged=True)
+    windows = Windows(ROW, 16, "validation", BORDER, ragged=True)
     for batch_size in (8, 24):
         batches = list(eval_batches([windows], batch_size, by_row()))
         targets = [np.asarray(b["targets"])[np.asarray(b["mask"]) > 0] for b in batches]
-        np.testing.assert_array_equal(np.concatenate(targets), TOKENS[1:])
+        np.testing.assert_array_equal(np.concatenate(targets), TOKENS)
         assert {b["inputs"].shape for b in batches} == {(batch_size, 16)}
     assert len(list(eval_batches([windows], 8, by_row(), limit=2))) == 2
 
 
 def test_sequences_longer_than_the_data():
-    with pytest.raises(
-        InputError, match=r"sequence_length=16 needs 16 \+ 1 tokens.*train split has 9"
-    ):
+    with pytest.raises(InputError, match=r"sequence_length=16 needs 16 tokens.*train split has 9"):
         windows_of(9)
 
 
@@ -132,9 +131,9 @@ def two_sources(packing):
     """7 parts of one source, 3 of another, attention within documents."""
     parts = [documents(300, 1), documents(90, 2)]
     if packing == "first_fit":
-        examples = [FirstFitRows(part, 32, "train", 5, end_of_text=0) for part in parts]
+        examples = [FirstFitRows(part, 32, "train", 5, BORDER) for part in parts]
     else:
-        examples = [Windows(part, 32, "train", seed=5, end_of_text=0) for part in parts]
+        examples = [Windows(part, 32, "train", BORDER, seed=5) for part in parts]
     return list(zip((0.7, 0.3), examples, strict=True))
 
 
@@ -175,7 +174,7 @@ def test_starting_late_takes_no_time():
     """Two million documents, step 150 and step 100,000."""
     lengths = np.random.default_rng(0).integers(1, 400, 2_000_000)
     row = Row(np.zeros(lengths.sum(), np.uint8), lengths)
-    mixture = [(1.0, Windows(row, 64, "train", seed=0))]
+    mixture = [(1.0, Windows(row, 64, "train", BORDER, seed=0))]
     for step in (150, 100_000):
         begun = time.perf_counter()
         next(train_batches(mixture, BATCH, 0, step, by_row()))
@@ -185,14 +184,23 @@ def test_starting_late_takes_no_time():
 def test_segments_part_documents():
     """`end_of_text` closes a document as a target and opens the next as an input."""
     row = Row(np.array([5, 6, 0, 7, 0, 8, 9, 3, 0]), [3, 2, 4])
-    windows = Windows(row, 4, "train", end_of_text=0)
-    first, second = windows[0], windows[1]
-    assert first["inputs"].tolist() == [5, 6, 0, 7]
-    assert first["targets"].tolist() == [6, 0, 7, 0]
-    assert first["segments"].tolist() == [0, 0, 1, 1]
-    assert first["positions"].tolist() == [0, 1, 0, 1]
-    assert second["inputs"].tolist() == [0, 8, 9, 3]
-    assert second["positions"].tolist() == [0, 1, 2, 3]
+    first, second = islice(Windows(row, 4, "train", BORDER), 2)
+    assert first["inputs"].tolist() == [0, 5, 6, 0]
+    assert first["targets"].tolist() == [5, 6, 0, 7]
+    assert first["segments"].tolist() == [1, 1, 1, 2]
+    assert first["positions"].tolist() == [0, 1, 2, 0]
+    assert second["inputs"].tolist() == [7, 0, 8, 9]
+    assert second["targets"].tolist() == [0, 8, 9, 3]
+    assert second["positions"].tolist() == [0, 0, 1, 2]
+    for segments in (True, False):  # another token may open documents
+        opened = Windows(row, 4, "train", Border(end=0, opener=1), segments=segments)
+        assert opened[0]["inputs"].tolist() == [1, 5, 6, 1]
+        assert opened[0]["targets"].tolist() == [5, 6, 0, 7]
+        assert opened[1]["inputs"].tolist() == [7, 1, 8, 9]
+    packed = FirstFitRows(row, 4, "train", 0, Border(end=0, opener=1))
+    for k in range(len(packed)):
+        assert (packed[k]["inputs"][packed[k]["positions"] == 0] == 1).all()
+        assert 0 not in packed[k]["inputs"]
 
 
 @settings(max_examples=50, deadline=None)
@@ -202,7 +210,7 @@ def test_first_fit_places_every_token_once(lengths, seed):
     tokens = np.arange(1, sum(lengths) + 1, dtype=np.int64)
     tokens[np.cumsum(lengths) - 1] = 0
     row = Row(tokens, lengths)
-    packed = FirstFitRows(row, 16, "train", seed, end_of_text=0)
+    packed = FirstFitRows(row, 16, "train", seed, BORDER)
     windows = [packed[k] for k in range(len(packed))]
     found = np.concatenate([w["targets"][w["mask"] > 0] for w in windows])
     np.testing.assert_array_equal(np.sort(found), np.sort(tokens))

@@ -1,7 +1,6 @@
 """Instruction data on its way from files to batches, and what the model learns from it."""
 
 import json
-from collections import Counter
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +19,8 @@ from t5x_diffeq.data.examples import eval_examples, train_examples
 from t5x_diffeq.data.packing import FirstFitRows, Windows
 from t5x_diffeq.data.preparation import tokenise_documents
 from t5x_diffeq.data.recipe import adopt_tokenizer
+from t5x_diffeq.data.rows import Skipped
+from t5x_diffeq.data.token_codes import Border
 from t5x_diffeq.data.tokenizer import ByteTokenizer
 from t5x_diffeq.runtime.config import Config, DataKeys
 from t5x_diffeq.runtime.errors import InputError
@@ -68,14 +69,14 @@ def test_concatenated_and_split(config, tmp_path, capsys):
     trained = sum(len(c) + 1 for _, c in PAIRS[:36])
     assert f"({trained} with a loss)" in corpus.amount("train")
     assert "template: none" in told
-    examples = Windows(corpus.parts[0].train, 32, "train", end_of_text=END)
+    examples = Windows(corpus.parts[0].train, 32, "train", Border(END, END))
     text = "".join(f"{p}{c}\0" for p, c in PAIRS)
     counts = "".join("." * len(p) + "x" * (len(c) + 1) for p, c in PAIRS)
     for k in range(len(examples)):
         window = examples[k]
         at = slice(32 * k, 32 * k + 32)
-        assert "".join(map(chr, window["inputs"])) == text[at]
-        expected = counts[32 * k + 1 : 32 * k + 33]
+        assert "".join(map(chr, window["inputs"])) == ("\0" + text)[at]
+        expected = counts[at]
         assert "".join(np.where(window["mask"] > 0, "x", ".")) == expected
         starts = np.flatnonzero(np.diff(window["segments"])) + 1
         assert all(window["inputs"][s] == END for s in starts)
@@ -86,7 +87,7 @@ def test_concatenated_and_split(config, tmp_path, capsys):
 
 def test_first_fit(config, tmp_path):
     corpus = corpus_of(config.data, tmp_path, new=True)
-    rows = FirstFitRows(corpus.parts[0].train, 64, "train", seed=0, end_of_text=END)
+    rows = FirstFitRows(corpus.parts[0].train, 64, "train", seed=0, border=Border(END, END))
     found = []
     for k in range(len(rows)):
         row = rows[k]
@@ -115,7 +116,7 @@ def test_shards_hold_the_masks(config, tmp_path, capsys):
     config.data.update(source="tokens", path=str(made))
     sharded = corpus_of(config.data, tmp_path / "sharded", new=True)
     windows = [
-        Windows(each.parts[0].train, 32, "train", seed=1, end_of_text=END)
+        Windows(each.parts[0].train, 32, "train", Border(END, END), seed=1)
         for each in (direct, sharded)
     ]
     assert len(windows[0]) == len(windows[1]) > 10
@@ -217,6 +218,6 @@ def test_an_evaluation_without_a_token_that_counts_is_refused():
 
 
 def test_plain_texts_are_what_they_were():
-    found = list(tokenise_documents(["a b"], TextEncoder(ByteTokenizer()), Counter()))
+    found = list(tokenise_documents(["a b"], TextEncoder(ByteTokenizer()), Skipped()))
     assert found[0].dtype == "<u2" and found[0].tolist() == [97, 32, 98, 0]
     assert Config.of(small_config("x")).data.loss_on == "all"

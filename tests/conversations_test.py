@@ -14,8 +14,9 @@ from t5x_diffeq.data.encoding import ConversationEncoder
 from t5x_diffeq.data.offsets import encode_with_offsets
 from t5x_diffeq.data.packing import Windows
 from t5x_diffeq.data.preparation import tokenise_documents
+from t5x_diffeq.data.rows import Skipped
 from t5x_diffeq.data.sources import _RecordTexts, load_source
-from t5x_diffeq.data.token_codes import encode_tokens, is_trained, tokens_of
+from t5x_diffeq.data.token_codes import Border, encode_tokens, is_trained, tokens_of
 from t5x_diffeq.data.tokenizer import ByteTokenizer
 from t5x_diffeq.runtime.config import DataKeys
 from t5x_diffeq.runtime.errors import InputError
@@ -23,7 +24,7 @@ from t5x_diffeq.runtime.errors import InputError
 
 def codes_of(record, tokenizer):
     """The codes of one record as they are stored."""
-    document, skipped = conversation_of(record, "here"), Counter()
+    document, skipped = conversation_of(record, "here"), Skipped()
     found = list(tokenise_documents([document], ConversationEncoder(tokenizer), skipped))
     return found[0] if found else skipped
 
@@ -108,10 +109,10 @@ def test_a_template_that_writes_end_of_text_does_not_end_the_document():
     assert (tokens == end).sum() == 2
     assert (codes == end).nonzero()[0].tolist() == [size - 1]
     segments = [
-        Windows(Row(row, [size]), size - 1, "train", end_of_text=end)[0]["segments"].max()
+        Windows(Row(row, [size]), size, "train", Border(end, end))[0]["segments"].max()
         for row in (codes, tokens)
     ]
-    assert segments == [0, 1]  # as codes, and as they would be as tokens
+    assert segments == [1, 2]  # as codes, and as they would be as tokens
 
 
 def test_codes_hold_tokens():
@@ -198,8 +199,7 @@ def test_files_that_hold_no_conversations(tmp_path):
     with pytest.raises(InputError, match=r"and data.source=stdlib is plain text; set data.source"):
         source_of(path, source="stdlib")
     records = _RecordTexts([{"text": "a"}], None, "some/dataset, train")
-    with pytest.raises(InputError, match=r"^some/dataset, train, record 0 has text; data.loss_on"):
-        records[0]
+    assert records[0].fault.startswith("some/dataset, train, record 0 has text; data.loss_on")
 
 
 def test_parquet_and_datasets_hold_conversations_too(tmp_path):

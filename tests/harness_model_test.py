@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from helpers import LENGTH_OF_LINES as LENGTH
 from helpers import LINES as TEXT
-from row import Row
+from row import BORDER, Row
 
 from t5x_diffeq.data.batches import eval_batches
 from t5x_diffeq.data.packing import Windows
@@ -227,8 +227,8 @@ def test_one_document_of_whole_windows_is_what_evaluate_says(model_of):
     lm = model_of()
     text = TEXT[: 3 * LENGTH]
     (total,) = lm.loglikelihood_rolling(requests("loglikelihood_rolling", [(text,)]))
-    row = Row(np.array([0, *text.encode()], np.int32), [1, len(text)])
-    windows = Windows(row, LENGTH, "validation", ragged=True, end_of_text=0)
+    row = Row(np.array([*text.encode()], np.int32), [len(text)])
+    windows = Windows(row, LENGTH, "validation", BORDER, ragged=True)
     with lm.placed.context():
         eval_step = make_eval_step(lm.placed)
         ours = evaluate_loss(
@@ -242,3 +242,21 @@ def test_padded_lengths():
     assert [padded_length(n, 1000) for n in (1, 128, 129, 512, 513, 1000)] == [
         *(128, 128, 256, 512, 1000, 1000)
     ]
+
+
+@pytest.mark.slow
+def test_a_text_is_read_after_its_opener(model_of, log_softmax):
+    """The opener is a context, and is never predicted."""
+    lm = model_of(weights="random")
+    lm.text.opener = 7
+    tokens = [*b"a few words"]
+    after = log_softmax("random", [7, *tokens[:-1]])
+    expected = [after[n, token] for n, token in enumerate(tokens)]
+    (total,) = lm.loglikelihood_rolling(requests("loglikelihood_rolling", [("a few words",)]))
+    np.testing.assert_allclose(total, sum(expected), rtol=1e-5)
+    pair = [("a few", " words"), ("", "a few words")]
+    (part, _), (whole, _) = lm.loglikelihood(requests("loglikelihood", pair))
+    np.testing.assert_allclose(part, sum(expected[5:]), rtol=1e-5)
+    np.testing.assert_allclose(whole, sum(expected), rtol=1e-5)
+    row, _ = lm.parse_request("a few", {"max_gen_toks": 3, "until": []})
+    assert row.prompt == [7, *b"a few"] and row.text() == "a few"

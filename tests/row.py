@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from t5x_diffeq.data.token_codes import Border
+
 
 class Row:
     def __init__(self, tokens, lengths):
@@ -14,3 +16,6 @@ class Row:
 
     def __getitem__(self, number):
         return self.slice(number, 0, int(self.lengths[number]))
+
+
+BORDER = Border(0, 0)  # of most documents in tests: 0 closes one, and opens the next

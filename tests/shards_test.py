@@ -7,11 +7,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
 
 import numpy as np
 import pytest
 from helpers import ROOT, call, corpus_of
+from row import BORDER
 
 from t5x_diffeq.cli import prepare_data
 from t5x_diffeq.data import encoding, preparation, shards
@@ -19,6 +19,7 @@ from t5x_diffeq.data.encoding import TextEncoder
 from t5x_diffeq.data.packing import Windows
 from t5x_diffeq.data.preparation import tokenise_documents
 from t5x_diffeq.data.recipe import tokenizer_in
+from t5x_diffeq.data.rows import Skipped
 from t5x_diffeq.data.sources import load_source
 from t5x_diffeq.data.tokenizer import ByteTokenizer
 from t5x_diffeq.runtime.config import DataKeys
@@ -100,7 +101,7 @@ def test_training_reads_from_shards_what_it_reads_from_documents(data, shards_fo
     sharded = corpus_of(data, tmp_path / "sharded", new=True)
     for split in ("train", "validation"):
         windows = [
-            Windows(getattr(corpus.parts[0], split), 16, split, ragged=True, seed=3)
+            Windows(getattr(corpus.parts[0], split), 16, split, BORDER, ragged=True, seed=3)
             for corpus in (direct, sharded)
         ]
         assert len(windows[0]) == len(windows[1]) > 3
@@ -158,8 +159,9 @@ def test_what_is_no_text_is_skipped_and_counted(data, tmp_path, capsys):
     good = [json.dumps({"text": f"document {n} of them"}).encode() for n in range(20)]
     bad = [b'{"text": " "}', b'{"text": null}', b'{"text": "\xff"}', b'{"text": "\\u0000"}']
     path.write_bytes(b"\n".join(good[:5] + bad + good[5:]))
-    data.update(path=str(path), tokenizer="bytes")
+    data.update(path=str(path), tokenizer="bytes", max_unreadable=1.0)
     manifest = prepare(data, tmp_path / "out")
+    assert "mixed.jsonl, line at byte" in manifest["unreadable"]["not UTF-8"]
     assert manifest["skipped"] == {"empty": 2, "not UTF-8": 1, "with a NUL character": 1}
     assert "skipped documents: 2 empty, 1 not UTF-8, 1 with a NUL" in capsys.readouterr().err
     path.write_bytes(b"\n".join(bad))
@@ -172,11 +174,11 @@ def test_enormous_documents_are_tokenised_in_pieces(monkeypatch):
     monkeypatch.setattr(encoding, "PIECE_CHARACTERS", 10)
     monkeypatch.setattr(preparation, "BATCH_CHARACTERS", 25)
     texts = ["a line\nand words, more" * 3, "x" * 35, "short"]
-    pieces = [piece for piece, _ in TextEncoder(ByteTokenizer()).cut(texts, Counter())]
+    pieces = [piece for piece, _ in TextEncoder(ByteTokenizer()).cut(texts, Skipped())]
     assert "".join(pieces) == "".join(texts)
     assert max(map(len, pieces)) == 10
     assert pieces[:2] == ["a line\n", "and "]
-    found = list(tokenise_documents(texts, TextEncoder(ByteTokenizer()), Counter()))
+    found = list(tokenise_documents(texts, TextEncoder(ByteTokenizer()), Skipped()))
     assert [bytes(tokens.astype(np.uint8)) for tokens in found] == [
         text.encode() + b"\0" for text in texts
     ]

@@ -3,12 +3,12 @@
 import os
 import subprocess
 import sys
-from collections import Counter
 
 import pytest
 
 from configs import default
 from t5x_diffeq.data.encoding import TextEncoder
+from t5x_diffeq.data.rows import Skipped
 from t5x_diffeq.data.sources import check_paths, find_text_files, load_source, stdlib
 from t5x_diffeq.data.tokenizer import ByteTokenizer
 from t5x_diffeq.runtime.config import Config, DataKeys
@@ -72,8 +72,8 @@ def test_such_files_of_a_folder_are_skipped_and_counted(tmp_path):
     (tmp_path / "b.txt").write_bytes(b"good\xff")
     (tmp_path / "c.md").write_bytes(b"ab\0c")
     (tmp_path / "d.txt").write_text("another")
-    source = source_of(tmp_path, validation_path=str(tmp_path / "a.txt"))
-    skipped = Counter()
+    source = source_of(tmp_path, validation_path=str(tmp_path / "a.txt"), max_unreadable=0.5)
+    skipped = Skipped()
     kept = [text for text, _ in TextEncoder(ByteTokenizer()).cut(source.train, skipped)]
     assert kept == ["a text", "another"]
     assert skipped == {"not UTF-8": 1, "with a NUL character": 1}

@@ -75,7 +75,7 @@ def local_batches(opened, rows, lanes, positions=None, steps=0):
     numbers = np.unique(lane_of[rows]).tolist()
     kept = positions or [LanePosition()] * lanes
     lane = {n: Lane(opened, ENCODER, LENGTH, n, lanes, 3, LanePosition(*kept[n])) for n in numbers}
-    batches = iter(_LocalBatches(lane, rows, lane_of, ENCODER.end_of_text))
+    batches = iter(_LocalBatches(lane, rows, lane_of, ENCODER.tokenizer.border, True))
     return batches
 
 
@@ -170,7 +170,6 @@ def test_conversations(tmp_path):
         ({"path": "nosuch/*.parquet"}, "data.path=nosuch"),
         ({"train_split": "rest", "path": "FILES/*.jsonl"}, None),
         ({"text_field": "body"}, "data.text_field=body: the train split .* has text, number"),
-        ({"text_field": "number"}, r"0.jsonl, record 0: its 'number' is 0, not text"),
         ({"path": "gs://bucket/folder"}, "data.path=gs://bucket/folder names no files of a known"),
         (
             {"path": "FILES", "validation_path": "x"},
@@ -192,10 +191,11 @@ def test_mistakes(tmp_path, keys, message):
 
 def test_a_damaged_file_is_named(tmp_path):
     write(tmp_path)
-    (tmp_path / "1.jsonl").write_text('{"text": "whole"}\nno JSON\n')
+    (tmp_path / "0.jsonl").write_text('[{"text": "whole"}]')
+    (tmp_path / "1.jsonl").write_text('[{"text": "whole"}, no JSON]')
     with pytest.raises(InputError, match=r"1\.jsonl can't be read"):
         list(stream_of(f"{tmp_path}/*.jsonl").train.documents())
-    (tmp_path / "0.jsonl").write_text("no JSON\n")
+    (tmp_path / "0.jsonl").write_text("[no JSON]")
     with pytest.raises(InputError, match="can't be opened as a stream"):
         stream_of(f"{tmp_path}/*.jsonl")
 

@@ -3,7 +3,6 @@
 import io
 import json
 import re
-from collections import Counter
 from math import log
 
 import jax.numpy as jnp
@@ -19,6 +18,7 @@ from sentencepiece import sentencepiece_model_pb2 as pb2
 from t5x_diffeq.data.encoding import encoder_of
 from t5x_diffeq.data.offsets import encode_with_offsets
 from t5x_diffeq.data.packing import Windows
+from t5x_diffeq.data.rows import Skipped
 from t5x_diffeq.data.token_bytes import NoByteLengthsError, token_bytes
 from t5x_diffeq.data.token_codes import is_trained, tokens_of
 from t5x_diffeq.data.tokenizer import (
@@ -105,10 +105,10 @@ def tokenizer_of(kind):
 
 
 def total_of(tokenizer, documents, length=7, table=None):
-    """The bytes of all windows of documents of codes, each but the first token once."""
+    """The bytes of all windows of documents of codes, each token once."""
     row = Row(np.concatenate(documents), [len(each) for each in documents])
     table = token_bytes(tokenizer) if table is None else table
-    windows = Windows(row, length, "validation", ragged=True, token_bytes=table)
+    windows = Windows(row, length, "validation", tokenizer.border, ragged=True, token_bytes=table)
     return sum(int(windows[k]["bytes"]) for k in range(len(windows)))
 
 
@@ -158,7 +158,7 @@ def test_names_of_special_tokens_in_conversations_have_no_bytes(kind, template):
         pytest.skip("its template names the end of text, which bytes have no name for")
     tokenizer = chat_tokenizer_of(kind, TEMPLATES[template])
     encoder = encoder_of(tokenizer, conversations=True)
-    ((piece, _),) = encoder.cut([json.dumps({"messages": TWO_TURNS})], Counter())
+    ((piece, _),) = encoder.cut([json.dumps({"messages": TWO_TURNS})], Skipped())
     (placed,) = encode_with_offsets(tokenizer, [piece.text])
     special = {"json": SPECIAL, "bytes": []}.get(kind, ["<s>", "</s>"])
     text = re.sub("|".join(map(re.escape, special)), "", piece.text) if special else piece.text

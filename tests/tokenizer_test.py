@@ -1,5 +1,7 @@
 """Tokenizers give every text back as it was."""
 
+import json
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -112,3 +114,57 @@ def test_bad_tokenizers(small):
     small.data.tokenizer = "words"
     with pytest.raises(InputError, match=r"'words'; it can be sentencepiece .*, bytes"):
         make_tokenizer(Config.of(small).data, TEXTS)
+
+
+def templated(hugging_face, single):
+    """The content of a tokenizer.json that writes every text as this template says."""
+    tokenizers = pytest.importorskip("tokenizers", reason="tokenizers isn't installed")
+    made = tokenizers.Tokenizer.from_str(hugging_face.model.decode())
+    made.add_special_tokens(["<s>", "</s>"])
+    names = [(name, made.token_to_id(name)) for name in ("<s>", "</s>")]
+    made.post_processor = tokenizers.processors.TemplateProcessing(single, special_tokens=names)
+    return made.to_str()
+
+
+@pytest.mark.parametrize(
+    ("template", "config", "opener"),
+    [
+        ("<s> $A", None, "<s>"),
+        ("<s> $A </s>", None, "<s>"),
+        ("$A </s>", None, None),
+        ("$A", {"add_bos_token": True, "bos_token": {"content": "<s>"}}, "<s>"),
+        ("<s> $A", {"add_bos_token": False, "bos_token": "<s>"}, None),
+        ("$A", {"bos_token": "<s>"}, None),
+    ],
+)
+def test_what_a_folder_puts_before_every_text(
+    hugging_face, small, tmp_path, template, config, opener
+):
+    (tmp_path / "tokenizer.json").write_text(templated(hugging_face, template))
+    if config is not None:
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    small.data.update(tokenizer=str(tmp_path / "tokenizer.json"), end_of_text="</s>")
+    tokenizer = make_tokenizer(Config.of(small).data, [])
+    expected = None if opener is None else tokenizer.token_id(opener)
+    tokenizer.save(tmp_path / "saved")
+    for each in (tokenizer, load_tokenizer(tmp_path / "saved")):
+        assert each.opener == expected
+        end = each.end_of_text
+        assert each.border == (end, end if expected is None else expected)
+        (tokens,) = each.encode(["some text"])
+        assert each.open(tokens) == [*([] if expected is None else [expected]), *tokens.tolist()]
+        assert each.open(each.open(tokens)) == each.open(tokens)
+
+
+def test_sentencepiece_of_llama_opens_every_text(sentencepiece, small, tmp_path):
+    path, config = tmp_path / "tokenizer.model", tmp_path / "tokenizer_config.json"
+    path.write_bytes(sentencepiece.model)
+    small.data.tokenizer = str(path)
+    openers = []
+    for content in ({}, {"tokenizer_class": "LlamaTokenizer"}, {"tokenizer_class": "T5Tokenizer"}):
+        config.write_text(json.dumps(content))
+        openers.append(make_tokenizer(Config.of(small).data, []).opener)
+    assert openers == [None, sentencepiece.processor.bos_id(), None]
+    config.write_text('{"add_bos_token": true, "bos_token": "[GO]"}')
+    with pytest.raises(InputError, match=r"says add_bos_token, and its bos_token '\[GO\]' isn't"):
+        make_tokenizer(Config.of(small).data, [])

@@ -15,7 +15,7 @@ from t5x_diffeq.runtime.files import parse_json
 
 ANSWERER = "assistant"  # the role whose messages are trained on
 _ROLES = {"human": "user", "gpt": ANSWERER}  # ShareGPT's names
-_KEYS = ("messages", "conversations", "prompt", "completion", "tools")
+KEYS = ("messages", "conversations", "prompt", "completion", "tools")
 
 
 def keys_of_conversations(names: Collection[str], where: str) -> list[str]:
@@ -24,7 +24,7 @@ def keys_of_conversations(names: Collection[str], where: str) -> list[str]:
     Raises:
       InputError: if they make no conversation.
     """
-    keys = [key for key in _KEYS if key in names]
+    keys = [key for key in KEYS if key in names]
     if {"messages", "conversations"}.isdisjoint(keys) and not {"prompt", "completion"} <= {*keys}:
         has = ", ".join(names)[:200] or "nothing at all"
         raise InputError(

@@ -10,7 +10,7 @@ import resource
 import zlib
 from bisect import bisect_right
 from codecs import BOM_UTF8
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
@@ -18,12 +18,19 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, runtime_checkable
 
-from t5x_diffeq.data.conversations import conversation_of, keys_of_conversations
+from t5x_diffeq.data.conversations import keys_of_conversations
+from t5x_diffeq.data.rows import (
+    Skipped,
+    document_of,
+    document_of_line,
+    document_of_text,
+)
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.extras import need_package
-from t5x_diffeq.runtime.files import digest, file_digest, parse_json
+from t5x_diffeq.runtime.files import digest, file_digest
 
 if TYPE_CHECKING:
+    import pyarrow
     import pyarrow.parquet
 
 CHUNK_BYTES = 16 * 2**20
@@ -65,12 +72,13 @@ class FileDocuments(Documents):
       paths: the files.
       field: the field of a line or row that holds the text; None: each is a conversation, and its
         document is that of `conversations.conversation_of`.
+      max_unreadable: the largest share of the rows that may be `rows.Unreadable`.
 
     Raises:
-      InputError: if a file can't be read; names it, and where.
+      InputError: if a file can't be read, or more rows can't be; names the first.
     """
 
-    def __init__(self, paths: Sequence[Path], field: str | None):
+    def __init__(self, paths: Sequence[Path], field: str | None, max_unreadable: float = 0.0):
         self.field = field
         self.states = {path: _state_of(path) for path in paths}
         for path in paths:
@@ -79,9 +87,8 @@ class FileDocuments(Documents):
                     f"data.path: {path} holds text; data.loss_on=completion needs records with "
                     "messages, or with prompt and completion, as .jsonl or .parquet"
                 )
-        if len(paths) == 1 and _kind_of(paths[0]) in _TEXT:  # among several, such a file is skipped
-            _check_text(paths[0])
-        self.chunks = [_count_contents(c, field) for path in paths for c in _chunks_of(path)]
+        chunks = (chunk for path in paths for chunk in _chunks_of(path))
+        self.chunks = list(_count_contents(chunks, field, max_unreadable))
         self.firsts = [0, *accumulate(chunk.documents for chunk in self.chunks)]
         self.characters = sum(chunk.characters for chunk in self.chunks)
         self.fingerprint = digest(file_digest(path).encode() for path in paths)
@@ -182,17 +189,22 @@ def _line_chunks(path: Path) -> Iterator[Chunk]:
             start = stop
 
 
-def _count_contents(chunk: Chunk, field: str | None) -> Chunk:
-    texts = _read_chunk(chunk, field)
-    return replace(chunk, documents=len(texts), characters=sum(map(len, texts)))
+def _count_contents(
+    chunks: Iterable[Chunk], field: str | None, max_unreadable: float
+) -> Iterator[Chunk]:
+    """The chunks with their numbers of documents and characters; checks that they can be read."""
+    rows, skipped = 0, Skipped()
+    for chunk in chunks:
+        texts = _read_chunk(chunk, field)
+        rows += len(texts)
+        skipped.note(texts)
+        skipped.check_so_far(rows, max_unreadable)
+        yield replace(chunk, documents=len(texts), characters=sum(map(len, texts)))
+    skipped.check(rows, max_unreadable)
 
 
 def _read_chunk(chunk: Chunk, field: str | None) -> list[str]:
-    """The documents of a chunk.
-
-    Bytes that are not UTF-8 become lone surrogates: such a document is skipped, and counted, when
-    it is tokenised.
-    """
+    """The documents of a chunk; those that can't be read are `Unreadable`."""
     kind = _kind_of(chunk.path)
     if kind in _ROWS:
         return _read_rows(chunk, field)
@@ -200,37 +212,17 @@ def _read_chunk(chunk: Chunk, field: str | None) -> list[str]:
     if offset == 0 and content.startswith(BOM_UTF8):  # it only says that UTF-8 follows
         content, offset = content.removeprefix(BOM_UTF8), len(BOM_UTF8)
     if kind not in _LINES:
-        return [content.decode("utf-8", "surrogateescape")]
+        return [document_of_text(content, f"data.path: {chunk.path}")]
     texts = []
     for line in content.split(b"\n"):
         if line.strip():
-            texts.append(_text_of_line(line, field, f"{chunk.path}, line at byte {offset}"))
+            where = f"data.path: {chunk.path}, line at byte {offset}"
+            texts.append(document_of_line(line, field, where))
         offset += len(line) + 1
     return texts
 
 
 _read_recent_chunk = lru_cache(_RECENT_CHUNKS)(_read_chunk)
-
-
-def _text_of_line(line: bytes, field: str | None, where: str) -> str:
-    """The field of a JSON object, of which null is an empty text; or its conversation."""
-    try:
-        record = parse_json(line.decode("utf-8", "surrogateescape"))
-    except ValueError as error:
-        raise InputError(f"data.path: {where} is not JSON: {error}; fix or delete it") from error
-    if not isinstance(record, dict):
-        kind = type(record).__name__
-        raise InputError(f"data.path: {where} is not a JSON object but {kind}; fix or delete it")
-    if field is None:
-        return conversation_of(record, f"data.path: {where}")
-    if field not in record:
-        keys = ", ".join(record)[:200] or "nothing at all"
-        raise InputError(
-            f"data.path: {where} has no {field!r}, but {keys}; set --config.data.text_field"
-        )
-    if not isinstance(record[field], str | None):
-        raise InputError(f"data.path: {where}: its {field!r} is {record[field]!r:.60}, not text")
-    return record[field] or ""
 
 
 def _read_bytes(chunk: Chunk) -> bytes:
@@ -285,20 +277,6 @@ def _import_pyarrow() -> ModuleType:
     return pyarrow
 
 
-def _check_text(path: Path) -> None:
-    content = _read_bytes(Chunk(path))
-    try:
-        content.decode("utf-8")
-        offset = content.find(b"\0")
-    except UnicodeDecodeError as error:
-        offset = error.start
-    if offset >= 0:
-        raise InputError(
-            f"data.path: {path} is not text: byte 0x{content[offset]:02x} at offset {offset} is "
-            "not UTF-8 or NUL; convert the file or leave it out"
-        )
-
-
 def _open_parquet(path: Path) -> "pyarrow.parquet.ParquetFile":
     pyarrow = _import_pyarrow()
     try:
@@ -308,7 +286,7 @@ def _open_parquet(path: Path) -> "pyarrow.parquet.ParquetFile":
 
 
 def _read_rows(chunk: Chunk, field: str | None) -> list[str]:
-    """One document per row of a row group; null is an empty text."""
+    """One document per row of a row group."""
     file = _open_parquet(chunk.path)
     names, where = file.schema_arrow.names, f"data.path: {chunk.path}"
     if field is None:
@@ -320,12 +298,26 @@ def _read_rows(chunk: Chunk, field: str | None) -> list[str]:
             f"{where} has no column {field!r}, but {', '.join(names)}; set --config.data.text_field"
         )
     try:
-        rows = file.read_row_group(chunk.start, columns=columns).to_pylist()
-    except (OSError, UnicodeDecodeError) as error:
+        table = file.read_row_group(chunk.start, columns=columns)
+        rows = table.cast(text_as_bytes(table.schema)).to_pylist()
+    except (OSError, _import_pyarrow().ArrowException) as error:
         raise InputError(f"{where}: row group {chunk.start} can't be read: {error}") from error
-    if field is None:
-        places = (f"{where}, row group {chunk.start}, row {number}" for number in range(len(rows)))
-        return list(map(conversation_of, rows, places))
-    if any(not isinstance(row[field], str | None) for row in rows):
-        raise InputError(f"{where}: its column {field!r} is not text")
-    return [row[field] or "" for row in rows]
+    place = f"{where}, row group {chunk.start}, row"
+    return [document_of(row, field, f"{place} {number}") for number, row in enumerate(rows)]
+
+
+def text_as_bytes(schema: "pyarrow.Schema") -> "pyarrow.Schema":
+    """The schema with bytes for text: a table can be cast to it whatever its text holds."""
+    pyarrow = _import_pyarrow()
+    bytes_of = {pyarrow.string(): pyarrow.binary(), pyarrow.large_string(): pyarrow.large_binary()}
+
+    def cast(kind: Any) -> Any:  # a pyarrow.DataType
+        if pyarrow.types.is_list(kind):
+            return pyarrow.list_(cast(kind.value_type))
+        if pyarrow.types.is_large_list(kind):
+            return pyarrow.large_list(cast(kind.value_type))
+        if pyarrow.types.is_struct(kind):
+            return pyarrow.struct([(field.name, cast(field.type)) for field in kind])
+        return bytes_of.get(kind, kind)
+
+    return pyarrow.schema([(field.name, cast(field.type)) for field in schema])

@@ -4,7 +4,6 @@ An encoder first cuts documents into pieces, whose lengths are known, then encod
 plain text that is long has several pieces; a conversation has one.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,12 +13,9 @@ import numpy as np
 from jaxtyping import Integer
 
 from t5x_diffeq.data.chat_template import ChatTemplate, Span, TemplateError
-from t5x_diffeq.data.conversations import (
-    ANSWERER,
-    find_conversation_fault,
-    find_text_fault,
-)
+from t5x_diffeq.data.conversations import ANSWERER, find_conversation_fault, find_text_fault
 from t5x_diffeq.data.offsets import encode_with_offsets
+from t5x_diffeq.data.rows import Skipped, Unreadable
 from t5x_diffeq.data.token_codes import CODE_DTYPE, encode_tokens, token_dtype
 from t5x_diffeq.data.tokenizer import Tokenizer
 from t5x_diffeq.runtime.errors import InputError
@@ -48,15 +44,14 @@ class TextEncoder:
         """A hash of everything that determines the codes of a document."""
         return self.tokenizer.fingerprint
 
-    def cut(self, documents: Iterable[str], skipped: Counter) -> Iterator[tuple[Any, bool]]:
+    def cut(self, documents: Iterable[str], skipped: Skipped) -> Iterator[tuple[Any, bool]]:
         """The documents in pieces, each with whether it is its document's last.
 
         Documents that can't be trained on are counted in `skipped`, by reason.
         """
         for text in documents:
-            reason = find_text_fault(text)
-            if reason:
-                skipped[reason] += 1
+            if reason := _reason(text) or find_text_fault(text):
+                skipped.skip(text, reason)
                 continue
             start = 0
             while len(text) - start > PIECE_CHARACTERS:
@@ -95,7 +90,8 @@ class ConversationEncoder(TextEncoder):
     @property
     def fingerprint(self) -> str:
         """A hash of the tokenizer and its chat template."""
-        parts = (self.tokenizer.fingerprint, self.tokenizer.chat.fingerprint, "completion")
+        opener = [] if self.tokenizer.opener is None else [f"after {self.tokenizer.opener}"]
+        parts = (self.tokenizer.fingerprint, self.tokenizer.chat.fingerprint, "completion", *opener)
         return digest(map(str.encode, parts))
 
     @cached_property
@@ -112,18 +108,20 @@ class ConversationEncoder(TextEncoder):
             )
         return ChatTemplate(self.tokenizer.chat, self.tokenizer.special_tokens)
 
-    def cut(self, documents: Iterable[str], skipped: Counter) -> Iterator[tuple[Any, bool]]:
+    def cut(self, documents: Iterable[str], skipped: Skipped) -> Iterator[tuple[Any, bool]]:
         """The rendered conversations."""
         for document in documents:
-            conversation = parse_json(document)
-            reason = find_conversation_fault(conversation)
+            reason = _reason(document)
+            if not reason:
+                conversation = parse_json(document)
+                reason = find_conversation_fault(conversation)
             if not reason:
                 try:
                     yield self._render(conversation), True
                     continue
                 except TemplateError as error:
                     reason = f"rejected by the chat template ({error})"[:_REASON_CHARACTERS]
-            skipped[reason] += 1
+            skipped.skip(document, reason)
 
     def _render(self, conversation: dict) -> RenderedConversation:
         if "prompt" in conversation:
@@ -143,8 +141,15 @@ class ConversationEncoder(TextEncoder):
             stop = int(np.flatnonzero(trained).max(initial=-1)) + 1
             if stop and placed.tokens[stop - 1] == self.end_of_text:
                 stop -= 1  # the template wrote the one that closes the document
-            codes.append(encode_tokens(placed.tokens[:stop], trained[:stop], self.end_of_text))
+            tokens = placed.tokens[:stop]
+            start = int(stop > 0 and tokens[0] == self.tokenizer.opener)  # windows put it there
+            codes.append(encode_tokens(tokens[start:], trained[start:stop], self.end_of_text))
         return codes
+
+
+def _reason(document: str) -> str | None:
+    """Why a document can't be read, if it can't."""
+    return document.reason if isinstance(document, Unreadable) else None
 
 
 def encoder_of(tokenizer: Tokenizer, conversations: bool) -> TextEncoder:

@@ -130,16 +130,17 @@ def train_examples(data: DataKeys, corpus: Corpus, batch_size: int, seed: int) -
     """
     if data.loss_on == "completion":
         _say_longer(corpus, data.sequence_length)
-    end, length = corpus.tokenizer.end_of_text, data.sequence_length
-    opened_by = None if data.cross_documents else end
+    border, length = corpus.tokenizer.border, data.sequence_length
+    segments = not data.cross_documents
     mixture: list[tuple[float, Examples]] = []
     for part_seed, part in enumerate(corpus.parts, seed):
         examples: Examples
         if data.packing == "first_fit":
-            segments = not data.cross_documents
-            examples = FirstFitRows(part.train, length, "train", part_seed, end, segments)
+            examples = FirstFitRows(part.train, length, "train", part_seed, border, segments)
         else:
-            examples = Windows(part.train, length, "train", seed=part_seed, end_of_text=opened_by)
+            examples = Windows(
+                part.train, length, "train", border, seed=part_seed, segments=segments
+            )
         mixture.append((float(part.weight), examples))
     count = sum(len(examples) for _, examples in mixture)
     if count < batch_size:
@@ -168,14 +169,14 @@ def eval_examples(data: DataKeys, corpus: Corpus) -> list[Windows]:
     Raises:
       InputError: if a part is too short.
     """
-    end = None if data.cross_documents else corpus.tokenizer.end_of_text
     return [
         Windows(
             part.validation,
             data.sequence_length,
             "validation",
+            corpus.tokenizer.border,
             ragged=True,
-            end_of_text=end,
+            segments=not data.cross_documents,
             token_bytes=corpus.token_bytes,
         )
         for part in corpus.parts

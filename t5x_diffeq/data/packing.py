@@ -1,8 +1,8 @@
 """Packs documents into windows of fixed length, with random access to any window.
 
-Each token of a window is predicted from those before it. `end_of_text` closes a document as a
-target, and opens the next one as an input: so every token of a document is predicted, the first one
-from `end_of_text` alone, and attention need not cross documents.
+Each token of a window is predicted from those before it. A document's last target is the token that
+closes it, and its first input the one that opens it: so every token of a document is predicted, the
+first one from the opener alone, and attention need not cross documents.
 """
 
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float, Integer
 
 from t5x_diffeq.data.token_bytes import TokenBytes
-from t5x_diffeq.data.token_codes import Codes, is_trained, tokens_of
+from t5x_diffeq.data.token_codes import Border, Codes, is_trained, tokens_of
 from t5x_diffeq.runtime.errors import InputError
 
 _OPEN_ROWS = 64  # rows that first-fit packing keeps open
@@ -60,35 +60,39 @@ def add_segments(example: Example, starts: np.ndarray) -> Example:
     return {**example, "segments": segments, "positions": columns - opened}
 
 
-def example_of(inputs: Codes, targets: Codes, end_of_text: int | None) -> Example:
+def example_of(inputs: Codes, targets: Codes, border: Border, segments: bool) -> Example:
     """The example, or the batch, of codes (see `token_codes`); only targets to train on count.
 
     Args:
       inputs: the codes to read, `[..., L]`.
       targets: the codes that follow them, `[..., L]`.
-      end_of_text: the token that opens segments; None: no segments, attention crosses documents.
+      border: the tokens between two documents; the one that closes a document is an input where
+        the next one is opened.
+      segments: whether the example has segments; without them, attention crosses documents.
     """
+    starts = inputs == border.end
     example: Example = {
-        "inputs": tokens_of(inputs),
+        "inputs": np.where(starts, border.opener, tokens_of(inputs)),
         "targets": tokens_of(targets),
         "mask": is_trained(targets).astype(np.float32),
     }
-    return example if end_of_text is None else add_segments(example, inputs == end_of_text)
+    return add_segments(example, starts) if segments else example
 
 
 class Windows:
-    """Concatenate, then split: window k predicts tokens kL + 1 .. kL + L of the concatenation.
+    """Concatenate, then split: window k predicts tokens kL .. kL + L - 1 of the concatenation.
 
-    So each token is predicted once, and nothing is padded. Prefix sums of the documents' lengths
-    say which documents a window takes tokens from.
+    So each token is predicted once, the very first from an opener, and nothing is padded. Prefix
+    sums of the documents' lengths say which documents a window takes tokens from.
 
     Args:
       documents: the documents.
       length: L.
       split: the split's name, for messages.
+      border: the tokens between two documents.
       ragged: whether to keep a last, shorter window (padded and masked).
       seed: shuffles the documents; None keeps their order.
-      end_of_text: the token that opens segments; None: no segments, attention crosses documents.
+      segments: whether examples have segments; without them, attention crosses documents.
       token_bytes: gives examples their `bytes`; None: they have none.
 
     Raises:
@@ -100,18 +104,18 @@ class Windows:
         documents: TokenDocuments,
         length: int,
         split: str,
+        border: Border,
         ragged: bool = False,
         seed: int | None = None,
-        end_of_text: int | None = None,
+        segments: bool = True,
         token_bytes: TokenBytes | None = None,
     ):
-        self.documents, self.length, self.end_of_text = documents, length, end_of_text
-        self.token_bytes = token_bytes
+        self.documents, self.length, self.border = documents, length, border
+        self.segments, self.token_bytes = segments, token_bytes
         self.order = _shuffle(len(documents.lengths), seed)
         self.ends = np.cumsum(documents.lengths[self.order], dtype=np.int64)
         tokens = int(self.ends[-1]) if len(self.ends) else 0
-        predicted = max(tokens - 1, 0)
-        self.count = -(-predicted // length) if ragged else predicted // length
+        self.count = -(-tokens // length) if ragged else tokens // length
         if not tokens:
             raise InputError(
                 f"the {split} split has no tokens: its documents are empty or not text; give other "
@@ -119,8 +123,8 @@ class Windows:
             )
         if self.count < 1:
             raise InputError(
-                f"data.sequence_length={length} needs {1 if ragged else length} + 1 tokens, and "
-                f"the {split} split has {tokens}; shorten the sequence or give more text"
+                f"data.sequence_length={length} needs {length} tokens, and the {split} split has "
+                f"{tokens}; shorten the sequence or give more text"
             )
 
     def __len__(self) -> int:
@@ -128,11 +132,11 @@ class Windows:
 
     def __getitem__(self, k: int) -> Example:
         """Window k."""
-        window = self.codes(k * self.length, (k + 1) * self.length + 1)
-        missing = self.length + 1 - len(window)
-        if missing:
-            window = np.pad(window, (0, missing))
-        example = example_of(window[:-1], window[1:], self.end_of_text)
+        start, before = k * self.length, min(k, 1)
+        window = self.codes(start - before, start + self.length)
+        missing = self.length + before - len(window)
+        window = np.pad(window, (1 - before, missing), constant_values=(self.border.end, 0))
+        example = example_of(window[:-1], window[1:], self.border, self.segments)
         example["mask"][self.length - missing :] = 0
         if self.token_bytes is not None:
             counted = example["mask"] > 0
@@ -166,7 +170,7 @@ class FirstFitRows:
       length: L.
       split: the split's name, for messages.
       seed: shuffles the documents.
-      end_of_text: the token that opens every document.
+      border: the tokens between two documents.
       segments: whether windows have segments; without them, attention crosses documents.
 
     Raises:
@@ -179,10 +183,10 @@ class FirstFitRows:
         length: int,
         split: str,
         seed: int,
-        end_of_text: int,
+        border: Border,
         segments: bool = True,
     ):
-        self.documents, self.length, self.end_of_text = documents, length, end_of_text
+        self.documents, self.length, self.border = documents, length, border
         self.segments = segments
         order = _shuffle(len(documents.lengths), seed)
         rows, self.pieces = first_fit(_cut_pieces(documents.lengths, order, length), length)
@@ -195,7 +199,7 @@ class FirstFitRows:
 
     def __getitem__(self, k: int) -> Example:
         """Window k."""
-        inputs = np.full(self.length, self.end_of_text, np.int32)
+        inputs = np.full(self.length, self.border.opener, np.int32)
         targets = np.zeros(self.length, np.int32)
         mask = np.zeros(self.length, np.float32)
         starts = np.zeros(self.length, bool)

@@ -1,7 +1,6 @@
 """Turns documents into token shards, on all cores; resumes if it is killed and restarted."""
 
 import os
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from dataclasses import dataclass
@@ -14,9 +13,9 @@ from jaxtyping import Integer
 
 from t5x_diffeq.data.encoding import TextEncoder, encoder_of
 from t5x_diffeq.data.manifest import MASKS, SPLITS
+from t5x_diffeq.data.rows import Skipped
 from t5x_diffeq.data.shards import (
     RECORD_TOKENS,
-    format_reasons,
     merge_shards,
     read_shard_facts,
     stem,
@@ -76,9 +75,9 @@ def prepare_shards(
     if part[1] > 1:
         say("this part is complete; when all parts are, run the command without --shard to finish")
         return None
-    manifest = merge_shards(folder, shards, facts)
+    manifest = merge_shards(folder, shards, facts, source.max_unreadable)
     if manifest["skipped"]:
-        say(f"{source.name}: skipped documents: {format_reasons(manifest['skipped'])}")
+        say(f"{source.name}: skipped documents: {Skipped(manifest['skipped'])}")
     return manifest
 
 
@@ -160,18 +159,19 @@ class _Worker:
           InputError: if a file of the source has changed, which can also be why it can't be read.
           RunError: if the shard can't be written.
         """
-        skipped: Counter[str] = Counter()
-        codes = tokenise_documents(self._take(job, tell), self.encoder, skipped)
+        skipped = Skipped()
+        codes = tokenise_documents(self._take(job, tell, skipped), self.encoder, skipped)
         try:
             write_shard(self.folder, stem(*job, self.shards), codes, self.facts, skipped)
         except Exception:
             self.source.check_unchanged()
             raise
 
-    def _take(self, job: _Job, tell: _Tell) -> Iterator[str]:
+    def _take(self, job: _Job, tell: _Tell, skipped: Skipped) -> Iterator[str]:
         """Yields the shard's documents, counting each when it is taken; then checks their files."""
-        for number in _documents_of(self.source, job, self.shards):
+        for rows, number in enumerate(_documents_of(self.source, job, self.shards), 1):
             yield getattr(self.source, job[0])[number]
+            skipped.check_so_far(rows, self.source.max_unreadable)
             with self.done.get_lock():
                 self.done.value += 1
             tell(self.done.value)
@@ -197,7 +197,7 @@ def _documents_of(source: Source, job: _Job, shards: int) -> range:
 
 
 def tokenise_documents(
-    documents: Iterable[str], encoder: TextEncoder, skipped: Counter
+    documents: Iterable[str], encoder: TextEncoder, skipped: Skipped
 ) -> Iterator[Integer[np.ndarray, " length"]]:
     """The codes of each document with `end_of_text`, in the dtype of the files.
 

@@ -11,8 +11,7 @@ written when every shard has been checked; `tokenizer/` holds the tokenizer.
 import io
 import json
 from bisect import bisect_right
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from array_record.python.array_record_module import ArrayRecordWriter
 from jaxtyping import Integer
 
 from t5x_diffeq.data.manifest import MANIFEST, MASKS, SPLITS, TRAINED, read_manifest
+from t5x_diffeq.data.rows import FAULTS, Skipped
 from t5x_diffeq.data.token_codes import CODE_DTYPE, is_trained, token_dtype, tokens_of
 from t5x_diffeq.data.verification import (
     cause,
@@ -48,7 +48,7 @@ def stem(split: str, index: int, count: int) -> str:
 
 
 def write_shard(
-    folder: AnyPath, name: str, documents: Iterable[TokenArray], facts: dict, skipped: Counter
+    folder: AnyPath, name: str, documents: Iterable[TokenArray], facts: dict, skipped: Skipped
 ) -> None:
     """Writes one shard; if this is killed, the shard is either complete or will be made again.
 
@@ -77,7 +77,7 @@ def write_shard(
     write_whole(lengths_file, array.getvalue())
     facts = {
         **facts,
-        "skipped": dict(sorted(skipped.items())),
+        **skipped.as_json(),
         "documents": len(lengths),
         "tokens": sum(lengths),
         "largest_token": largest,
@@ -116,26 +116,28 @@ def read_shard_facts(folder: AnyPath, name: str) -> dict | None:
     return facts if isinstance(facts, dict) and {*_OF_SHARD} <= facts.keys() else None
 
 
-def merge_shards(folder: AnyPath, count: int, facts: dict) -> dict:
+def merge_shards(folder: AnyPath, count: int, facts: dict, max_unreadable: float) -> dict:
     """Checks every shard against its facts and writes the manifest.
 
     Args:
       folder: the folder of the shards.
       count: number of shards per split.
       facts: what every shard must have been made from.
+      max_unreadable: the largest share of the rows that may be unreadable.
 
     Returns:
       The manifest.
 
     Raises:
-      InputError: if a shard is missing, damaged, or made from other data; names it.
+      InputError: if a shard is missing, damaged, or made from other data, or too many rows are
+        unreadable; names it, or the first of them.
     """
-    manifest, skipped = {**facts, "shards": count}, Counter[str]()
+    manifest, skipped = {**facts, "shards": count}, Skipped()
     for split in SPLITS:
         names = [stem(split, index, count) for index in range(count)]
         shards = [_read_checked_facts(folder, name, facts) for name in names]
         for shard in shards:
-            skipped.update(shard["skipped"])
+            skipped.add(shard["skipped"], shard.get(FAULTS, {}))
         summed = ("documents", "tokens", *([TRAINED] if facts.get(MASKS) else []))
         manifest[split] = {
             "names": names,
@@ -144,11 +146,12 @@ def merge_shards(folder: AnyPath, count: int, facts: dict) -> dict:
             "largest_token": [shard["largest_token"] for shard in shards],
             "lengths_sha256": [shard["lengths_sha256"] for shard in shards],
         }
-    manifest["skipped"] = dict(sorted(skipped.items()))
+    manifest |= skipped.as_json()
+    documents = sum(manifest[split]["documents"] for split in SPLITS)
+    skipped.check(documents + skipped.total(), max_unreadable)
     if not manifest["train"]["documents"]:
         raise InputError(
-            f"{facts['source']} has no document to train on; skipped: "
-            f"{format_reasons(skipped)}; give text"
+            f"{facts['source']} has no document to train on; skipped: {skipped}; give text"
         )
     for left_over in folder.glob(".*.partial"):  # from killed processes
         left_over.unlink()
@@ -156,11 +159,6 @@ def merge_shards(folder: AnyPath, count: int, facts: dict) -> dict:
     for split in SPLITS:
         remember(folder, split, manifest)
     return manifest
-
-
-def format_reasons(skipped: Mapping[str, int]) -> str:
-    """`3 empty, 1 not UTF-8`."""
-    return ", ".join(f"{number} {reason}" for reason, number in skipped.items()) or "none"
 
 
 def _read_checked_facts(folder: AnyPath, name: str, facts: dict) -> dict:

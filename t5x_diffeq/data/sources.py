@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from t5x_diffeq.data.conversations import conversation_of, keys_of_conversations
+from t5x_diffeq.data.conversations import KEYS, keys_of_conversations
 from t5x_diffeq.data.documents import (
     DECOMPRESSORS,
     FILE_KINDS,
@@ -20,6 +20,7 @@ from t5x_diffeq.data.documents import (
     Documents,
     FileDocuments,
 )
+from t5x_diffeq.data.rows import Unreadable, document_of
 from t5x_diffeq.data.stream_files import open_stream
 from t5x_diffeq.data.wikitext import articles, detokenize
 from t5x_diffeq.runtime.config import DataKeys
@@ -53,6 +54,7 @@ class Source:
       large: whether it is better to tokenise them with many processes.
       conversations: whether each document is a conversation (see `conversations`).
       files: what of it is read from files whenever a document is taken.
+      max_unreadable: the largest share of its rows that may be unreadable (`rows`).
     """
 
     name: str
@@ -62,6 +64,7 @@ class Source:
     large: bool = False
     conversations: bool = False
     files: tuple[FileDocuments, ...] = ()
+    max_unreadable: float = 0.0
 
     def check_unchanged(self) -> None:
         """Checks that no file has changed since the fingerprint was computed.
@@ -90,13 +93,15 @@ class _RecordTexts(Documents):
         return len(self.records)
 
     def __getitem__(self, number: int) -> str:
-        """Document `number`; bytes that are not UTF-8 become lone surrogates."""
+        """Document `number`."""
         if not 0 <= number < len(self):
             raise IndexError(number)
-        if self.field is None:
-            return conversation_of(self.records[number], f"{self.name}, record {number}")
-        text = self.records[number][self.field]
-        return text.decode("utf-8", "surrogateescape") if isinstance(text, bytes) else text or ""
+        where = f"{self.name}, record {number}"
+        try:
+            record = self.records[number]
+        except UnicodeDecodeError as error:  # of Hugging Face's tables
+            return Unreadable("not UTF-8", f"{where} is not UTF-8: {error}; delete it")
+        return document_of(record, self.field, where)
 
 
 def check_paths(data: DataKeys) -> None:
@@ -141,7 +146,7 @@ def load_source(data: DataKeys) -> Source:
         )
     if data.source in _NEED_PATH and not data.path:
         raise InputError(f"data.path is not set; data.source={data.source} needs it")
-    return SOURCES[data.source](data)
+    return replace(SOURCES[data.source](data), max_unreadable=data.max_unreadable)
 
 
 def _from_function(data: DataKeys) -> Source:
@@ -203,14 +208,13 @@ def text_files(data: DataKeys) -> Source:
 
     `data.validation_path` names other files for validation.
     """
-    documents = FileDocuments(find_text_files("path", str(data.path)), _field_of(data))
+    keys = _field_of(data), data.max_unreadable
+    documents = FileDocuments(find_text_files("path", str(data.path)), *keys)
     fingerprint, files = documents.fingerprint, [documents]
     train: Documents = documents
     validation: Documents
     if data.validation_path:
-        validation = FileDocuments(
-            find_text_files("validation_path", data.validation_path), _field_of(data)
-        )
+        validation = FileDocuments(find_text_files("validation_path", data.validation_path), *keys)
         files.append(validation)
         fingerprint = digest([fingerprint.encode(), validation.fingerprint.encode()])
     else:
@@ -288,7 +292,8 @@ def huggingface(data: DataKeys) -> Source:
     def read(key: str, split: str) -> tuple[Any, list[str]]:
         part = _load_split(data, str(data.path), key, split)
         facts.append(part._fingerprint)
-        return part, part.column_names
+        read = KEYS if data.loss_on == "completion" else (data.text_field,)
+        return part.select_columns([x for x in read if x in part.column_names]), part.column_names
 
     return _library_source(str(data.path), read, data, facts)
 

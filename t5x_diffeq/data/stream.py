@@ -7,7 +7,7 @@ processes, and its position is a few numbers for each lane.
 """
 
 import threading
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -22,8 +22,9 @@ from jaxtyping import Integer
 from t5x_diffeq.data.batches import Rows, own_rows, prefetch, put_on_devices, stack
 from t5x_diffeq.data.encoding import Codes, TextEncoder
 from t5x_diffeq.data.packing import Example, example_of
-from t5x_diffeq.data.shards import format_reasons
+from t5x_diffeq.data.rows import Skipped
 from t5x_diffeq.data.stream_files import FileReader, OpenStream
+from t5x_diffeq.data.token_codes import Border
 from t5x_diffeq.runtime.console import say
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.processes import gather
@@ -44,6 +45,8 @@ class LanePosition(NamedTuple):
       library: the state of the library's iterator there; None: the beginning of the file.
       document: the document in the shuffled block.
       token: the token in the document.
+      rows: how many rows the lane had read in its first pass when the block began.
+      skipped: what it had skipped of them, and their faults, as `rows.Skipped` has them.
     """
 
     place: int = 0
@@ -51,6 +54,8 @@ class LanePosition(NamedTuple):
     library: dict | None = None
     document: int = 0
     token: int = 0
+    rows: int = 0
+    skipped: tuple[dict[str, int], dict[str, str]] = ({}, {})
 
 
 class Lane:
@@ -82,7 +87,7 @@ class Lane:
         self.group, self.share = divmod(number, self.sharers)
         self.groups = -(-lanes // self.sharers)
         self.sharers = min(self.sharers, lanes - self.group * self.sharers)
-        self.skipped: Counter[str] = Counter()
+        self.skipped, self.rows = Skipped(*position.skipped), position.rows
         self.said = self.usable = 0
         self.documents: deque[tuple[LanePosition, Codes]] = deque()  # begun or to come
         self.start = position  # until there are documents
@@ -137,7 +142,7 @@ class Lane:
                 documents.append([])
         if self.skipped.total() >= max(1, 2 * self.said):
             self.said = self.skipped.total()
-            say(f"documents skipped so far: {format_reasons(self.skipped)}")
+            say(f"documents skipped so far: {self.skipped}")
         return documents[:-1]
 
     def _blocks(self, start: LanePosition) -> Iterator[tuple[LanePosition, list[str]]]:
@@ -157,9 +162,15 @@ class Lane:
             while texts := list(islice(documents, BLOCK_DOCUMENTS)):
                 ours = [text for n, text in enumerate(texts, row) if self._takes(reader.number, n)]
                 shuffle = np.random.default_rng([self.seed, place, row])
-                at = LanePosition(place, row, library)
+                skipped = dict(self.skipped), dict(self.skipped.faults)
+                at = LanePosition(place, row, library, rows=self.rows, skipped=skipped)
                 yield at, [ours[n] for n in shuffle.permutation(len(ours))]
                 row, library = row + len(texts), reader.state
+                if epoch == 0:
+                    self.rows += len(ours)
+                    self.skipped.check_endless(self.rows, self.stream.max_unreadable)
+            if epoch == 0 and place + self.groups >= len(files):  # all rows were read
+                self.skipped.check(self.rows, self.stream.max_unreadable)
             fruitless = 0 if self.usable > usable else fruitless + 1
             usable, place, row, library = self.usable, place + self.groups, 0, None
         raise InputError(
@@ -179,7 +190,8 @@ class _LocalBatches(grain.IterDataset):
       lanes: the lanes that these rows belong to, by number.
       rows: the numbers of the rows.
       lane_of: the lane of each row of the global batch.
-      end_of_text: the token that opens segments; None: no segments.
+      border: the tokens between two documents.
+      segments: whether examples have segments.
     """
 
     def __init__(
@@ -187,10 +199,12 @@ class _LocalBatches(grain.IterDataset):
         lanes: dict[int, Lane],
         rows: Rows,
         lane_of: Integer[np.ndarray, " B"],
-        end_of_text: int | None,
+        border: Border,
+        segments: bool,
     ):
         super().__init__()
-        self.lanes, self.rows, self.lane_of, self.end_of_text = lanes, rows, lane_of, end_of_text
+        self.lanes, self.rows, self.lane_of = lanes, rows, lane_of
+        self.border, self.segments = border, segments
 
     def __iter__(self) -> "_LocalIterator":
         return _LocalIterator(self)
@@ -207,7 +221,8 @@ class _LocalIterator(grain.DatasetIterator):
             if number in batches.lanes:
                 codes = batches.lanes[number].window()
                 if row in wanted:
-                    examples.append(example_of(codes[:-1], codes[1:], batches.end_of_text))
+                    ends = batches.border, batches.segments
+                    examples.append(example_of(codes[:-1], codes[1:], *ends))
         return stack(examples)
 
     def get_state(self) -> dict[str, list]:
@@ -262,8 +277,8 @@ class Stream:
             )
             for number in np.unique(lane_of[rows]).tolist()
         }
-        opens = None if self.cross_documents else self.encoder.end_of_text
-        dataset = _LocalBatches(opened, rows, lane_of, opens)
+        border, segments = self.encoder.tokenizer.border, not self.cross_documents
+        dataset = _LocalBatches(opened, rows, lane_of, border, segments)
         ahead = grain.experimental.ThreadPrefetchIterDataset(
             dataset, prefetch_buffer_size=_PREFETCHED_BATCHES
         )

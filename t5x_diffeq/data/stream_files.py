@@ -5,19 +5,22 @@ Nothing is downloaded, counted or tokenised in advance, so a corpus of any size 
 """
 
 import re
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from t5x_diffeq.data.conversations import conversation_of, keys_of_conversations
-from t5x_diffeq.data.documents import Documents
+from t5x_diffeq.data.conversations import keys_of_conversations
+from t5x_diffeq.data.documents import Documents, text_as_bytes
+from t5x_diffeq.data.rows import document_of, document_of_line
 from t5x_diffeq.runtime.config import DataKeys
 from t5x_diffeq.runtime.errors import InputError, is_infrastructure_failure
 from t5x_diffeq.runtime.extras import need_package
-from t5x_diffeq.runtime.files import describe_error, digest
+from t5x_diffeq.runtime.files import describe_error, digest, parse_json
 
 if TYPE_CHECKING:
     import datasets
@@ -65,9 +68,6 @@ class FileReader:
         return self.dataset.state_dict()
 
 
-_BYTE_ORDER_MARK = "\ufeff"  # at the start of a file it only says that UTF-8 follows
-
-
 @dataclass(frozen=True)
 class StreamFiles:
     """The files of one split.
@@ -79,6 +79,7 @@ class StreamFiles:
       names: the files.
       fingerprint: a hash of the names and versions of the files.
       field: the field that holds the text; None: records are conversations.
+      are_lines: whether a record is a line of JSON, whose bytes are given as Latin-1.
     """
 
     path: str
@@ -87,22 +88,17 @@ class StreamFiles:
     names: tuple[str, ...]
     fingerprint: str
     field: str | None
+    are_lines: bool
 
     def __len__(self) -> int:
         return self.dataset.num_shards
 
     def text_of(self, record: Mapping[str, Any], where: str) -> str:
-        """The document of a record; null is an empty text.
-
-        Raises:
-          InputError: if the record has none.
-        """
-        if self.field is None:
-            return conversation_of(record, where)
-        text = record.get(self.field)
-        if not isinstance(text, str | None):
-            raise InputError(f"{where}: its {self.field!r} is {text!r:.60}, not text")
-        return (text or "").removeprefix(_BYTE_ORDER_MARK)
+        """The document of a record, which may be `rows.Unreadable`; empty for a blank line."""
+        if not self.are_lines:
+            return document_of(record, self.field, where)
+        line = _bytes_of(record)
+        return document_of_line(line, self.field, where) if line.strip() else ""
 
     def documents(self) -> Iterator[tuple[int, int, str]]:
         """The number of the file, that of the record, and the document, in the files' order."""
@@ -118,10 +114,12 @@ class OpenStream:
     Attributes:
       train: the files of the train split.
       validation: those of the validation split, if there is one.
+      max_unreadable: the largest share of the rows that may be unreadable (`rows`).
     """
 
     train: StreamFiles
     validation: StreamFiles | None
+    max_unreadable: float = 0.0
 
     def is_held_out(self, file: int, row: int) -> bool:
         """Whether a document of the train split is for validation, by its file and record."""
@@ -199,7 +197,7 @@ def open_stream(data: DataKeys) -> OpenStream:
             f"data.train_split={data.train_split}: {data.path} has {', '.join(splits)}; a stream "
             "reads whole splits"
         )
-    return OpenStream(opened[0], opened[1] if opened[1:] else None)
+    return OpenStream(opened[0], opened[1] if opened[1:] else None, data.max_unreadable)
 
 
 def _splits_of(data: DataKeys) -> tuple[str, ...]:
@@ -224,7 +222,32 @@ def _builder(data: DataKeys) -> "datasets.DatasetBuilder":
         )
     if hasattr(builder.config, "fragment_scan_options"):  # of parquet files
         _read_in_small_parts(builder.config)
-    return builder
+    return _builder_of_lines(data, builder) if builder.name == "json" else builder
+
+
+def _builder_of_lines(
+    data: DataKeys, builder: "datasets.DatasetBuilder"
+) -> "datasets.DatasetBuilder":
+    """A builder of the lines of JSON files, where one that is no JSON doesn't end the file.
+
+    Their bytes come as Latin-1, which has a character for each. A file that is one array is left to
+    the library.
+    """
+    import datasets
+
+    files = builder.config.data_files
+    lines = datasets.load_dataset_builder(
+        "text", data_files=files, encoding="latin-1", cache_dir=data.data_dir
+    )
+    for split in files:
+        first = next(iter(lines.as_streaming_dataset(str(split))), {"text": ""})
+        if _bytes_of(first).lstrip().startswith(b"["):
+            return builder
+    return lines
+
+
+def _bytes_of(line: Mapping[str, Any]) -> bytes:
+    return line["text"].encode("latin-1").removeprefix(BOM_UTF8)
 
 
 def _builder_of_dataset(data: DataKeys, path: str) -> "datasets.DatasetBuilder":
@@ -265,8 +288,8 @@ def _absolute(path: str) -> str:
 
 
 def _files_of(data: DataKeys, split: str, builder: "datasets.DatasetBuilder") -> StreamFiles:
-    dataset = builder.as_streaming_dataset(split)
-    columns = dataset.column_names or list(next(iter(dataset), {}))
+    dataset, are_lines = builder.as_streaming_dataset(split), builder.name == "text"
+    columns = _columns_of(dataset, are_lines)
     if data.loss_on == "completion":
         fields, field = keys_of_conversations(columns, f"data.path={data.path}"), None
     elif data.text_field in columns:
@@ -283,9 +306,41 @@ def _files_of(data: DataKeys, split: str, builder: "datasets.DatasetBuilder") ->
     facts = [str(data.path), split, str(data.text_field), *map(_with_size, names)]
     facts += [] if here else sorted(versions)  # of files here, that is the time of a copy
     fingerprint = digest(map(str.encode, facts))
-    return StreamFiles(
-        str(data.path), split, dataset.select_columns(fields), tuple(names), fingerprint, field
-    )
+    if not are_lines:
+        dataset = _select(builder, dataset, split, fields)
+    path = str(data.path)
+    return StreamFiles(path, split, dataset, tuple(names), fingerprint, field, are_lines)
+
+
+def _columns_of(dataset: "datasets.IterableDataset", are_lines: bool) -> list[str]:
+    """The names of the fields; of lines those of the first record."""
+    if not are_lines:
+        return dataset.column_names or list(next(iter(dataset), {}))
+    for line in islice(dataset, VALIDATION_DOCUMENTS):
+        with suppress(ValueError):
+            record = parse_json(_bytes_of(line).decode("utf-8", "surrogateescape"))
+            if isinstance(record, dict):
+                return list(record)
+    return []
+
+
+def _select(
+    builder: "datasets.DatasetBuilder",
+    dataset: "datasets.IterableDataset",
+    split: str,
+    fields: list[str],
+) -> "datasets.IterableDataset":
+    """The dataset with these columns alone, and bytes for their text, which need not be UTF-8."""
+    import datasets
+
+    if hasattr(builder.config, "columns"):  # of parquet files: the others aren't even read
+        builder.config.columns = fields
+        dataset = builder.as_streaming_dataset(split)
+    dataset = dataset.select_columns(fields)
+    if dataset.features is None:
+        return dataset
+    schema = text_as_bytes(dataset.features.arrow_schema)
+    return dataset.cast(datasets.Features.from_arrow_schema(schema))
 
 
 def _with_size(name: str) -> str:

@@ -130,7 +130,7 @@ def _table(
 ) -> TokenBytes:
     lengths = np.array([length(piece) for piece in vocabulary.pieces], np.int32)
     opens = np.zeros(len(lengths), bool)
-    opens[[tokenizer.end_of_text, *vocabulary.opens]] = True
+    opens[[*tokenizer.border, *vocabulary.opens]] = True
     for token, known in vocabulary.known.items():
         lengths[token] = known
     spaced = [piece.startswith(_SPACE) for piece in vocabulary.pieces]

@@ -10,12 +10,26 @@ With data.loss_on=completion, some tokens are read but not trained on, and a cha
 Tokens are below 2**30. So the tokens of other documents are codes too: all are trained on.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 from jaxtyping import Bool, Integer
 
 CODE_DTYPE = np.dtype("<i4")
 _WITHIN = 2**30
 Codes = Integer[np.ndarray, "..."]
+
+
+class Border(NamedTuple):
+    """The tokens between two documents; most tokenizers have one for both.
+
+    Attributes:
+      end: closes a document, as a target.
+      opener: opens the next one, as an input.
+    """
+
+    end: int
+    opener: int
 
 
 def token_dtype(vocab_size: int) -> np.dtype:

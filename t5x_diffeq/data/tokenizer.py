@@ -21,6 +21,7 @@ from t5x_diffeq.data.chat_template import (
 )
 from t5x_diffeq.data.conversations import find_text_fault, text_of_conversation
 from t5x_diffeq.data.documents import Documents
+from t5x_diffeq.data.token_codes import Border
 from t5x_diffeq.runtime.config import DataKeys
 from t5x_diffeq.runtime.console import Progress, say
 from t5x_diffeq.runtime.errors import InputError
@@ -31,6 +32,7 @@ from t5x_diffeq.runtime.files import (
     digest,
     parse_json,
     parse_path,
+    read_json_object,
     write_whole,
 )
 
@@ -39,6 +41,9 @@ _BYTES_FILE = "bytes"
 _JSON_FILE = "tokenizer.json"
 _END_FILE = "end_of_text.json"
 _IMPORTED_FILE = "imported.json"
+_OPENER_FILE = "opener.json"
+_CONFIG_FILE = "tokenizer_config.json"  # of Hugging Face, beside a tokenizer's file
+_OPENING_CLASSES = ("LlamaTokenizer", "GemmaTokenizer")  # there: open texts unless told otherwise
 ENDS_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
 _TRAINING_DOCUMENTS = 1_000_000  # at most this many, evenly spaced, train a tokenizer
 _TRAINING_CHARACTERS = 100_000  # of each, from its beginning
@@ -56,6 +61,7 @@ class Tokenizer(ABC):
     Attributes:
       vocab_size: number of tokens.
       end_of_text: the token that ends every document.
+      opener: the token that its files put before every text, if they do.
       fingerprint: a hash of everything that determines its output.
       threads: number of threads that `encode` uses.
       special_tokens: names of its special tokens, by the names of chat templates for them.
@@ -74,6 +80,7 @@ class Tokenizer(ABC):
         self.threads = os.cpu_count() or 1
         self.special_tokens: Mapping[str, str] = {} if end is None else {"eos_token": end}
         self.chat = ChatFormat()
+        self.opener: int | None = None
         self.imported: Mapping[str, Mapping[str, Any]] = {}
 
     @abstractmethod
@@ -83,6 +90,16 @@ class Tokenizer(ABC):
     @abstractmethod
     def decode(self, tokens: TokenSequence) -> str:
         """The text of the tokens."""
+
+    @property
+    def border(self) -> Border:
+        """The tokens between two documents: one without an opener is opened by `end_of_text`."""
+        return Border(self.end_of_text, self.end_of_text if self.opener is None else self.opener)
+
+    def open(self, tokens: TokenSequence) -> list[int]:
+        """The tokens of a text as a model reads them: after the opener, if there is one."""
+        opened = [] if self.opener is None or [*tokens[:1]] == [self.opener] else [self.opener]
+        return [*opened, *map(int, tokens)]
 
     def pieces(self, tokens: TokenSequence) -> list[str]:
         """The text of each token; a character of several tokens stands at the last of them."""
@@ -96,6 +113,8 @@ class Tokenizer(ABC):
     def save(self, folder: AnyPath) -> None:
         """Writes what `load_tokenizer` needs into `folder`."""
         self.chat.save(folder)
+        if self.opener is not None:
+            write_whole(folder / _OPENER_FILE, json.dumps(self.opener).encode())
         if self.imported:
             write_whole(folder / _IMPORTED_FILE, json.dumps(self.imported, indent=2).encode())
         if self._end is not None:
@@ -123,7 +142,25 @@ class ByteTokenizer(Tokenizer):
         return bytes(list(tokens)).decode("utf-8", errors="replace")
 
 
-class SentencePieceTokenizer(Tokenizer):
+class FileTokenizer(Tokenizer):
+    """The base class of tokenizers that are read from a file, which names its tokens."""
+
+    @abstractmethod
+    def token_id(self, name: str) -> int | None:
+        """The token of this name, if there is one."""
+
+    @abstractmethod
+    def token_name(self, token: int) -> str:
+        """The name of a token."""
+
+    def open_with(self, token: int | None) -> None:
+        """Opens every text with this token; None: with none."""
+        self.opener = token
+        if token is not None:
+            self.special_tokens = {**self.special_tokens, "bos_token": self.token_name(token)}
+
+
+class SentencePieceTokenizer(FileTokenizer):
     """A sentencepiece model (Kudo and Richardson 2018), such as Llama's and T5's.
 
     Args:
@@ -193,6 +230,15 @@ class SentencePieceTokenizer(Tokenizer):
             ) from error
         return cls(model.getvalue())
 
+    def token_id(self, name: str) -> int | None:
+        """The token of this name, if there is one."""
+        token: int = self.processor.piece_to_id(name)
+        return None if token == self.processor.unk_id() else token
+
+    def token_name(self, token: int) -> str:
+        """The name of a token."""
+        return str(self.processor.id_to_piece(token))
+
     def encode(self, texts: Sequence[str]) -> list[Integer[np.ndarray, " length"]]:
         """The tokens of each text."""
         encoded = self.processor.encode(list(texts), num_threads=self.threads)
@@ -203,7 +249,7 @@ class SentencePieceTokenizer(Tokenizer):
         return self.processor.decode([int(token) for token in tokens])
 
 
-class HuggingFaceTokenizer(Tokenizer):
+class HuggingFaceTokenizer(FileTokenizer):
     """A `tokenizer.json` of the Hugging Face library, such as GPT-2's byte-pair encoding.
 
     Args:
@@ -225,6 +271,8 @@ class HuggingFaceTokenizer(Tokenizer):
             self.processor = tokenizers.Tokenizer.from_str(model.decode("utf-8"))
         except Exception as error:  # the library raises bare Exceptions
             raise ValueError(f"{error}") from error
+        first = self.processor.encode("a")
+        puts_before = first.ids[0] if first.special_tokens_mask[0] else None
         # With add_special_tokens=False all that it would do is leave spaces out of offsets.
         self.processor.post_processor = tokenizers.processors.ByteLevel(trim_offsets=False)
         self.processor.no_padding()
@@ -240,7 +288,17 @@ class HuggingFaceTokenizer(Tokenizer):
             )
         super().__init__(model, end)
         self.end_of_text = vocabulary[end]
+        self.open_with(puts_before)
         self.fingerprint = digest([model, str(self.end_of_text).encode()])
+
+    def token_id(self, name: str) -> int | None:
+        """The token of this name, if there is one."""
+        token: int | None = self.processor.token_to_id(name)
+        return token
+
+    def token_name(self, token: int) -> str:
+        """The name of a token."""
+        return str(self.processor.id_to_token(token))
 
     def encode(self, texts: Sequence[str]) -> list[Integer[np.ndarray, " length"]]:
         """The tokens of each text."""
@@ -265,7 +323,9 @@ def _lines(texts: Iterable[str]) -> Iterator[str]:
 def _training_texts(documents: Documents, conversations: bool) -> Iterator[str]:
     for number in range(0, len(documents), -(-len(documents) // _TRAINING_DOCUMENTS) or 1):
         text = documents[number]
-        text = (text_of_conversation(text) if conversations else text)[:_TRAINING_CHARACTERS]
+        if conversations and text:  # that of an unreadable row is empty
+            text = text_of_conversation(text)
+        text = text[:_TRAINING_CHARACTERS]
         if find_text_fault(text) is None:
             yield text
 
@@ -304,14 +364,45 @@ def _make_tokenizer(data: DataKeys, documents: Documents) -> Tokenizer:
             f"data.tokenizer is {data.tokenizer!r}; it can be sentencepiece (trained on the data), "
             "bytes, or the path of a sentencepiece model or a tokenizer.json"
         )
-    return _read_tokenizer(path, data.end_of_text)
+    of_file = _read_tokenizer(path, data.end_of_text)
+    of_file.open_with(_opener_of(of_file, path.parent))
+    return of_file
 
 
-def _read_tokenizer(path: AnyPath, end_of_text: str | None = None) -> Tokenizer:
+def _opener_of(tokenizer: FileTokenizer, folder: AnyPath) -> int | None:
+    """The token that the folder of a tokenizer's file puts before every text, if it does.
+
+    Raises:
+      InputError: if its config can't be read, or names a token that doesn't exist.
+    """
+    path = folder / _CONFIG_FILE
+    try:
+        config = read_json_object(path) if path.exists() else {}
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} can't be read: {describe_error(error)}; restore it") from error
+    kind = str(config.get("tokenizer_class")).removesuffix("Fast")
+    is_theirs = kind in _OPENING_CLASSES and isinstance(tokenizer, SentencePieceTokenizer)
+    adds = config.get("add_bos_token", True if is_theirs else None)
+    if adds is None:
+        return tokenizer.opener
+    if not adds:
+        return None
+    named = config.get("bos_token", tokenizer.special_tokens.get("bos_token"))
+    name = named.get("content") if isinstance(named, dict) else named
+    token = tokenizer.token_id(name) if isinstance(name, str) else None
+    if token is None:
+        raise InputError(
+            f"{path} says add_bos_token, and its bos_token {named!r} isn't in the tokenizer; name "
+            "one that it has, or set add_bos_token to false"
+        )
+    return token
+
+
+def _read_tokenizer(path: AnyPath, end_of_text: str | None = None) -> FileTokenizer:
     """The tokenizer in a file: a `tokenizer.json`, else a sentencepiece model."""
     kind = HuggingFaceTokenizer if path.suffix == ".json" else SentencePieceTokenizer
     try:
-        tokenizer: Tokenizer = kind(path.read_bytes(), end_of_text)
+        tokenizer: FileTokenizer = kind(path.read_bytes(), end_of_text)
     except (RuntimeError, ValueError, OSError) as error:
         raise InputError(
             f"{path} is neither a sentencepiece model nor a tokenizer.json "
@@ -342,9 +433,9 @@ def load_tokenizer(folder: AnyPath) -> Tokenizer | None:
       InputError: if the saved tokenizer is damaged.
     """
     try:
-        end, imported = (
-            parse_json(path.read_bytes()) if path.exists() else None
-            for path in (folder / _END_FILE, folder / _IMPORTED_FILE)
+        end, imported, opener = (
+            parse_json((folder / name).read_bytes()) if (folder / name).exists() else None
+            for name in (_END_FILE, _IMPORTED_FILE, _OPENER_FILE)
         )
     except ValueError as error:
         raise InputError(
@@ -354,6 +445,7 @@ def load_tokenizer(folder: AnyPath) -> Tokenizer | None:
         if (folder / name).exists():
             tokenizer = _read_tokenizer(folder / name, end)
             tokenizer.imported = imported or {}
+            tokenizer.open_with(opener)
             return tokenizer
     if not (folder / _BYTES_FILE).exists():
         return None

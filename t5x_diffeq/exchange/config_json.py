@@ -4,8 +4,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from t5x_diffeq.data.token_codes import Border
 from t5x_diffeq.exchange.families import FAMILIES, HARMLESS, PLAIN, ROTARY_KEYS, Family
 from t5x_diffeq.exchange.layouts import TableSizes
+from t5x_diffeq.exchange.refusals import TYPES, way_out
 from t5x_diffeq.exchange.rope_parameters import rotary_from_json, rotary_to_json
 from t5x_diffeq.layers.rotary import BASE, rotary_table
 from t5x_diffeq.models.block import PyTorchForm
@@ -25,7 +27,7 @@ _QUANTIZED = {"quantization_config": (None,)}
 _SLIDING = "sliding_attention"
 
 
-def plain_config(config: ModelConfig, kind: str, family: Family, end_of_text: int) -> dict:
+def plain_config(config: ModelConfig, kind: str, family: Family, border: Border) -> dict:
     """`config.json` of the library's own class, which the model must have (`family_of`)."""
     names = [name for name, ours in family.activations.items() if ours == config.mlp_activation]
     values = {
@@ -46,11 +48,11 @@ def plain_config(config: ModelConfig, kind: str, family: Family, end_of_text: in
         **{key: allowed[0] for key, allowed in family.only.items()},
         **(rotary_to_json(config) | windows if family.rotary else {**rates, "attn_pdrop": 0.0}),
         "tie_word_embeddings": config.has_tied_head,
-        **_common(config, end_of_text),
+        **_common(config, border),
     }
 
 
-def own_config(config: ModelConfig, form: PyTorchForm, end_of_text: int) -> dict:
+def own_config(config: ModelConfig, form: PyTorchForm, border: Border) -> dict:
     """`config.json` of a PyTorch file that travels with the weights."""
     gpt, module = config.architecture == "gpt", form.modeling.stem
     frequencies, factor = rotary_table(config.head_width, config.rope_theta, config.rope_scaling)
@@ -83,16 +85,16 @@ def own_config(config: ModelConfig, form: PyTorchForm, end_of_text: int) -> dict
         "num_key_value_heads": config.kv_heads,
         "head_dim": config.head_width,
         "max_position_embeddings": config.max_length,
-        **_common(config, end_of_text),
+        **_common(config, border),
         **form.config,
     }
 
 
-def _common(config: ModelConfig, end_of_text: int) -> dict:
+def _common(config: ModelConfig, border: Border) -> dict:
     return {
         "vocab_size": config.vocab_size,
-        "bos_token_id": end_of_text,  # it also opens every document
-        "eos_token_id": end_of_text,
+        "bos_token_id": border.opener,
+        "eos_token_id": border.end,
         "torch_dtype": "float32",
     }
 
@@ -108,7 +110,7 @@ def model_keys(found: Mapping[str, Any]) -> tuple[dict, TableSizes]:
         if found.get(key, allowed[0]) not in allowed:
             raise InputError(
                 f"--input: {key} is {found[key]!r}, and of {kind} only models with "
-                f"{' or '.join(map(repr, allowed))} can be converted"
+                f"{' or '.join(map(repr, allowed))} can be converted{way_out(key)}"
             )
     _check_known(found, kind, family)
     sizes = _read_sizes(found, family)
@@ -164,8 +166,12 @@ def folder_family(found: Mapping[str, Any]) -> tuple[str, Family]:
     """
     kind = found.get("model_type")
     if not isinstance(kind, str) or kind not in FAMILIES:
+        reason, nearest = TYPES.get(str(kind), ("", ""))
+        lacking = f" ({reason})" if reason else ""
+        way = f", of which {nearest} comes nearest" if nearest else ""
         raise InputError(
-            f"--input: model_type is {kind!r}; supported types are {', '.join(FAMILIES)}"
+            f"--input: model_type is {kind!r}{lacking}; supported types are "
+            f"{', '.join(FAMILIES)}{way}"
         )
     return kind, FAMILIES[kind]
 
@@ -233,7 +239,7 @@ def _our_activation(found: Mapping[str, Any], kind: str, family: Family) -> str 
     if value not in family.activations:
         raise InputError(
             f"--input: {key} is {value!r}, and of {kind} only models with "
-            f"{' or '.join(map(repr, family.activations))} can be converted"
+            f"{' or '.join(map(repr, family.activations))} can be converted{way_out(key)}"
         )
     activation = family.activations[value]
     return None if activation == ACTIVATIONS[family.architecture][0] else activation

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from math import log
 from typing import Any
 
+from t5x_diffeq.exchange.refusals import way_out
 from t5x_diffeq.layers.rotary import BASE, Scaling
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.runtime.errors import InputError
@@ -49,14 +50,14 @@ def rotary_from_json(found: Mapping[str, Any], length: int) -> dict:
     if kind != "default" and kind not in _NUMBERS:
         raise InputError(
             f"--input: rotary positions are scaled by {kind!r} in config.json; the scalings that "
-            f"can be converted are {', '.join(_NUMBERS)}"
+            f"can be converted are {', '.join(_NUMBERS)}{way_out('rope_scaling')}"
         )
     for key, only in (("partial_rotary_factor", 1.0), ("truncate", True), ("mscale", None)):
         value = rope.get(key, found.get(key))
         if value not in (None, only):
             raise InputError(
                 f"--input: {key} is {value!r} in config.json, and only rotary positions with "
-                f"{only} can be converted"
+                f"{only} can be converted{way_out(key)}"
             )
     base = rope.get("rope_theta", found.get("rope_theta"))
     scaling = () if kind == "default" else (kind, *_numbers(kind, rope, length))

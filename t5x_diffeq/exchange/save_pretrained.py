@@ -145,12 +145,12 @@ def save_pretrained(
         )
         if peft:
             write_adapters(layout, config, run.params, folder / ADAPTER_FOLDER, str(output))
-        end = tokenizer.end_of_text
-        written = plain_config(config, *plain, end) if plain else own_config(config, form, end)
+        ends = tokenizer.border
+        written = plain_config(config, *plain, ends) if plain else own_config(config, form, ends)
         imported = tokenizer.imported
         _write_json(folder / "config.json", {**written, **imported.get("config.json", {})})
-        ends = {"bos_token_id": end, "eos_token_id": end}
-        _write_json(folder / GENERATION_FILE, {**ends, **imported.get(GENERATION_FILE, {})})
+        ids = {"bos_token_id": ends.opener, "eos_token_id": ends.end}
+        _write_json(folder / GENERATION_FILE, {**ids, **imported.get(GENERATION_FILE, {})})
         lacking = write_tokenizer(tokenizer, folder, config.max_length)
         if not plain:
             for file in {OWN_FORM.modeling, form.modeling}:

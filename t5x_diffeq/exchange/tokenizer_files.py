@@ -49,14 +49,15 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int) -> str 
         "tokenizer_class": "PreTrainedTokenizerFast" if files.json else "LlamaTokenizer",
         "model_max_length": max_length,
         "clean_up_tokenization_spaces": False,
-        "add_bos_token": False,
+        "add_bos_token": tokenizer.opener is not None,
         "add_eos_token": False,
         **files.settings,
     }
     if of_folder := tokenizer.imported.get(_CONFIG_FILE):
         config |= of_folder
     elif end is not None:
-        config |= {"bos_token": end, "eos_token": end}
+        opener = end if tokenizer.opener is None else tokenizer.special_tokens["bos_token"]
+        config |= {"bos_token": opener, "eos_token": end}
     if chat.template is not None:  # which can name the special tokens
         config |= {"chat_template": chat.template, **tokenizer.special_tokens, **chat.tokens}
     for name, content in ((_JSON_FILE, files.json), (_MODEL_FILE, files.model)):

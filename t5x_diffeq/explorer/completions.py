@@ -309,7 +309,7 @@ def _stops_of(stop: object) -> list[str]:
 def _tokens_of(explorer: Explorer, prompt: str | list[int]) -> list[int]:
     """The tokens of a prompt, at least one: an empty text begins a document."""
     if isinstance(prompt, str):
-        return explorer.tokens(prompt) if prompt else [explorer.tokenizer.end_of_text]
+        return explorer.tokens(prompt) if prompt else [explorer.tokenizer.border.opener]
     last = explorer.tokenizer.vocab_size - 1
     for token in prompt:
         if not 0 <= token <= last:

@@ -53,7 +53,8 @@ class Continuation:
 
     def text(self) -> str:
         """Prompt and continuation."""
-        return self.tokenizer.decode(self.prompt) + self.completion()
+        opened = self.prompt[:1] == [self.tokenizer.opener]
+        return self.tokenizer.decode(self.prompt[opened:]) + self.completion()
 
 
 def grow(rows: Sequence[Continuation], generated: Iterable[np.ndarray]) -> Iterator[None]:

@@ -3,7 +3,7 @@
 With several processes, all of them answer every request together, so the harness sees one model.
 Windows over long texts are the harness's own: consecutive, each of the model's full length, the
 last one moved back to be as long. Each token is predicted once, and the first token of a text from
-the end-of-document token.
+the token that opens documents.
 """
 
 import zlib
@@ -58,8 +58,13 @@ class DiffEqLM(TemplateLM):
 
     @property
     def eot_token_id(self) -> int:
-        """The end-of-document token, which also opens documents."""
-        return self.text.end_of_text
+        """The token that ends a document."""
+        return self.text.border.end
+
+    @property
+    def prefix_token_id(self) -> int:
+        """The token that opens a document."""
+        return self.text.border.opener
 
     def get_model_info(self) -> dict:
         """What the harness records about the model."""
@@ -68,9 +73,9 @@ class DiffEqLM(TemplateLM):
     def tok_encode(
         self, string: str, add_special_tokens: bool | None = None, **kwargs: object
     ) -> list[int]:
-        """The tokens of a text, with no special tokens added."""
+        """The tokens of a text, opened as `Tokenizer.open` says unless that isn't wanted."""
         (tokens,) = self.text.encode([string])
-        return tokens.tolist()
+        return tokens.tolist() if add_special_tokens is False else self.text.open(tokens)
 
     def loglikelihood(
         self, requests: list[Instance], disable_tqdm: bool = True
@@ -90,7 +95,7 @@ class DiffEqLM(TemplateLM):
         self, requests: list[Instance], disable_tqdm: bool = True
     ) -> list[float]:
         """The log p of each whole text."""
-        texts = [self.tok_encode(request.args[0]) for request in requests]
+        texts = [self.tok_encode(request.args[0], False) for request in requests]
         return [total for total, _ in self.sum_scores([self.sequels([], text) for text in texts])]
 
     def sequels(self, context: list[int], continuation: list[int]) -> list[Sequel]:

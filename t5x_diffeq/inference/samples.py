@@ -80,11 +80,11 @@ class Samples(Hook):
 
 def _encode_prompts(texts: Sequence[str], room: int, tokenizer: Tokenizer) -> list[list[int]]:
     """The tokens of each prompt, at least one."""
-    prompts = [tokens.tolist() for tokens in tokenizer.encode([*texts])]
+    prompts = [tokenizer.open(tokens) for tokens in tokenizer.encode([*texts])]
     for text, prompt in zip(texts, prompts, strict=True):
         if len(prompt) >= room:
             raise InputError(
                 f"train.sample_prompts has a text of {len(prompt)} tokens, and the model's length "
                 f"is {room}; shorten it: {text[:40]!r}"
             )
-    return [prompt or [tokenizer.end_of_text] for prompt in prompts]
+    return [prompt or [tokenizer.border.opener] for prompt in prompts]

@@ -281,12 +281,12 @@ class TrainedRun:
         return self.corpus.tokenizer
 
     def tokens(self, text: str) -> Int[Array, " L"]:
-        """The text's tokens; `pieces` has their texts.
+        """The text's tokens as the model reads them; `pieces` has their texts.
 
         Raises:
           InputError: if the text is longer than the model's length.
         """
-        (tokens,) = self.tokenizer.encode([text])
+        tokens = self.tokenizer.open(self.tokenizer.encode([text])[0]) if text else []
         limit = self._model.max_length
         if len(tokens) > limit:
             raise InputError(
@@ -296,8 +296,7 @@ class TrainedRun:
 
     def pieces(self, text: str) -> list[str]:
         """The text of each token of a text, which together are the text."""
-        (tokens,) = self.tokenizer.encode([text])
-        return self.tokenizer.pieces(tokens)
+        return self.tokenizer.pieces(self.tokens(text).tolist())
 
     def _tokens(self, text: str) -> Int[Array, " L"]:
         """At least one token."""

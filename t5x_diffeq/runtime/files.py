@@ -246,9 +246,12 @@ def bucket_errors(what: str, refused: type[Exception], way_out: str = "") -> Ite
         raise
     except Exception as error:  # from any library below
         if is_infrastructure_failure(error):
-            is_refused = getattr(error, "code", None) == 401
-            fault = "the bucket refuses the token" if is_refused else "the bucket does not answer"
-            raise InfrastructureError(f"{what}: {fault}: {describe_error(error)}") from error
+            reason = describe_error(error)
+            if getattr(error, "code", None) == 401:
+                raise InfrastructureError(
+                    f"{what}: the bucket refuses the token: {reason}"
+                ) from error
+            raise InfrastructureError(f"{what}: the bucket does not answer: {reason}") from error
         raise refused(f"{what}: {describe_error(error)}{way_out}") from error
 
 

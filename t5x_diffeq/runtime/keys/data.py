@@ -6,6 +6,7 @@ from typing import Annotated
 
 from t5x_diffeq.runtime.keys.key import (
     Entries,
+    Fraction,
     Section,
     Size,
     Switch,
@@ -44,6 +45,13 @@ class DataKeys(Section):
         of `text_files`, the `validation_split` of a `stream`""",
     )
     text_field: Text = _key("text", "the field of a line, row or record that holds the text")
+    max_unreadable: Fraction = _key(
+        0.001,
+        """the largest share of rows (lines, records, files of text) that can't be read, such as
+        what is not JSON, has no text or is not UTF-8. They are skipped, counted and named in the
+        log; more of them are an error ([Data](data.md#rows-that-cant-be-read))""",
+        resume=True,
+    )
     loss_on: Annotated[str, one_of("all", "completion")] = _key(
         "all",
         """the tokens that have a loss. `all`: every token. `completion`: what the assistant

@@ -1,0 +1,185 @@
+"""Rows and their documents, and what becomes of a row that can't be read.
+
+A row is a line of JSON, a record of a table, or a whole file of text. One that can't be read stands
+in its place as an `Unreadable` document, which is skipped. It is counted and named in the log, and
+an error if there are too many (`data.max_unreadable`). All readers go by this rule.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from t5x_diffeq.data.conversations import conversation_of, find_text_fault
+from t5x_diffeq.runtime.console import say
+from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.runtime.files import parse_json
+
+_ENOUGH_ROWS = 1000  # to see that the most can't be read, and the rest needn't be tried
+_ENOUGH_UNREADABLE = 100  # to judge an endless source by
+EMPTY = "empty"
+FAULTS = "unreadable"  # in a shard's facts
+_BYTE_ORDER_MARK = "\ufeff"  # at the start of a text it only says that UTF-8 follows
+
+
+class Unreadable(str):
+    """Stands for the document of a row that can't be read; an empty text.
+
+    Attributes:
+      reason: a few words by which such rows are counted.
+      fault: the file, the row, and what was found there.
+    """
+
+    reason: str
+    fault: str
+
+    def __new__(cls, reason: str, fault: str) -> "Unreadable":
+        """The stand-in for a row."""
+        text = super().__new__(cls)
+        text.reason, text.fault = reason, fault
+        return text
+
+    def __getitem__(self, part: Any) -> "Unreadable":
+        """A part of what can't be read can't be read either."""
+        return self
+
+
+def document_of(record: Mapping[str, Any], field: str | None, where: str) -> str:
+    """The document of a record, or what stands for it.
+
+    Args:
+      record: its fields. A text may be given as bytes; null is an empty text.
+      field: the field that holds the text; None: the record is a conversation.
+      where: the file and the place in it.
+    """
+    try:
+        return _readable(_text_in(record, field, where), where)
+    except InputError as error:
+        return Unreadable("unreadable", str(error))
+
+
+def document_of_line(line: bytes, field: str | None, where: str) -> str:
+    """Likewise of a line with a JSON object."""
+    try:
+        record = parse_json(line.decode("utf-8", "surrogateescape"))
+    except ValueError as error:
+        return Unreadable("not JSON", f"{where} is not JSON: {error}; fix or delete it")
+    if not isinstance(record, dict):
+        kind = type(record).__name__
+        return Unreadable(
+            "not a JSON object", f"{where} is not a JSON object but {kind}; fix or delete it"
+        )
+    return document_of(record, field, where)
+
+
+def document_of_text(content: bytes, where: str) -> str:
+    """The document that is a whole file."""
+    try:
+        text = content.decode("utf-8")
+        offset = content.find(b"\0")
+    except UnicodeDecodeError as error:
+        offset = error.start
+    if offset < 0:
+        return text
+    reason = "with a NUL character" if content[offset] == 0 else "not UTF-8"
+    return Unreadable(
+        reason,
+        f"{where} is not text: byte 0x{content[offset]:02x} at offset {offset} is not UTF-8 or "
+        "NUL; convert the file or leave it out",
+    )
+
+
+def _text_in(record: Mapping[str, Any], field: str | None, where: str) -> str:
+    if field is None:
+        return conversation_of(record, where)
+    if field not in record:
+        keys = ", ".join(record)[:200] or "nothing at all"
+        raise InputError(f"{where} has no {field!r}, but {keys}; set --config.data.text_field")
+    value = record[field]
+    if isinstance(value, bytes):
+        value = value.decode("utf-8", "surrogateescape")
+    if not isinstance(value, str | None):
+        raise InputError(f"{where}: its {field!r} is {value!r:.60}, not text")
+    return (value or "").removeprefix(_BYTE_ORDER_MARK)
+
+
+def _readable(text: str, where: str) -> str:
+    """The text, if it is one; a conversation's escapes are looked at when it is written."""
+    reason = find_text_fault(text)
+    if reason in (None, EMPTY):
+        return text
+    return Unreadable(reason, f"{where} is {reason}; convert the text, or delete it")
+
+
+class Skipped(Counter[str]):
+    """How many documents were left out, by reason.
+
+    Attributes:
+      faults: of each reason that is a row's fault, the first such row and what was found there.
+    """
+
+    def __init__(self, counts: Mapping[str, int] = {}, faults: Mapping[str, str] = {}):
+        super().__init__(counts)
+        self.faults = dict(faults)
+
+    def skip(self, text: str, reason: str) -> None:
+        """Counts a document; says which it is, if it is the first that is unreadable for this."""
+        self[reason] += 1
+        if isinstance(text, Unreadable) and reason not in self.faults:
+            self.faults[reason] = text.fault
+            say(f"warning: skipped: {text.fault}")
+
+    def note(self, documents: Iterable[str]) -> None:
+        """Counts the unreadable ones of some documents, which are skipped, and told, later."""
+        for each in documents:
+            if isinstance(each, Unreadable):
+                self[each.reason] += 1
+                self.faults.setdefault(each.reason, each.fault)
+
+    def add(self, counts: Mapping[str, int], faults: Mapping[str, str]) -> None:
+        """Adds what was skipped elsewhere."""
+        self.update(counts)
+        self.faults = {**faults, **self.faults}
+
+    @property
+    def unreadable(self) -> int:
+        """The number of unreadable rows."""
+        return sum(self[reason] for reason in self.faults)
+
+    def check(self, rows: int, limit: float) -> None:
+        """Checks that no more than a share of the rows is unreadable.
+
+        Args:
+          rows: the number of all rows, readable or not.
+          limit: `data.max_unreadable`.
+
+        Raises:
+          InputError: if more are; names the first.
+        """
+        if self.unreadable > limit * rows:
+            raise self._too_many(rows, limit)
+
+    def _too_many(self, rows: int, limit: float) -> InputError:
+        return InputError(
+            f"{next(iter(self.faults.values()))} ({self.unreadable} of {rows} rows can't be read, "
+            f"more than the share data.max_unreadable={limit:g})"
+        )
+
+    def check_so_far(self, rows: int, limit: float) -> None:
+        """Checks, before all rows are read, that half of them can be."""
+        if rows >= _ENOUGH_ROWS and self.unreadable > max(limit, 0.5) * rows:
+            raise self._too_many(rows, limit)
+
+    def check_endless(self, rows: int, limit: float) -> None:
+        """Checks what was read of a source that has no end."""
+        self.check_so_far(rows, limit)
+        if limit == 0 or limit * rows >= _ENOUGH_UNREADABLE:
+            self.check(rows, limit)
+
+    def as_json(self) -> dict[str, dict]:
+        """What a shard's facts or a manifest say of it."""
+        counts = {"skipped": dict(sorted(self.items()))}
+        return {**counts, FAULTS: self.faults} if self.faults else counts
+
+    def __str__(self) -> str:
+        """`3 empty, 1 not UTF-8`."""
+        return ", ".join(f"{number} {reason}" for reason, number in sorted(self.items())) or "none"
