@@ -13,6 +13,7 @@ from transformers import AutoTokenizer
 def check(folder: Path) -> None:
     said = json.loads((folder / "said.json").read_text())
     tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert tokenizer("a plain text").input_ids == said["opened"], folder.name
     messages = said["messages"]
     assert tokenizer.apply_chat_template(messages, tokenize=False) == said["text"], folder.name
     prompt = tokenizer.apply_chat_template(

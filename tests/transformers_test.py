@@ -53,6 +53,8 @@ from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError, RunError
 from t5x_diffeq.training.setup import make_setup
 
+PLAIN_TEXT = "a plain text"  # as in in_transformers_chat.py
+
 
 def install(versions: str, folder: Path) -> Path:
     """A Python in `folder` with the packages of a file of tests/: torch, transformers and peft."""
@@ -249,6 +251,8 @@ def test_conversations_are_written_and_masked_as_in_transformers(interpreter, tm
         if (kind, name) == ("bytes", "instruct"):
             continue  # bytes have no eos_token to write
         tokenizer = chat_tokenizer_of(kind, template)
+        if (kind, name) == ("prefixed", "marked"):
+            tokenizer.open_with(tokenizer.processor.bos_id())
         chat = ChatTemplate(tokenizer.chat, tokenizer.special_tokens)
         messages = TWO_TURNS if name != "instruct" else TWO_TURNS[1:]
         text, spans = chat.render_spans(messages, "assistant")
@@ -256,6 +260,7 @@ def test_conversations_are_written_and_masked_as_in_transformers(interpreter, tm
         said = {
             "messages": messages,
             "text": text,
+            "opened": tokenizer.open(tokenizer.encode([PLAIN_TEXT])[0]),
             "prompt": chat.render(messages[:-1], prompting=True),
             "tokens": placed.tokens.tolist(),
             "mask": placed.overlap(spans, len(text)).astype(int).tolist(),

@@ -43,7 +43,6 @@ _END_FILE = "end_of_text.json"
 _IMPORTED_FILE = "imported.json"
 _OPENER_FILE = "opener.json"
 _CONFIG_FILE = "tokenizer_config.json"  # of Hugging Face, beside a tokenizer's file
-_OPENING_CLASSES = ("LlamaTokenizer", "GemmaTokenizer")  # there: open texts unless told otherwise
 ENDS_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
 _TRAINING_DOCUMENTS = 1_000_000  # at most this many, evenly spaced, train a tokenizer
 _TRAINING_CHARACTERS = 100_000  # of each, from its beginning
@@ -372,20 +371,20 @@ def _make_tokenizer(data: DataKeys, documents: Documents) -> Tokenizer:
 def _opener_of(tokenizer: FileTokenizer, folder: AnyPath) -> int | None:
     """The token that the folder of a tokenizer's file puts before every text, if it does.
 
+    As in transformers 5.24: a `tokenizer.json` says it itself, and of a sentencepiece model it is
+    said by `add_bos_token`.
+
     Raises:
       InputError: if its config can't be read, or names a token that doesn't exist.
     """
     path = folder / _CONFIG_FILE
+    if isinstance(tokenizer, HuggingFaceTokenizer):
+        return tokenizer.opener
     try:
         config = read_json_object(path) if path.exists() else {}
     except (OSError, ValueError) as error:
         raise InputError(f"{path} can't be read: {describe_error(error)}; restore it") from error
-    kind = str(config.get("tokenizer_class")).removesuffix("Fast")
-    is_theirs = kind in _OPENING_CLASSES and isinstance(tokenizer, SentencePieceTokenizer)
-    adds = config.get("add_bos_token", True if is_theirs else None)
-    if adds is None:
-        return tokenizer.opener
-    if not adds:
+    if not config.get("add_bos_token"):
         return None
     named = config.get("bos_token", tokenizer.special_tokens.get("bos_token"))
     name = named.get("content") if isinstance(named, dict) else named

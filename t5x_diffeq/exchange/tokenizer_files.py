@@ -73,7 +73,7 @@ def _convert_tokenizer(tokenizer: Tokenizer) -> _TokenizerFiles:
     if isinstance(tokenizer, ByteTokenizer):
         return _TokenizerFiles(json=_encode(_of_bytes()))
     if isinstance(tokenizer, SentencePieceTokenizer):
-        return _convert_sentencepiece(tokenizer.model)
+        return _convert_sentencepiece(tokenizer)
     raise TypeError(f"{type(tokenizer).__name__} has no form in Hugging Face's library")
 
 
@@ -95,9 +95,11 @@ def _of_bytes() -> Any:
     return made
 
 
-def _convert_sentencepiece(model: bytes) -> _TokenizerFiles:
+def _convert_sentencepiece(tokenizer: SentencePieceTokenizer) -> _TokenizerFiles:
     from sentencepiece import sentencepiece_model_pb2 as pb2  # this import brings protobuf with it
+    from tokenizers.processors import TemplateProcessing
 
+    model = tokenizer.model
     proto = pb2.ModelProto.FromString(model)  # type: ignore[attr-defined]  # made at import
     rules = proto.normalizer_spec
     if proto.trainer_spec.model_type != _BPE or rules.precompiled_charsmap:
@@ -107,7 +109,13 @@ def _convert_sentencepiece(model: bytes) -> _TokenizerFiles:
         )
         return _TokenizerFiles(model=model, lacking=lacking)
     settings = {"add_prefix_space": rules.add_dummy_prefix, "legacy": False}
-    return _TokenizerFiles(_encode(_of_sentencepiece(proto)), model, settings)
+    made = _of_sentencepiece(proto)
+    if tokenizer.opener is not None:
+        opener = tokenizer.token_name(tokenizer.opener)
+        made.post_processor = TemplateProcessing(
+            f"{opener} $A", special_tokens=[(opener, tokenizer.opener)]
+        )
+    return _TokenizerFiles(_encode(made), model, settings)
 
 
 def _of_sentencepiece(proto: Any) -> Any:
