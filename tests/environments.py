@@ -11,18 +11,20 @@ _UV = (sys.executable, "-m", "uv")
 _MINUTES = 10
 
 
-def make_environment(folder: Path, *wanted: str) -> Path:
+def make_environment(folder: Path, *wanted: str, python: str = sys.executable) -> Path:
     """The Python of a new environment in `folder`, with what `uv pip install` makes of `wanted`.
+
+    It is made of another `python`.
 
     Where that can't be installed, the test that asks for it is skipped.
     """
-    python = folder / "bin" / "python"
+    made = folder / "bin" / "python"
     # uv doesn't read pip's settings; a wheel found there is preferred to the registry's.
     links = os.environ.get("PIP_FIND_LINKS")
     environment = {**os.environ, **({"UV_FIND_LINKS": links} if links else {})}
     for command in (
-        [*_UV, "venv", "--quiet", "--python", sys.executable, folder],
-        [*_UV, "pip", "install", "--quiet", "--python", python, *wanted],
+        [*_UV, "venv", "--quiet", "--python", python, folder],
+        [*_UV, "pip", "install", "--quiet", "--python", made, *wanted],
     ):
         try:
             ended = subprocess.run(
@@ -32,4 +34,4 @@ def make_environment(folder: Path, *wanted: str) -> Path:
             pytest.skip(f"{' '.join(wanted)} took over {_MINUTES} minutes to install")
         if ended.returncode != 0:
             pytest.skip(f"{' '.join(wanted)} can't be installed: {ended.stderr[-300:]}")
-    return python
+    return made

@@ -10,7 +10,7 @@ from t5x_diffeq.planner.collectives import BETWEEN_SLICES, Collective
 from t5x_diffeq.planner.estimate import step_times
 from t5x_diffeq.planner.flops import StepFlops
 from t5x_diffeq.planner.hlo import shapes
-from t5x_diffeq.planner.links import Links
+from t5x_diffeq.planner.links import Links, rings
 from t5x_diffeq.planner.program_cost import ProgramCost
 from t5x_diffeq.runtime.chips import CHIPS
 
@@ -107,6 +107,28 @@ def test_the_step_is_a_range():
     assert times.low == pytest.approx(2e-3 + times.waited + times.latency)
     in_transit = times.waited + times.latency + times.overlapped
     assert times.high == pytest.approx(1.1 * (3e-3 + in_transit))
+
+
+def test_operations_without_an_estimate_take_the_time_of_their_bytes():
+    links, flops = Links(torus(4, 4, 4), V5P), StepFlops(0, 0, 0, 0, 0, 0, 0)
+    moved = int(V5P.memory_bandwidth / 500)
+    times = step_times(links, [], ProgramCost(2 * moved, 1_750_000, moved), flops, devices=2)
+    assert times.low == pytest.approx(1e-3 + 2e-3)
+
+
+@pytest.mark.parametrize(
+    ("extents", "closed"),
+    [
+        ((4, 4, 4), (True, True, True)),
+        ((4, 4, 8), (True, True, True)),
+        ((2, 2, 4), (False, False, False)),
+        ((16, 16), (True, True)),
+        ((8, 16), (False, True)),
+        ((8, 8), (False, False)),
+    ],
+)
+def test_whole_cubes_and_pods_close_to_rings(extents, closed):
+    assert rings(extents) == closed
 
 
 def test_a_gpus_kernels_run_one_after_the_other():

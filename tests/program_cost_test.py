@@ -73,6 +73,15 @@ def test_a_tpus_fast_memory_is_free_and_cycles_add_up():
     assert cost.cycles == 730
 
 
+def test_what_the_compiler_does_not_estimate_is_counted_by_its_bytes():
+    """libtpu 0.0.50 gives gathers that it offloads the largest number there is."""
+    cost = program_cost(TPU.replace('"700"', f'"{2**63 - 1}"'))
+    assert cost.cycles == 30
+    assert cost.unestimated_bytes == 2 * 128 * 256 * 2
+    assert cost.memory_bytes == program_cost(TPU).memory_bytes
+    assert program_cost(TPU).unestimated_bytes == 0
+
+
 GPU = """HloModule made, is_scheduled=true
 
 %fused (p: f32[12,64,768], n: s32[], x: f32[64,768]) -> f32[12,64,768] {

@@ -15,8 +15,9 @@ _KERNELS_AT_WORST = 0.5  # of the peak, what fused attention reaches
 _GPU_AT_WORST = 1.3  # times the seconds of FLOPs and bytes at their peaks
 _HOSTS_AND_STRAGGLERS = 0.1  # of the step
 ASSUMED = (
-    "step, low: the compiler's cycles; attention at peak FLOP/s; synchronous collectives over all "
-    "links that their devices span, with their latency; asynchronous ones hidden",
+    "step, low: the compiler's cycles, and the memory's bandwidth where it has none; attention at "
+    "peak FLOP/s; synchronous collectives over all links that their devices span, with their "
+    "latency; asynchronous ones hidden",
     f"step, high: attention at {_KERNELS_AT_WORST:.0%} of the peak; no collective hidden; "
     f"{_HOSTS_AND_STRAGGLERS:.0%} more for hosts and stragglers. No TPU has confirmed either",
 )
@@ -82,6 +83,7 @@ def step_times(
     if figures.clock:
         latency = sum(route.latency(it) for it, route in routes if not it.asynchronous)
         compute = (cost.cycles or 0) / figures.clock
+        compute += cost.unestimated_bytes / figures.memory_bandwidth
         kernels = flops.attention_kernels / devices / figures.peak_flops
         at_best, at_worst = compute + kernels, compute + kernels / _KERNELS_AT_WORST
     else:

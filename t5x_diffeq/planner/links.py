@@ -70,7 +70,7 @@ class Links:
         self.coordinates = [_coordinates_of(device, per_node) for device in devices]
         own = [coords for part, coords in self.coordinates if part == self.coordinates[0][0]]
         self.extents = tuple(len(set(column)) for column in zip(*own, strict=True))
-        self.rings = tuple(_is_ring(extent, self.extents) for extent in self.extents)
+        self.rings = rings(self.extents)
 
     def route(self, it: Collective) -> Route:
         """The route of a collective's first group; those of the others are alike."""
@@ -111,10 +111,11 @@ def _links_along(span: Sequence[int], extent: int, ring: bool) -> tuple[float, i
     return 1 / stride, span[-1] - span[0]
 
 
-def _is_ring(extent: int, extents: tuple[int, ...]) -> bool:
+def rings(extents: Sequence[int]) -> tuple[bool, ...]:
+    """Whether each dimension of a TPU slice closes to a ring."""
     if len([n for n in extents if n > 1]) > 2:
-        return all(n % _CUBE == 0 for n in extents)
-    return extent == _POD
+        return (all(n % _CUBE == 0 for n in extents),) * len(extents)
+    return tuple(n == _POD for n in extents)
 
 
 def _coordinates_of(device: Any, per_node: int) -> tuple[int, tuple[int, ...]]:

@@ -40,6 +40,9 @@ _FREE = (
     "optimization-barrier",
 )
 _PART_OF_FIRST = ("dynamic-slice", "slice", "gather")
+_MOST_CYCLES = (
+    2**48
+)  # beyond is no estimate: libtpu 0.0.50 gives gathers that it offloads 2**63 - 1
 
 
 class ProgramCost(NamedTuple):
@@ -49,10 +52,13 @@ class ProgramCost(NamedTuple):
       memory_bytes: bytes read from and written to main memory.
       cycles: the compiler's estimates for its instructions (only on TPU), which leave out custom
         kernels and collectives; None if it gives none.
+      unestimated_bytes: those of `memory_bytes` that belong to instructions for which the compiler
+        says that it has no estimate.
     """
 
     memory_bytes: int
     cycles: int | None
+    unestimated_bytes: int = 0
 
 
 def program_cost(text: str) -> ProgramCost:
@@ -62,13 +68,17 @@ def program_cost(text: str) -> ProgramCost:
       ValueError: if the trip count of a loop can't be determined.
     """
     program = read_program(text)
-    memory_bytes, cycles = 0, 0
+    memory_bytes, cycles, unestimated_bytes = 0, 0, 0
     for execution in executions(program):
         if not execution.fused:
-            memory_bytes += execution.times * _instruction_bytes(program, execution)
-            estimate = execution.instruction.attribute(r'"estimated_cycles":"(\d+)"')
-            cycles += execution.times * int(estimate or 0)
-    return ProgramCost(memory_bytes, cycles or None)
+            moved = execution.times * _instruction_bytes(program, execution)
+            estimate = int(execution.instruction.attribute(r'"estimated_cycles":"(\d+)"') or 0)
+            memory_bytes += moved
+            if estimate <= _MOST_CYCLES:
+                cycles += execution.times * estimate
+            else:
+                unestimated_bytes += moved
+    return ProgramCost(memory_bytes, cycles or None, unestimated_bytes)
 
 
 def product_flops(text: str) -> int:

@@ -143,7 +143,18 @@ def _step_range(times: StepTimes) -> str:
 def _remarks(plan: Plan) -> list[str]:
     compiled = {} if plan.topology.compiled_by == "cpu" else plan.traffic or {}
     lines = [_describe_collectives(kind, moved) for kind, moved in compiled.items()]
-    return [line for line in (*lines, memory_share(plan)) if line]
+    return [line for line in (*lines, _unestimated(plan), memory_share(plan)) if line]
+
+
+def _unestimated(plan: Plan) -> str | None:
+    """What the TPU's compiler gives no cycles for, if there is any."""
+    size = plan.cost.unestimated_bytes if plan.cost else 0
+    if not size:
+        return None
+    return (
+        f"the compiler has no estimate for operations that move {_cell(size, 'bytes')}; they count "
+        "at the memory's bandwidth"
+    )
 
 
 def _describe_collectives(kind: str, moved: Traffic) -> str | None:

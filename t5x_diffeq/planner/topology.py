@@ -9,11 +9,13 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 from jax.experimental import topologies
 
 from t5x_diffeq.planner.gpu_targets import TARGETS, target_config
+from t5x_diffeq.planner.links import rings
 from t5x_diffeq.runtime.chips import Chip, chip
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.extras import install_command
@@ -180,7 +182,10 @@ def _tpu_devices(name: str, kind: str, slices: int) -> list[jax.Device]:
     _need_compiler(name, "TPU", "tpu", "libtpu")
     for variable, value in LIBTPU_ENVIRONMENT.items():
         os.environ.setdefault(variable, value)
-    options: dict[str, int | str] = {"num_slices": slices} if slices > 1 else {}
+    options: dict[str, Any] = {"num_slices": slices} if slices > 1 else {}
+    extents = [int(size) for size in name.partition(":")[2].split("x")]
+    if any(closed := rings(extents)):  # without them XLA pads all-gathers with zeros and sums them
+        options["wrap"] = (*closed, False)[:3]
     # On a TPU v4 JAX makes one device of a chip's two cores; a topology does so if requested.
     options |= {"chip_config_name": "megacore"} if kind == "v4" else {}
     try:
