@@ -1,12 +1,14 @@
 """The chunked loss equals the plain one, whatever the chunk and the mesh."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import assert_close, auto_mesh
 
-from t5x_diffeq.training.losses import distillation_losses, token_losses
+from t5x_diffeq.training.losses import charged_losses, token_losses
 from t5x_diffeq.training.partitioning import mesh_context
 
 RNG = np.random.default_rng(0)
@@ -24,24 +26,40 @@ def plain_losses(y, head):
     return normaliser - chosen, normaliser
 
 
-def make_chunked_losses(chunk):
-    return lambda y, head: token_losses(y, head, TARGETS, vocab_size=100, chunk=chunk)[:2]
+WEIGHTS = jnp.arange(40.0).reshape(8, 5)
+SIZES = {"vocab_size": 100}
 
 
-def value_and_gradients(losses):
+def value_and_gradients_of_plain():
     def total(y, head):
-        loss, normaliser = losses(y, head)
-        return (loss * jnp.arange(40.0).reshape(8, 5) + 0.1 * normaliser**2).sum()
+        loss, normaliser = plain_losses(y, head)
+        return (WEIGHTS * (loss + 0.1 * normaliser**2)).sum()
 
-    return jax.jit(losses)(Y, HEAD), jax.jit(jax.grad(total, argnums=(0, 1)))(Y, HEAD)
+    return jax.jit(plain_losses)(Y, HEAD), jax.jit(jax.grad(total, argnums=(0, 1)))(Y, HEAD)
 
 
-EXPECTED = value_and_gradients(plain_losses)
+def value_and_gradients(chunk):
+    """Of the losses of tokens, as evaluation and as training compute them."""
+
+    def total(y, head):
+        def charge(of_tokens):
+            return of_tokens.losses + 0.1 * of_tokens.normalisers**2
+
+        return charged_losses(charge, (y, head), None, TARGETS, WEIGHTS, chunk=chunk, **SIZES)
+
+    losses = jax.jit(partial(token_losses, targets=TARGETS, chunk=chunk, **SIZES))(Y, HEAD)
+    gradients, of_tokens = jax.jit(jax.grad(total, argnums=(0, 1), has_aux=True))(Y, HEAD)
+    for a, b in zip(losses.given(), of_tokens.given(), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+    return losses.given(), gradients
+
+
+EXPECTED = value_and_gradients_of_plain()
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 40, 1000])
 def test_chunks(chunk):
-    assert_close(value_and_gradients(make_chunked_losses(chunk)), EXPECTED, 1e-5)
+    assert_close(value_and_gradients(chunk), EXPECTED, 1e-5)
 
 
 @pytest.mark.slow
@@ -49,7 +67,7 @@ def test_chunks(chunk):
 def test_meshes(shape):
     mesh = auto_mesh(**dict(zip(NAMED, shape, strict=True)))
     with mesh_context(mesh, RULES):
-        assert_close(value_and_gradients(make_chunked_losses(3)), EXPECTED, 1e-5)
+        assert_close(value_and_gradients(3), EXPECTED, 1e-5)
 
 
 # --------------------------------------------------------------------------- with a teacher
@@ -81,8 +99,15 @@ def weighted(teacher, chunk):
     """The sum of the divergences, each weighted by its number, as a function of y and the head."""
 
     def total(y, head):
-        found = distillation_losses((y, head), teacher, TARGETS, vocab_size=100, chunk=chunk)
-        return (found[2] * jnp.arange(40.0).reshape(8, 5)).sum(), found
+        return charged_losses(
+            lambda of_tokens: of_tokens.divergences,
+            (y, head),
+            teacher,
+            TARGETS,
+            WEIGHTS,
+            chunk=chunk,
+            **SIZES,
+        )
 
     return jax.jit(jax.grad(total, argnums=(0, 1), has_aux=True))
 
@@ -116,8 +141,11 @@ def test_a_model_does_not_diverge_from_itself():
 
 def test_a_teacher_gets_no_gradient():
     def total(*teacher):
-        found = distillation_losses((Y, HEAD), teacher, TARGETS, vocab_size=100, chunk=7)
-        return sum(x.sum() for x in found)
+        def charge(of_tokens):
+            return sum(of_tokens)
+
+        total, _ = charged_losses(charge, (Y, HEAD), teacher, TARGETS, WEIGHTS, chunk=7, **SIZES)
+        return total
 
     found = jax.jit(jax.grad(total, argnums=(0, 1)))(*TEACHER)
     jax.tree.map(lambda d: np.testing.assert_array_equal(d, 0), found)
@@ -131,9 +159,16 @@ def test_logits_never_all_exist(with_teacher):
     sizes = {"vocab_size": 4096, "chunk": 128}
 
     def loss(y, head):
-        if with_teacher:
-            return distillation_losses((y, head), (y + 1, head), targets, **sizes).divergences.sum()
-        return token_losses(y, head, targets, **sizes).losses.sum()
+        teacher = (y + 1, head) if with_teacher else None
+        total, _ = charged_losses(
+            lambda of_tokens: sum(of_tokens.given()),
+            (y, head),
+            teacher,
+            targets,
+            jnp.ones(targets.shape),
+            **sizes,
+        )
+        return total
 
     compiled = jax.jit(jax.grad(loss, argnums=(0, 1))).lower(y, head).compile()
     assert compiled.memory_analysis().temp_size_in_bytes < 0.5 * 4 * 512 * 4096 * 4

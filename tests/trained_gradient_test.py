@@ -14,7 +14,8 @@ from helpers import setup_of
 
 from configs import default
 from t5x_diffeq.models.language_model import LanguageModel
-from t5x_diffeq.training.objective import end_of_pass, losses_at
+from t5x_diffeq.training.losses import charged_losses
+from t5x_diffeq.training.objective import end_of_pass
 from t5x_diffeq.training.step import make_gradient, make_train_step
 
 VOCAB, LENGTH, ROWS = 256, 64, 64
@@ -98,7 +99,13 @@ def gradient_of_weights(setup, params, weights, dtype):
     def loss(rest, weights):
         batch = bigram_text(1000)
         end = end_of_pass(setup.model, rest, batch, weights)
-        return losses_at(setup.model, end, batch, 1024, None).losses.mean()
+        weights = jnp.full(batch["targets"].shape, 1 / batch["targets"].size)
+        sizes = {"vocab_size": setup.model.config.vocab_size, "chunk": 1024}
+        model = end.y, end.head
+        total, _ = charged_losses(
+            lambda of_tokens: of_tokens.losses, model, None, batch["targets"], weights, **sizes
+        )
+        return total
 
     narrow = jax.tree.map(lambda x: x.astype(jnp.bfloat16), rest)
     of_norm = {"final_norm": rest["final_norm"]}  # used in float32

@@ -32,7 +32,7 @@ class StepFlops:
       mlp: g, the MLP.
       head: logits.
       hypernetwork: making W(t) from t, once per optimizer step; 0 for other weights.
-      recomputed: recomputation in the backward pass, by `model.remat` and of the logits.
+      recomputed: recomputation in the backward pass, by `model.remat`.
       attention_kernels: what a fused attention kernel computes: forward, recomputed and backward.
         It recomputes scores itself, computes whole blocks where the mask cuts one, and pads narrow
         heads; of all this, only what the model needs is counted above.
@@ -79,8 +79,7 @@ def step_flops(config: ModelConfig, batch_size: int) -> StepFlops:
         head=3 * head,
         hypernetwork=3 * _hypernetwork_flops(config),
         recomputed=tokens * _recomputed_products(config, of_f, of_g)
-        + _recomputed_attention(config) * attention
-        + head,
+        + _recomputed_attention(config) * attention,
         attention_kernels=attention * _kernel_work(config)
         if block.has_attention_kernel and config.attention != "xla"
         else 0.0,
@@ -112,10 +111,11 @@ def _recomputed_products(config: ModelConfig, of_f: SubFieldFlops, of_g: SubFiel
 def _recomputed_attention(config: ModelConfig) -> int:
     """Whether `model.remat` recomputes scores and sums of values, as 0 or 1.
 
-    A GPU's kernel has to, even if its output is saved: the softmax's sums are internal to it.
+    Triton's kernel has to, even if its output is saved: the softmax's sums are internal to it.
     """
     kept = config.remat.startswith("keep:") and "attention" in kept_names(config.remat)
-    return 0 if config.remat == "none" or (kept and config.attention.startswith("splash")) else 1
+    keeps_sums = config.attention.startswith(("splash", "cudnn"))
+    return 0 if config.remat == "none" or (kept and keeps_sums) else 1
 
 
 def _kernel_work(config: ModelConfig) -> float:
@@ -127,11 +127,10 @@ def _kernel_work(config: ModelConfig) -> float:
         return 1 + again + (7 if config.attention == "triton" else 5) / 2
     head_dim = config.head_width
     blocks = splash_blocks(config.attention, config.max_length, head_dim)
-    backward = 5 if blocks.fused else 7
     widened = (head_dim + -head_dim % LANES) / head_dim
     # Of n blocks in a row of the mask, (n + 1) / 2 are visited on average; n / 2 are needed.
     visited = 1 + blocks.size / config.max_length
-    return widened * visited * (1 + again + backward / 2)
+    return widened * visited * (1 + again + 7 / 2)  # dq and (dk, dv) each compute the scores
 
 
 def forward_flops(config: ModelConfig) -> float:

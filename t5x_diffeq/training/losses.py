@@ -1,10 +1,11 @@
 """Next-token cross entropy and KL divergence, in nats per token, without ever materialising all
 logits.
 
-Each device goes through its tokens chunk by chunk, and so does the backward pass, which makes the
-logits again. The gradient is written by hand. In the one that JAX derives, masks and constants of
-the logits' size are moved out of the loop, and every chunk reads them from memory: a seventh of the
-memory traffic of a step of GPT-small on an H100 (docs/lab/h100.md).
+Each device goes through its tokens chunk by chunk. In training, a chunk's logits are made once:
+what a token is charged for its losses is known there, so the chunk makes its part of the gradient.
+The gradient is written by hand. In the one that JAX derives, the logits are made twice, and masks
+and constants of their size are moved out of the loop, for every chunk to read from memory
+(docs/lab/h100.md).
 """
 
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
-from jaxtyping import Array, Float, Int, Num
+from jaxtyping import Array, Bool, Float, Int, Num
 
 from t5x_diffeq.layers.array_types import State, Tokens
 from t5x_diffeq.layers.mesh import mesh_axes, on_shards, shards_over
@@ -27,8 +28,8 @@ class TokenLosses(NamedTuple):
 
         d loss / dz = q - onehot(target)    d normaliser / dz = q    d divergence / dz = q - p
 
-    A further number per token is computed in `_chunks_forward` and needs its gradient in
-    `_chunks_backward`. It must leave out the logits of padding, and sum over the mesh axes that
+    A further number per token is computed in `_losses_of_logits` and needs its gradient in
+    `_charged_forward`. It must leave out the logits of padding, and sum over the mesh axes that
     split the vocabulary.
 
     Attributes:
@@ -37,11 +38,16 @@ class TokenLosses(NamedTuple):
       divergences: KL(teacher || student); None without a teacher.
     """
 
-    losses: Float[Array, "B L"]
-    normalisers: Float[Array, "B L"]
-    divergences: Float[Array, "B L"] | None = None
+    losses: Float[Array, "..."]
+    normalisers: Float[Array, "..."]
+    divergences: Float[Array, "..."] | None = None
+
+    def given(self) -> tuple[Float[Array, "..."], ...]:
+        """Those that there are."""
+        return tuple(x for x in self if x is not None)
 
 
+Charge = Callable[[TokenLosses], Float[Array, "..."]]  # what each token adds to what is minimised
 StateAndHead = tuple[Float[Array, "B L _"], Float[Array, "V _"]]  # [B, L, D] and [V, D]
 _Axes = tuple[str, ...]
 _Chunks = tuple[Float[Array, "chunks chunk _"], Float[Array, "v _"]]  # states, and head
@@ -58,10 +64,16 @@ class _Vocabulary(NamedTuple):
     size: int
     axes: _Axes
 
-    def tokens(self, head: Float[Array, "v _"]) -> Int[Array, " v"]:
-        """The tokens of this device's head; from `size` on, they are padding."""
-        first = jax.lax.axis_index(self.axes) * len(head) if self.axes else 0
-        return first + jnp.arange(len(head))
+    def tokens(self, count: int) -> Int[Array, " v"]:
+        """The `count` tokens of this device's head; from `size` on, they are padding."""
+        first = jax.lax.axis_index(self.axes) * count if self.axes else 0
+        return first + jnp.arange(count)
+
+    def hits(
+        self, logits: Float[Array, "chunk v"], targets: Int[Array, " chunk"]
+    ) -> Bool[Array, "chunk v"]:
+        """Where the logits of the targets are."""
+        return self.tokens(logits.shape[1]) == targets[:, None]
 
     def logits(
         self, states: Float[Array, "chunk D"], head: Float[Array, "v D"]
@@ -70,7 +82,7 @@ class _Vocabulary(NamedTuple):
         logits = jnp.einsum("td,vd->tv", states, head, preferred_element_type=jnp.float32)
         if len(head) * shards_over(self.axes) == self.size:
             return logits
-        return jnp.where(self.tokens(head) < self.size, logits, jnp.finfo(jnp.float32).min)
+        return jnp.where(self.tokens(len(head)) < self.size, logits, jnp.finfo(jnp.float32).min)
 
     def sum(self, x: Float[Array, "chunk v"]) -> Float[Array, " chunk"]:
         """Sums over the vocabulary."""
@@ -86,44 +98,46 @@ class _Vocabulary(NamedTuple):
         return jnp.log(self.sum(jnp.exp(logits - highest[:, None]))) + highest
 
 
-def token_losses(
-    y: State, head: Float[Array, "V D"], targets: Tokens, *, vocab_size: int, chunk: int
-) -> TokenLosses:
-    """The losses of each token, without a teacher.
-
-    Args:
-      y: the model's last state, normalised.
-      head: one vector per token of the padded vocabulary.
-      targets: the tokens to predict.
-      vocab_size: the unpadded vocabulary; the padding has probability 0.
-      chunk: tokens per device whose logits exist at once.
-    """
-    return TokenLosses(*_by_chunk(_chunks, [(y, head)], targets, vocab_size, chunk))
-
-
-def distillation_losses(
+def charged_losses(
+    charge: Charge,
     student: StateAndHead,
-    teacher: StateAndHead,
+    teacher: StateAndHead | None,
     targets: Tokens,
+    weights: Float[Array, "B L"],
     *,
     vocab_size: int,
     chunk: int,
-) -> TokenLosses:
-    """The student's losses of each token, and its divergence from the teacher.
+) -> tuple[Float[Array, ""], TokenLosses]:
+    """The weighted sum of what tokens are charged, and their losses, which have no gradient.
 
     The KL divergence is that of the two distributions of the next token. The teacher gets no
     gradient (Hinton et al. 2015, at temperature 1).
 
     Args:
-      student: its last state, normalised, and its head.
-      teacher: likewise; its width may differ, its vocabulary may not.
+      charge: from the losses of tokens to what each is charged; a token's own losses alone decide.
+      student: its last state, normalised, and its head: one vector per token of the padded
+        vocabulary.
+      teacher: likewise, if there is one; its width may differ, its vocabulary may not.
       targets: the tokens to predict.
-      vocab_size: the unpadded vocabulary.
+      weights: the weight of each token.
+      vocab_size: the unpadded vocabulary; the padding has probability 0.
       chunk: tokens per device whose logits exist at once.
     """
-    return TokenLosses(
-        *_by_chunk(_chunks, [student, teacher], targets, vocab_size, chunk, results=3)
-    )
+    models = [student] if teacher is None else [student, teacher]
+    of_tokens = (targets, weights)
+    of_chunks = partial(_charged, charge)
+    sums, *found = _by_chunk(of_chunks, models, of_tokens, vocab_size, chunk, 2 + len(models))
+    return sums.sum(), jax.lax.stop_gradient(TokenLosses(*found))
+
+
+def token_losses(
+    y: State, head: Float[Array, "V D"], targets: Tokens, *, vocab_size: int, chunk: int
+) -> TokenLosses:
+    """The losses of each token, without a teacher; takes the arguments of `charged_losses`.
+
+    Don't differentiate it: JAX would keep all logits.
+    """
+    return TokenLosses(*_by_chunk(_losses, [(y, head)], (targets,), vocab_size, chunk, 2))
 
 
 def losses_and_choices(
@@ -133,31 +147,32 @@ def losses_and_choices(
 
     Don't differentiate it: JAX would keep all logits.
     """
-    losses, choices = _by_chunk(_choices, [(y, head)], targets, vocab_size, chunk)
+    losses, choices = _by_chunk(_choices, [(y, head)], (targets,), vocab_size, chunk, 2)
     return losses, choices
 
 
 def _by_chunk(
     of_chunks: Callable[..., tuple[Array, ...]],
     models: list[StateAndHead],
-    targets: Tokens,
+    of_tokens: tuple[Num[Array, "B L"], ...],
     vocab_size: int,
     chunk: int,
-    results: int = 2,
-) -> tuple[Num[Array, "B L"], ...]:
-    """Applies `of_chunks`, which returns some numbers per token, to all tokens in chunks.
+    results: int,
+) -> tuple[Num[Array, "_ _"], ...]:
+    """Applies `of_chunks`, which returns some numbers per token or device, to tokens in chunks.
 
     Each device gathers the head along its width once, then goes through its own tokens. Under
     automatic sharding every chunk would gather the head. Where the vocabulary is sharded, only
     sums and extremes over it are exchanged.
 
     Args:
-      of_chunks: takes a `_Vocabulary`, the chunks of each model, and the chunks of the targets.
+      of_chunks: takes a `_Vocabulary`, the chunks of each model, and those of each of `of_tokens`.
       models: the last state and the head of each model that it compares.
-      targets: the tokens to predict.
+      of_tokens: the tokens to predict, and what else there is of each.
       vocab_size: the unpadded vocabulary.
       chunk: tokens per device whose logits exist at once.
-      results: how many numbers per token it returns.
+      results: how many arrays it returns. A scalar of each device becomes an array with an entry
+        for each device that has tokens of its own.
     """
     rows, length, vocab, width = map(mesh_axes, ("batch", "length", "vocab", "embed"))
     by_token = PartitionSpec(rows or None, length or None)
@@ -170,23 +185,24 @@ def _by_chunk(
         chunk=chunk,
     )
     of_model = (by_token, PartitionSpec(vocab or None, width or None))
-    in_specs = ([of_model] * len(models), by_token)
-    return on_shards(local, in_specs, (by_token,) * results)(models, targets)
+    in_specs = ([of_model] * len(models), (by_token,) * len(of_tokens))
+    return on_shards(local, in_specs, (by_token,) * results)(models, of_tokens)
 
 
 def _on_device(
     of_chunks: Callable[..., tuple[Array, ...]],
     models: list[tuple[Float[Array, "b L _"], Float[Array, "v _"]]],
-    targets: Tokens,
+    of_tokens: tuple[Num[Array, "b L"], ...],
     *,
     tokens: _Axes,
     vocab: _Axes,
     width: _Axes,
     chunk: int,
-) -> tuple[Num[Array, "b L"], ...]:
+) -> tuple[Num[Array, "_ _"], ...]:
     """One device's part, where heads are sharded over `vocab` and `width`."""
-    chunk = min(chunk, targets.size)
-    missing = -targets.size % chunk
+    shape, size = of_tokens[0].shape, of_tokens[0].size
+    chunk = min(chunk, size)
+    missing = -size % chunk
 
     def prepare(y: Array, head: Array) -> _Chunks:
         # In float32, so that the head's gradient is summed in it over chunks and devices. The
@@ -199,96 +215,128 @@ def _on_device(
         states = jnp.pad(y.reshape(-1, y.shape[-1]), ((0, missing), (0, 0)))
         return states.reshape(-1, chunk, y.shape[-1]), head
 
-    wanted = jnp.pad(targets.reshape(-1), (0, missing)).reshape(-1, chunk)
-    per_chunk = of_chunks([prepare(*model) for model in models], wanted)
-    shape, size = targets.shape, targets.size
-    return tuple(x.reshape(-1)[:size].reshape(shape) for x in per_chunk)
+    in_chunks = [jnp.pad(x.reshape(-1), (0, missing)).reshape(-1, chunk) for x in of_tokens]
+    found = of_chunks([prepare(*model) for model in models], *in_chunks)
+    return tuple(x.reshape(-1)[:size].reshape(shape) if x.ndim else x.reshape(1, 1) for x in found)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _chunks(
+def _losses(
     vocabulary: _Vocabulary, models: list[_Chunks], targets: Int[Array, "chunks chunk"]
-) -> tuple[Float[Array, "chunks chunk"], ...]:
-    """The fields of `TokenLosses` of all chunks, of one model or of a student and its teacher."""
-    return _chunks_forward(vocabulary, models, targets)[0]
+) -> tuple[Array, ...]:
+    """The losses of all chunks."""
+    states, heads = _in_dtype_of_states(models)
 
-
-def _chunks_forward(
-    vocabulary: _Vocabulary, models: list[_Chunks], targets: Int[Array, "chunks chunk"]
-) -> tuple[tuple[Array, ...], tuple]:
-    """The results, and what the backward pass needs: the inputs and each model's normalisers."""
-    states, heads = zip(*models, strict=True)
-    heads = tuple(head.astype(y.dtype) for y, head in models)
-
-    def of_chunk(chunk: tuple) -> tuple[tuple[Array, ...], list[Array]]:
+    def of_chunk(chunk: tuple) -> tuple[Array, ...]:
         states, targets = chunk
-        logits = [vocabulary.logits(*model) for model in zip(states, heads, strict=True)]
-        normalisers = [vocabulary.normaliser(each) for each in logits]
-        loss = normalisers[0] - _chosen(vocabulary, logits[0], heads[0], targets)
-        if len(models) == 1:
-            return (loss, normalisers[0]), normalisers
-        log_q, log_p = (z - n[:, None] for z, n in zip(logits, normalisers, strict=True))
-        divergence = vocabulary.sum(jnp.exp(log_p) * (log_p - log_q))
-        return (loss, normalisers[0], divergence), normalisers
+        losses = _losses_of_logits(vocabulary, *_logits(vocabulary, states, heads), targets)
+        return losses.given()
 
-    results, normalisers = jax.lax.map(of_chunk, (states, targets))
-    return results, (states, heads, targets, normalisers)
+    return jax.lax.map(of_chunk, (states, targets))
 
 
-def _chosen(
-    vocabulary: _Vocabulary, logits: Float[Array, "chunk v"], head: Array, targets: Array
-) -> Float[Array, " chunk"]:
-    """The logit of each target."""
-    return vocabulary.sum(jnp.where(vocabulary.tokens(head) == targets[:, None], logits, 0))
+def _in_dtype_of_states(models: list[_Chunks]) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
+    """The states and the heads of the models, for products in the states' dtype."""
+    return tuple(y for y, _ in models), tuple(head.astype(y.dtype) for y, head in models)
 
 
-def _chunks_backward(
-    vocabulary: _Vocabulary, kept: tuple, gradients: tuple[Float[Array, "chunks chunk"], ...]
-) -> tuple[list[tuple[Array, Array] | None], None]:
-    """The gradient of the student's states and head; see `TokenLosses`.
+def _logits(
+    vocabulary: _Vocabulary, states: tuple[Array, ...], heads: tuple[Array, ...]
+) -> tuple[list[Float[Array, "chunk v"]], list[Float[Array, " chunk"]]]:
+    """The logits of each model, and their normalisers."""
+    logits = [vocabulary.logits(*model) for model in zip(states, heads, strict=True)]
+    return logits, [vocabulary.normaliser(each) for each in logits]
+
+
+def _losses_of_logits(
+    vocabulary: _Vocabulary,
+    logits: list[Float[Array, "chunk v"]],
+    normalisers: list[Float[Array, " chunk"]],
+    targets: Int[Array, " chunk"],
+) -> TokenLosses:
+    """The losses of a chunk, of one model or of a student and its teacher."""
+    hits = vocabulary.hits(logits[0], targets)
+    loss = normalisers[0] - vocabulary.sum(jnp.where(hits, logits[0], 0))
+    if len(logits) == 1:
+        return TokenLosses(loss, normalisers[0])
+    log_q, log_p = (z - n[:, None] for z, n in zip(logits, normalisers, strict=True))
+    divergence = vocabulary.sum(jnp.exp(log_p) * (log_p - log_q))
+    return TokenLosses(loss, normalisers[0], divergence)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _charged(
+    charge: Charge,
+    vocabulary: _Vocabulary,
+    models: list[_Chunks],
+    targets: Int[Array, "chunks chunk"],
+    weights: Float[Array, "chunks chunk"],
+) -> tuple[Array, ...]:
+    """The weighted sum of what the tokens of all chunks are charged, and their losses."""
+    return _charged_forward(charge, vocabulary, models, targets, weights)[0]
+
+
+def _charged_forward(
+    charge: Charge,
+    vocabulary: _Vocabulary,
+    models: list[_Chunks],
+    targets: Int[Array, "chunks chunk"],
+    weights: Float[Array, "chunks chunk"],
+) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
+    """Also the gradient of the student's states and head; see `TokenLosses`.
 
     The products have operands in the states' dtype. JAX's own would have the float32 gradient of
     the logits as an operand, and run at the speed of float32.
     """
-    states, heads, targets, normalisers = kept
+    states, heads = _in_dtype_of_states(models)
     product = partial(jnp.einsum, preferred_element_type=jnp.float32)
 
-    def of_chunk(d_head: Array, chunk: tuple) -> tuple[Array, Array]:
-        states, targets, normalisers, (d_loss, *others) = chunk
-        q, *p = (
-            jnp.exp(vocabulary.logits(y, head) - normaliser[:, None])
-            for y, head, normaliser in zip(states, heads, normalisers, strict=True)
-        )
-        hit = vocabulary.tokens(heads[0]) == targets[:, None]
-        d_logits = (d_loss + sum(others))[:, None] * q - jnp.where(hit, d_loss[:, None], 0)
+    def of_chunk(d_head: Array, chunk: tuple) -> tuple[Array, tuple]:
+        states, targets, weights = chunk
+        logits, normalisers = _logits(vocabulary, states, heads)
+        losses = _losses_of_logits(vocabulary, logits, normalisers, targets)
+        charged, pull_back = jax.vjp(charge, losses)
+        (d,) = pull_back(weights)
+        q, *p = (jnp.exp(z - n[:, None]) for z, n in zip(logits, normalisers, strict=True))
+        hits = vocabulary.hits(logits[0], targets)
+        d_logits = sum(d.given())[:, None] * q
+        d_logits -= jnp.where(hits, d.losses[:, None], 0)
         if p:
-            d_logits -= others[-1][:, None] * p[0]
+            d_logits -= d.divergences[:, None] * p[0]
         d_logits = d_logits.astype(states[0].dtype)
         d_states = product("tv,vd->td", d_logits, heads[0]).astype(states[0].dtype)
-        return d_head + product("tv,td->vd", d_logits, states[0]), d_states
+        d_head += product("tv,td->vd", d_logits, states[0])
+        return d_head, (charged * weights, losses, d_states)
 
     zeros = 0 * heads[0].astype(jnp.float32)  # which varies over the same mesh axes
-    d_head, d_states = jax.lax.scan(of_chunk, zeros, (states, targets, normalisers, gradients))
-    return [(d_states, d_head), *[None] * len(states[1:])], None
+    d_head, (charged, losses, d_states) = jax.lax.scan(of_chunk, zeros, (states, targets, weights))
+    return (charged.sum(), *losses.given()), (d_states, d_head, *heads[1:])
 
 
-_chunks.defvjp(_chunks_forward, _chunks_backward)
+def _charged_backward(
+    charge: Charge, vocabulary: _Vocabulary, kept: tuple[Array, ...], gradients: tuple[Array, ...]
+) -> tuple[list[tuple[Array, Array] | None], None, None]:
+    """The gradient for this gradient of the sum, which is the same number for all tokens."""
+    (d_states, d_head, *teachers), d_sum = kept, gradients[0]
+    student = ((d_sum * d_states).astype(d_states.dtype), d_sum * d_head)
+    return [student, *[None] * len(teachers)], None, None
+
+
+_charged.defvjp(_charged_forward, _charged_backward)
 
 
 def _choices(
     vocabulary: _Vocabulary, models: list[_Chunks], targets: Int[Array, "chunks chunk"]
 ) -> tuple[Float[Array, "chunks chunk"], Int[Array, "chunks chunk"]]:
     """Losses, and the most likely token at each position; the first in a tie."""
-    ((states, head),) = models
-    head = head.astype(states.dtype)
+    states, heads = _in_dtype_of_states(models)
 
     def of_chunk(chunk: tuple) -> tuple[Array, Array]:
         states, targets = chunk
-        logits = vocabulary.logits(states, head)
-        loss = vocabulary.normaliser(logits) - _chosen(vocabulary, logits, head, targets)
-        is_best = logits == vocabulary.max(logits)[:, None]
-        best = jnp.where(is_best, vocabulary.tokens(head), vocabulary.size).min(-1)
-        return loss, jax.lax.pmin(best, vocabulary.axes) if vocabulary.axes else best
+        logits, normalisers = _logits(vocabulary, states, heads)
+        losses = _losses_of_logits(vocabulary, logits, normalisers, targets).losses
+        is_best = logits[0] == vocabulary.max(logits[0])[:, None]
+        best = jnp.where(is_best, vocabulary.tokens(len(heads[0])), vocabulary.size).min(-1)
+        return losses, jax.lax.pmin(best, vocabulary.axes) if vocabulary.axes else best
 
     return jax.lax.map(of_chunk, (states, targets))
 

@@ -6,6 +6,7 @@ depths. Both are of means over the tokens that have a loss in a depth's rows.
 """
 
 from collections import defaultdict
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -17,13 +18,8 @@ from t5x_diffeq.layers.array_types import Places, State, Weights
 from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.runtime.config import TrainKeys
 from t5x_diffeq.training.depths import Rows, rows_of_depths
-from t5x_diffeq.training.losses import (
-    StateAndHead,
-    TokenLosses,
-    distillation_losses,
-    token_losses,
-)
-from t5x_diffeq.training.terms import Outcome, terms_of
+from t5x_diffeq.training.losses import StateAndHead, charged_losses, token_losses
+from t5x_diffeq.training.terms import Outcome, TokenTerm, charge, terms_of
 
 Batch = dict[str, jax.Array]
 Params = dict
@@ -119,15 +115,25 @@ def objective(
         of_teacher = (largest.y, largest.head) if each.learns else teacher
         if of_teacher:
             of_teacher = each.rows.take(of_teacher[0]), of_teacher[1]
-        losses = losses_at(each.model, end, rows, keys.loss_chunk, of_teacher)
+        terms = terms_of(keys, each.learns or (keys.distill_weight if teacher else None))
+        of_logits = tuple(term for term in terms if isinstance(term, TokenTerm))
+        with jax.named_scope("loss"):
+            charged, losses = charged_losses(
+                partial(charge, of_logits),
+                (end.y, end.head),
+                of_teacher,
+                rows["targets"],
+                each.share * rows["mask"] / count,
+                vocab_size=each.model.config.vocab_size,
+                chunk=keys.loss_chunk,
+            )
+        total += charged
         outcome = Outcome(losses, end.velocities, rows["mask"], count)
-        share_of_teacher = each.learns or (keys.distill_weight if teacher else None)
-        sum_of_terms = jnp.zeros(())
-        for term in terms_of(keys, share_of_teacher):
+        for term in terms:
             mean = term.mean(outcome)
-            sum_of_terms += term.weight * mean
             reported[term.name].append(mean)
-        total += each.share * sum_of_terms
+            if term not in of_logits:
+                total += each.share * term.weight * mean
     return total, {name: sum(x, start=jnp.zeros(())) / len(x) for name, x in reported.items()}
 
 
@@ -136,30 +142,20 @@ def places_of(batch: Batch) -> Places | None:
     return Places(batch["positions"], batch["segments"]) if "segments" in batch else None
 
 
-def losses_at(
-    model: LanguageModel, end: PassEnd, batch: Batch, chunk: int, teacher: StateAndHead | None
-) -> TokenLosses:
-    """The losses of each token of a batch.
-
-    Args:
-      model: the model.
-      end: where its pass over the batch has ended.
-      batch: the batch.
-      chunk: tokens per device whose logits exist at once.
-      teacher: the last state and the head of a model that doesn't train; None: no divergence.
-    """
-    sizes = {"vocab_size": model.config.vocab_size, "chunk": chunk}
-    with jax.named_scope("loss"):
-        if teacher is None:
-            return token_losses(end.y, end.head, batch["targets"], **sizes)
-        return distillation_losses((end.y, end.head), teacher, batch["targets"], **sizes)
-
-
 def batch_losses(
     model: LanguageModel, params: Params, batch: Batch, chunk: int
 ) -> Float[Array, "B L"]:
-    """-log p of each target of a batch, without dropout; takes the arguments of `losses_at`."""
-    return losses_at(model, end_of_pass(model, params, batch), batch, chunk, None).losses
+    """-log p of each target of a batch, without dropout and without a gradient.
+
+    Args:
+      model: the model.
+      params: its parameters.
+      batch: the batch.
+      chunk: tokens per device whose logits exist at once.
+    """
+    end = end_of_pass(model, params, batch)
+    sizes = {"vocab_size": model.config.vocab_size, "chunk": chunk}
+    return token_losses(end.y, end.head, batch["targets"], **sizes).losses
 
 
 def end_of_pass(

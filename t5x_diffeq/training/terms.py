@@ -1,8 +1,8 @@
 """What training minimises: a weighted sum of terms, each of which is a class.
 
 A term has a weight, and a name under which the mean that it computes is reported, unweighted. A new
-term is a class here, a key for its weight (`runtime/keys/train.py`), and a line in `terms_of`. What
-it needs of the logits is first a number per token (`losses.TokenLosses`).
+term is a class here, a key for its weight (`runtime/keys/train.py`), and a line in `terms_of`. A
+term of the logits is a `TokenTerm`: a number of each token, made of its `losses.TokenLosses`.
 """
 
 from dataclasses import dataclass
@@ -48,36 +48,53 @@ class Term:
         raise NotImplementedError
 
 
-class CrossEntropy(Term):
+class TokenTerm(Term):
+    """A mean over tokens, each of which is charged for its own logits."""
+
+    def values(self, of_tokens: TokenLosses) -> Float[Array, "..."]:
+        """The value of each token."""
+        raise NotImplementedError
+
+    def mean(self, outcome: Outcome) -> Float[Array, ""]:
+        """The mean over tokens."""
+        return outcome.mean(self.values(outcome.of_tokens))
+
+
+def charge(terms: tuple[TokenTerm, ...], of_tokens: TokenLosses) -> Float[Array, "..."]:
+    """What each token is charged by all terms."""
+    return sum((t.weight * t.values(of_tokens) for t in terms), start=jnp.zeros(()))
+
+
+class CrossEntropy(TokenTerm):
     """-log p of the next token."""
 
     name = "loss"
 
-    def mean(self, outcome: Outcome) -> Float[Array, ""]:
-        """The mean over tokens, in nats."""
-        return outcome.mean(outcome.of_tokens.losses)
+    def values(self, of_tokens: TokenLosses) -> Float[Array, "..."]:
+        """Of each token, in nats."""
+        return of_tokens.losses
 
 
-class Distillation(Term):
+class Distillation(TokenTerm):
     """KL(teacher || model) of the next token (Hinton et al. 2015), which takes the place of a part
     of the cross entropy."""
 
     name = "distillation"
 
-    def mean(self, outcome: Outcome) -> Float[Array, ""]:
-        """The mean over tokens, in nats."""
-        assert outcome.of_tokens.divergences is not None, "there is a teacher"
-        return outcome.mean(outcome.of_tokens.divergences)
+    def values(self, of_tokens: TokenLosses) -> Float[Array, "..."]:
+        """Of each token, in nats."""
+        assert of_tokens.divergences is not None, "there is a teacher"
+        return of_tokens.divergences
 
 
-class ZLoss(Term):
+class ZLoss(TokenTerm):
     """The square of the log of the softmax's normaliser, which keeps logits near 0."""
 
     name = "z_loss"
 
-    def mean(self, outcome: Outcome) -> Float[Array, ""]:
-        """The mean over tokens."""
-        return outcome.mean(jnp.square(outcome.of_tokens.normalisers))
+    def values(self, of_tokens: TokenLosses) -> Float[Array, "..."]:
+        """Of each token."""
+        return jnp.square(of_tokens.normalisers)
 
 
 class Velocity(Term):
