@@ -7,8 +7,6 @@ part 3 of 64 (0 to 63), for an array of jobs; afterwards the command without --s
 folder.
 """
 
-import os
-
 from absl import flags
 from ml_collections.config_flags import config_flags
 
@@ -29,7 +27,7 @@ _SHARD = flags.DEFINE_string("shard", None, "Make only part i of n, as i/n.", fl
 _WORKERS = flags.DEFINE_integer(
     "workers",
     None,
-    "Number of processes. [default: one per core]",
+    "Number of processes. [default: one per core; one for a text that takes less than they do]",
     1,
     THREADS,
     flag_values=FLAGS,
@@ -53,7 +51,7 @@ def main() -> None:
 
     from t5x_diffeq.verbs.prepare_data import prepare_data  # importing JAX takes seconds
 
-    prepare_data(data, folder, _SHARDS.value, _WORKERS.value or os.cpu_count() or 1, part)
+    prepare_data(data, folder, _SHARDS.value, _WORKERS.value, part)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Token shards of the documents that a config describes."""
 
 import json
+import os
 
 from t5x_diffeq.data.manifest import MASKS, SPLITS, TRAINED
 from t5x_diffeq.data.preparation import prepare_shards
@@ -14,7 +15,7 @@ from t5x_diffeq.runtime.locks import hold_lock
 
 
 def prepare_data(
-    data: DataKeys, folder: AnyPath, shards: int, workers: int, part: tuple[int, int]
+    data: DataKeys, folder: AnyPath, shards: int, workers: int | None, part: tuple[int, int]
 ) -> None:
     """Makes a part of the shards, and with the last part the manifest.
 
@@ -22,7 +23,8 @@ def prepare_data(
       data: `config.data`.
       folder: the folder of the shards.
       shards: number of shards of each split.
-      workers: number of processes that tokenise.
+      workers: number of processes that tokenise; None: one for each core if the source is large.
+        Each imports for seconds, in which one alone tokenises several megabytes on all cores.
       part: (i, n), the i-th of n parts.
     """
     check_paths(data)
@@ -36,6 +38,7 @@ def prepare_data(
         source = load_source(data)
         text = digest([source.fingerprint.encode()])
         tokenizer = tokenizer_in(folder / "tokenizer", data, source.train, text)
+        workers = workers or (source.large and os.cpu_count()) or 1
         manifest = prepare_shards(source, tokenizer, folder, shards, workers, part)
     if manifest is not None:
         masks = " --config.data.loss_on=completion" if manifest.get(MASKS) else ""
