@@ -289,7 +289,7 @@ def _absolute(path: str) -> str:
 
 def _files_of(data: DataKeys, split: str, builder: "datasets.DatasetBuilder") -> StreamFiles:
     dataset, are_lines = builder.as_streaming_dataset(split), builder.name == "text"
-    columns = _columns_of(dataset, are_lines)
+    columns = _columns_of(dataset, are_lines, str(data.path))
     if data.loss_on == "completion":
         fields, field = keys_of_conversations(columns, f"data.path={data.path}"), None
     elif data.text_field in columns:
@@ -312,7 +312,7 @@ def _files_of(data: DataKeys, split: str, builder: "datasets.DatasetBuilder") ->
     return StreamFiles(path, split, dataset, tuple(names), fingerprint, field, are_lines)
 
 
-def _columns_of(dataset: "datasets.IterableDataset", are_lines: bool) -> list[str]:
+def _columns_of(dataset: "datasets.IterableDataset", are_lines: bool, path: str) -> list[str]:
     """The names of the fields; of lines those of the first record."""
     if not are_lines:
         return dataset.column_names or list(next(iter(dataset), {}))
@@ -321,7 +321,10 @@ def _columns_of(dataset: "datasets.IterableDataset", are_lines: bool) -> list[st
             record = parse_json(_bytes_of(line).decode("utf-8", "surrogateescape"))
             if isinstance(record, dict):
                 return list(record)
-    return []
+    raise InputError(
+        f"data.path={path} can't be opened as a stream: its first {VALIDATION_DOCUMENTS} lines "
+        "have no object of JSON, or there are none"
+    )
 
 
 def _select(
