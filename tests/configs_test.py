@@ -54,6 +54,20 @@ def test_makes_a_model(name, variant):
         assert count / 1e9 == pytest.approx(BILLIONS[name, variant], rel=0.02)
 
 
+@pytest.mark.parametrize(
+    ("platform", "steps", "expected"),
+    [("gpu", 12, 12), ("gpu", 32, 32), ("gpu", 33, 17), ("gpu", 80, 27), ("cpu", 12, 1)],
+)
+def test_loops_are_unrolled_on_gpus(platform, steps, expected):
+    config = importlib.import_module("configs.tiny").get_config()
+    config.model.num_steps = steps
+    for unroll, chosen in ((None, expected), (2, 2)):
+        config.model.scan_unroll = unroll
+        keys = Config.of(config)
+        model = ModelConfig.of(keys.model, 256, 64).with_loop_for(platform)
+        assert model.scan_unroll == chosen
+
+
 def test_a_compact_ode_has_fewer_functions_of_time_than_steps():
     config = importlib.import_module("configs.gpt_medium").get_config("compact")
     model = config.model

@@ -1,10 +1,9 @@
 """Attention kernels, and the one place that chooses between them and says why."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from math import prod
-from typing import Literal, cast
+from typing import Literal, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -24,9 +23,6 @@ from t5x_diffeq.runtime.errors import InputError
 
 HEADS = ("batch", "length", "heads", "head_dim")
 LANES = 128  # width of a TPU's vector registers; splash blocks are multiples of it
-# Splash's fused backward pass writes a partial gradient of q per block of keys, each as large as q.
-# Two separate kernels write none, but compute the scores once more.
-MOST_COPIES = 8
 _LEAST_OF_TRITON = 16  # width of a head: Triton's products are at least so wide
 _KEPT = "attention"  # name of the kernel's output for remat policies
 
@@ -135,26 +131,23 @@ def _chunks(shards: int) -> int:
     return 2 * shards if shards > 1 else 1
 
 
-@dataclass(frozen=True)
-class SplashBlocks:
+class SplashBlocks(NamedTuple):
     """How splash attention divides a sequence into blocks.
 
     Attributes:
       size: number of queries, and of keys, in a block.
-      fused: whether one kernel computes the whole backward pass.
-      reason: both choices in words, and the reason for them.
+      reason: the choice in words.
     """
 
     size: int
-    fused: bool
     reason: str
 
 
 def splash_blocks(kernel: str, length: int, head_dim: int, shards: int = 1) -> SplashBlocks:
     """The blocks of the kernel `splash`, or `splash:SIZE`.
 
-    Large blocks make few partial gradients. Blocks of 2048 don't fit a TPU's VMEM, and if a head is
-    wider than the lanes, blocks of 1024 don't fit on every kind of TPU.
+    Blocks of 2048 don't fit a TPU's VMEM, and if a head is wider than the lanes, blocks of 1024
+    don't fit on every kind of TPU.
 
     Args:
       kernel: either of these names.
@@ -166,14 +159,7 @@ def splash_blocks(kernel: str, length: int, head_dim: int, shards: int = 1) -> S
     fitting = (1024, 512, 256, LANES) if head_dim <= LANES else (512, 256, LANES)
     chunk = length // _chunks(shards)
     size = int(block_size) if block_size else next(b for b in fitting if chunk % b == 0)
-    copies = length // size
-    fused = copies <= MOST_COPIES
-    backward = (
-        f"backward in one kernel, with {copies} partial gradients of q"
-        if fused
-        else f"backward in two kernels, since one would keep {copies} partial gradients of q"
-    )
-    return SplashBlocks(size, fused, f"blocks of {size}, {backward}")
+    return SplashBlocks(size, f"blocks of {size}")
 
 
 def causal_attention(
@@ -207,7 +193,8 @@ def causal_attention(
     mask = None if segments is None else (segments[:, None, :, None] == segments[:, None, None, :])
     name = cast(Literal["xla", "cudnn"], kernel)  # the two others
     mixed = jax.nn.dot_product_attention(q, k, v, mask=mask, is_causal=True, implementation=name)
-    return checkpoint_name(mixed, _KEPT)
+    # What is kept of cuDNN's is its own results (`ode.integrate`); they needn't be kept twice.
+    return mixed if kernel == "cudnn" else checkpoint_name(mixed, _KEPT)
 
 
 def triton_attention(
@@ -343,6 +330,8 @@ def _splash_kernel(
 ) -> SplashAttentionKernel:
     """The kernel of a device's heads, for all of the `shards` devices that share each row."""
     size = blocks.size
+    # The backward pass runs in two kernels, which compute the scores twice. One for both writes a
+    # partial gradient of q per block of keys, and their sum costs more (docs/lab/tpu_step.md).
     sizes = splash.BlockSizes(
         block_q=size,
         block_kv=size,
@@ -350,9 +339,9 @@ def _splash_kernel(
         block_q_dkv=size,
         block_kv_dkv=size,
         block_kv_dkv_compute=size,
-        block_q_dq=None if blocks.fused else size,
-        block_kv_dq=None if blocks.fused else size,
-        use_fused_bwd_kernel=blocks.fused,
+        block_q_dq=size,
+        block_kv_dq=size,
+        use_fused_bwd_kernel=False,
     )
     return splash.make_splash_mha(
         splash.MultiHeadMask([mask] * heads),

@@ -45,7 +45,7 @@ def solve(
         num_steps=config.num_steps,
         step_size=config.dt,
         remat=config.remat,
-        unroll=config.scan_unroll,
+        unroll=config.scan_unroll or 1,
         kept_dtype=config.compute_dtype,
         key=key,
     )

@@ -22,6 +22,9 @@ SubFieldWithMemory = Callable[[Tree, Vector, Memory], tuple[Vector, Memory]]
 
 # What "keep:..." can name: values that the layers mark with `checkpoint_name`.
 CHECKPOINT_NAMES = ("qkv", "attention", "mlp")
+# A primitive whose results are kept with a name: all that cuDNN's kernel returns, as its backward
+# pass needs the scores' normalisers, and the kernel would run again for them.
+_KEPT_PRIMITIVES = {"attention": "dot_product_attention_fwd"}
 
 
 def integrate(
@@ -241,7 +244,15 @@ def _scan(step: Step, y: Vector, inputs: StepInputs, unroll: int) -> Vector:
 
 
 def _keep_policy(remat: str) -> Callable[..., bool]:
-    return jax.checkpoint_policies.save_only_these_names(*kept_names(remat))
+    names = kept_names(remat)
+    of_names = jax.checkpoint_policies.save_only_these_names(*names)
+    primitives = tuple(p for name, p in _KEPT_PRIMITIVES.items() if name in names)
+
+    def keeps(primitive: Any, *arguments: Any, **parameters: Any) -> bool:
+        is_kept: bool = of_names(primitive, *arguments, **parameters)
+        return is_kept or primitive.name.startswith(primitives)
+
+    return keeps
 
 
 def kept_names(remat: str) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ def check_new(config: Config) -> None:
       InputError: if they do; gives both values.
     """
     model = config.model
-    if model.scan_unroll > model.num_steps:
+    if (model.scan_unroll or 1) > model.num_steps:
         raise InputError(
             f"model.scan_unroll={model.scan_unroll} is more than model.num_steps="
             f"{model.num_steps}; give at most {model.num_steps}"

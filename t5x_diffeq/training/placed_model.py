@@ -97,6 +97,7 @@ def place_model(config: Config, vocab_size: int, mesh: Mesh) -> PlacedModel:
         shards=mesh.shape["context"],
         capability=getattr(device, "compute_capability", None),
     )
+    model_config = model_config.with_loop_for(device.platform)
     check_context(model_config, mesh)
     model, rules = LanguageModel(model_config), partitioning.logical_rules(config.mesh)
     return PlacedModel(

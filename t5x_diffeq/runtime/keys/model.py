@@ -12,6 +12,7 @@ from t5x_diffeq.runtime.keys.key import (
     Size,
     SizeOrNone,
     SolverSteps,
+    SolverStepsOrNone,
     Switch,
     Texts,
     key,
@@ -208,11 +209,12 @@ class ModelKeys(Section):
         branch=True,
         finetune="if set",
     )
-    scan_unroll: SolverSteps = key(
-        1,
+    scan_unroll: SolverStepsOrNone = key(
+        None,
         """solver steps per iteration of the compiled loop, at most `num_steps`. With more,
-        the compiler can overlap the communication of one step with the computation of the
-        next, and compilation takes longer""",
+        less is copied, the communication of one step can overlap with the computation of the
+        next, and compilation takes longer. `None`: all of them on GPUs (of more than 32, equal
+        parts of at most 32), 1 elsewhere""",
         resume=True,
         finetune="if set",
     )
