@@ -42,7 +42,15 @@ def real_rows(params, vocab_size):
 
 
 # Keys that don't belong to the architecture, or to a per-layer model.
-OTHER_KEYS = ("block", "num_frequencies", "dropout_rate", "dtype", "attention", "remat")
+OTHER_KEYS = (
+    "block",
+    "num_frequencies",
+    "dropout_rate",
+    "dtype",
+    "attention",
+    "scan_unroll",
+    "remat",
+)
 CLASSES = {
     "llama": "LlamaForCausalLM",
     "gpt": "GPT2LMHeadModel",
