@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from t5x_diffeq.planner import topology
 from t5x_diffeq.planner.collectives import BETWEEN_SLICES, Collective
 from t5x_diffeq.planner.estimate import step_times
 from t5x_diffeq.planner.flops import StepFlops
@@ -137,3 +138,20 @@ def test_a_gpus_kernels_run_one_after_the_other():
     times = step_times(Links(gpus, CHIPS["H100"]), [], cost, flops, devices=2)
     assert times.low == times.compute == pytest.approx(2e-3)
     assert times.high == pytest.approx(1.3 * 1.1 * 2e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrap"),
+    [("v5p:4x4x4", (True, True, True)), ("v6e:16x16", (True, True, False)), ("v5p:2x2x1", None)],
+)
+def test_a_slice_is_compiled_for_with_its_rings(name, wrap, monkeypatch):
+    asked = {}
+
+    def describe(**options):
+        asked.update(options)
+        return SimpleNamespace(devices=[])
+
+    monkeypatch.setattr(topology, "_need_compiler", lambda *_: None)
+    monkeypatch.setattr(topology.topologies, "get_topology_desc", describe)
+    topology._tpu_devices(name, name.partition(":")[0], 1)
+    assert asked.get("wrap") == wrap

@@ -145,6 +145,9 @@ def test_what_a_folder_puts_before_every_text(hugging_face, small, tmp_path, tem
         (tokens,) = each.encode(["some text"])
         assert each.open(tokens) == [*([] if expected is None else [expected]), *tokens.tolist()]
         assert each.open(each.open(tokens)) == each.open(tokens)
+    if opener is not None:  # a run from before there were openers goes on without one
+        (tmp_path / "saved" / "opener.json").unlink()
+        assert load_tokenizer(tmp_path / "saved").opener is None
 
 
 def test_a_sentencepiece_model_that_opens_every_text(sentencepiece, small, tmp_path):
@@ -154,7 +157,10 @@ def test_a_sentencepiece_model_that_opens_every_text(sentencepiece, small, tmp_p
     openers = []
     for content in ({}, {"add_bos_token": False}, {"add_bos_token": True}):
         config.write_text(json.dumps(content))
-        openers.append(make_tokenizer(Config.of(small).data, []).opener)
+        tokenizer = make_tokenizer(Config.of(small).data, [])
+        tokenizer.save(tmp_path / f"saved{len(openers)}")
+        assert load_tokenizer(tmp_path / f"saved{len(openers)}").opener == tokenizer.opener
+        openers.append(tokenizer.opener)
     assert openers == [None, None, sentencepiece.processor.bos_id()]
     config.write_text('{"add_bos_token": true, "bos_token": "[GO]"}')
     with pytest.raises(InputError, match=r"says add_bos_token, and its bos_token '\[GO\]' isn't"):

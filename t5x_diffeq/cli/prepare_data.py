@@ -27,7 +27,7 @@ _SHARD = flags.DEFINE_string("shard", None, "Make only part i of n, as i/n.", fl
 _WORKERS = flags.DEFINE_integer(
     "workers",
     None,
-    "Number of processes. [default: one per core; one for a text that takes less than they do]",
+    "Number of processes. [default: one per core for a large source, else one]",
     1,
     THREADS,
     flag_values=FLAGS,

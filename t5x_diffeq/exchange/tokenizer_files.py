@@ -97,7 +97,6 @@ def _of_bytes() -> Any:
 
 def _convert_sentencepiece(tokenizer: SentencePieceTokenizer) -> _TokenizerFiles:
     from sentencepiece import sentencepiece_model_pb2 as pb2  # this import brings protobuf with it
-    from tokenizers.processors import TemplateProcessing
 
     model = tokenizer.model
     proto = pb2.ModelProto.FromString(model)  # type: ignore[attr-defined]  # made at import
@@ -111,6 +110,8 @@ def _convert_sentencepiece(tokenizer: SentencePieceTokenizer) -> _TokenizerFiles
     settings = {"add_prefix_space": rules.add_dummy_prefix, "legacy": False}
     made = _of_sentencepiece(proto)
     if tokenizer.opener is not None:
+        from tokenizers.processors import TemplateProcessing
+
         opener = tokenizer.token_name(tokenizer.opener)
         made.post_processor = TemplateProcessing(
             f"{opener} $A", special_tokens=[(opener, tokenizer.opener)]
