@@ -11,6 +11,7 @@ from t5x_diffeq.planner.collectives import BETWEEN_SLICES, Collective
 from t5x_diffeq.planner.estimate import step_times
 from t5x_diffeq.planner.flops import StepFlops
 from t5x_diffeq.planner.hlo import shapes
+from t5x_diffeq.planner.kernels import Kernel
 from t5x_diffeq.planner.links import Links, rings
 from t5x_diffeq.planner.program_cost import ProgramCost
 from t5x_diffeq.runtime.chips import CHIPS
@@ -101,7 +102,7 @@ def test_gpus_have_nvlink_in_a_machine_and_the_network_between():
 def test_the_step_is_a_range():
     hidden = dataclasses.replace(collective("all-gather", None), asynchronous=True)
     moved = [collective("all-reduce", None), hidden]
-    cost, flops = ProgramCost(1_000_000, 1_750_000), StepFlops(0, 0, 0, 0, 0, 0, 2 * 459e9)
+    cost, flops = ProgramCost(1_000_000, 1_750_000), StepFlops(0, 0, 0, 0, 0, 0, 2 * 459e9, 64)
     times = step_times(Links(torus(4, 4, 4), V5P), moved, cost, flops, devices=2)
     assert (times.compute, times.kernels) == pytest.approx((1e-3, 1e-3))
     assert times.overlapped == pytest.approx(times.waited / 2)
@@ -111,7 +112,7 @@ def test_the_step_is_a_range():
 
 
 def test_operations_without_an_estimate_take_the_time_of_their_bytes():
-    links, flops = Links(torus(4, 4, 4), V5P), StepFlops(0, 0, 0, 0, 0, 0, 0)
+    links, flops = Links(torus(4, 4, 4), V5P), StepFlops(0, 0, 0, 0, 0, 0, 0, 64)
     moved = int(V5P.memory_bandwidth / 500)
     times = step_times(links, [], ProgramCost(2 * moved, 1_750_000, moved), flops, devices=2)
     assert times.low == pytest.approx(1e-3 + 2e-3)
@@ -132,12 +133,26 @@ def test_whole_cubes_and_pods_close_to_rings(extents, closed):
     assert rings(extents) == closed
 
 
-def test_a_gpus_kernels_run_one_after_the_other():
-    gpus = [SimpleNamespace(platform="gpu", id=number) for number in range(2)]
-    cost, flops = ProgramCost(3_350_000_000, None), StepFlops(2 * 989e9, 0, 0, 0, 0, 0, 0)
-    times = step_times(Links(gpus, CHIPS["H100"]), [], cost, flops, devices=2)
-    assert times.low == times.compute == pytest.approx(2e-3)
-    assert times.high == pytest.approx(1.3 * 1.1 * 2e-3)
+def test_a_gpus_kernels_take_what_they_do_most():
+    """By the rates that an H100 sustained, and 3 microseconds between kernels."""
+    h100 = CHIPS["H100"]
+    links = Links([SimpleNamespace(platform="gpu", id=number) for number in range(2)], h100)
+    each = {
+        "product": Kernel(0.73 * 989e9, 16, 0, 0, 1),
+        "fp8 product": Kernel(0.66 * 2 * 989e9, 8, 0, 0, 1),
+        "float32 product": Kernel(0.73 * 989e9 / 2, 32, 0, 0, 1),
+        "bytes": Kernel(0, 0, int(0.9 * 3350e6), 0, 1),
+        "elements": Kernel(0, 0, 0, 64 * 132 * 1.755e6, 1),
+    }
+    none, some = (StepFlops(0, 0, 0, 0, 0, 0, kernel, 128) for kernel in (0, 2 * 0.36 * 989e9))
+    for what, kernel in each.items():
+        times = step_times(links, [], ProgramCost(0, None, 0, (kernel,)), none, devices=2)
+        assert times.low == times.compute == pytest.approx(1e-3 + 3e-6), what
+        assert times.high == pytest.approx(1.2 * 1.1 * times.low)
+    both = each["product"]._replace(memory_bytes=each["bytes"].memory_bytes, times=5)
+    times = step_times(links, [], ProgramCost(0, None, 0, (both,)), some, devices=2)
+    assert (times.compute, times.kernels) == pytest.approx((5e-3 + 15e-6, 1e-3))
+    assert times.low == pytest.approx(times.compute + times.kernels)
 
 
 @pytest.mark.parametrize(

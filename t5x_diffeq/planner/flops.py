@@ -36,6 +36,7 @@ class StepFlops:
       attention_kernels: what a fused attention kernel computes: forward, recomputed and backward.
         It recomputes scores itself, computes whole blocks where the mask cuts one, and pads narrow
         heads; of all this, only what the model needs is counted above.
+      head_width: the width of the heads, on which the speed of such a kernel depends.
     """
 
     projections: float
@@ -45,6 +46,7 @@ class StepFlops:
     hypernetwork: float
     recomputed: float
     attention_kernels: float
+    head_width: int
 
     @property
     def model(self) -> float:
@@ -83,6 +85,7 @@ def step_flops(config: ModelConfig, batch_size: int) -> StepFlops:
         attention_kernels=attention * _kernel_work(config)
         if block.has_attention_kernel and config.attention != "xla"
         else 0.0,
+        head_width=config.head_width,
     )
 
 

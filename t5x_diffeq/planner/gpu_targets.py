@@ -11,6 +11,7 @@ from t5x_diffeq.runtime.chips import CHIPS
 
 _KIB, _MIB = 2**10, 2**20
 _CUDNN = (9, 8)  # the oldest that JAX takes
+_CUDA = "13.0.0"  # of `jax[cuda13]`; without a version, no product in fp8 becomes cuBLAS's call
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,9 @@ gpu_device_info {{
   block_dim_limit_x: 2147483647
   block_dim_limit_y: 65535
   block_dim_limit_z: 65535
+  driver_version: "{_CUDA}"
+  runtime_version: "{_CUDA}"
+  compile_time_toolkit_version: "{_CUDA}"
 }}
 platform_name: "CUDA"
 dnn_version_info {{ major: {_CUDNN[0]} minor: {_CUDNN[1]} }}

@@ -7,7 +7,6 @@ larger array counts only its own bytes, as in XLA's own count.
 """
 
 import re
-from math import prod
 from typing import NamedTuple
 
 from t5x_diffeq.planner.collectives import OPCODE
@@ -22,6 +21,7 @@ from t5x_diffeq.planner.hlo import (
     read_program,
     shapes,
 )
+from t5x_diffeq.planner.kernels import Kernel, kernel
 from t5x_diffeq.planner.trip_count import executions
 
 # They name, group or wait for existing values, or the computations that they call are counted.
@@ -54,11 +54,13 @@ class ProgramCost(NamedTuple):
         kernels and collectives; None if it gives none.
       unestimated_bytes: those of `memory_bytes` that belong to instructions for which the compiler
         says that it has no estimate.
+      kernels: what the instructions do, where the compiler gives no cycles (on a GPU).
     """
 
     memory_bytes: int
     cycles: int | None
     unestimated_bytes: int = 0
+    kernels: tuple[Kernel, ...] = ()
 
 
 def program_cost(text: str) -> ProgramCost:
@@ -69,43 +71,29 @@ def program_cost(text: str) -> ProgramCost:
     """
     program = read_program(text)
     memory_bytes, cycles, unestimated_bytes = 0, 0, 0
+    moving = []
     for execution in executions(program):
         if not execution.fused:
-            moved = execution.times * _instruction_bytes(program, execution)
+            bytes_of_run = _instruction_bytes(program, execution)
+            moved = execution.times * bytes_of_run
             estimate = int(execution.instruction.attribute(r'"estimated_cycles":"(\d+)"') or 0)
             memory_bytes += moved
+            moving += [(execution, bytes_of_run)] if moved else []
             if estimate <= _MOST_CYCLES:
                 cycles += execution.times * estimate
             else:
                 unestimated_bytes += moved
-    return ProgramCost(memory_bytes, cycles or None, unestimated_bytes)
-
-
-def product_flops(text: str) -> int:
-    """FLOPs of the matrix products, `dot`, in a program's text as JAX lowers it.
-
-    A multiply-add is two. A TPU's or GPU's compiler turns products into other instructions.
-
-    Raises:
-      ValueError: if the trip count of a loop can't be determined.
-    """
-    program = read_program(text)
-    total = 0
-    for it, name, times, _ in executions(program):
-        if it.opcode == "dot":
-            (result,), (left,) = (
-                shapes(type) for type in (it.type, program.computations[name][it.operands[0]].type)
-            )
-            summed = it.required_attribute(r"lhs_contracting_dims=\{([\d,]*)\}")
-            sizes = (left.dims[int(dim)] for dim in summed.split(",") if dim)
-            total += times * 2 * prod(result.dims) * prod(sizes)
-    return total
+    kernels = () if cycles else (kernel(program, *each) for each in moving)
+    known = tuple(it for it in kernels if it is not None)
+    return ProgramCost(memory_bytes, cycles or None, unestimated_bytes, known)
 
 
 def _instruction_bytes(program: Program, execution: Execution) -> int:
     it, computation = execution.instruction, program.computations[execution.computation]
     if it.opcode in _FREE or it.opcode.endswith(("-done", "-update")):
         return 0
+    if '"AllocateBuffer"' in it.attributes:
+        return 0  # memory that others will write
     if it.opcode.endswith("-start") and it.opcode not in FUSIONS and not OPCODE.match(it.opcode):
         return _bytes_of_transfer(it)
     return _bytes_read(program, it, computation) + _bytes_written(program, it, computation)

@@ -25,6 +25,8 @@ class Chip:
       links: the number of links; 1 where any device reaches any other at full bandwidth.
       network_bandwidth: bytes/s to other TPU slices or GPU machines, each device's share.
       clock: the cycles/s of the compiler's estimates in cycles; None where it makes none.
+      integer_operations: a GPU's 32-bit integer operations/s: 64 units in each multiprocessor, at
+        its boost clock.
     """
 
     peak_flops: float
@@ -34,6 +36,7 @@ class Chip:
     links: int
     network_bandwidth: float
     clock: float | None = None
+    integer_operations: float = 0
 
 
 CHIPS = {
@@ -43,10 +46,10 @@ CHIPS = {
     "TPU v5p": Chip(459e12, 95.74 * GIB, 2765e9, 600e9, 6, 6.25e9, 1.75e9),
     "TPU v6 lite": Chip(918e12, 31.25 * GIB, 1638e9, 400e9, 4, 12.5e9, 1.75e9),
     "TPU7x": Chip(2307e12 / 2, 94.75 * GIB, 7380e9 / 2, 300e9, 6, 12.5e9 / 2, 2.2e9),
-    "A100": Chip(312e12, 80e9, 2039e9, 300e9, 1, 25e9),
-    "H100": Chip(989e12, 80e9, 3350e9, 450e9, 1, 50e9),
-    "H200": Chip(989e12, 141e9, 4800e9, 450e9, 1, 50e9),
-    "B200": Chip(2250e12, 180e9, 7700e9, 900e9, 1, 50e9),
+    "A100": Chip(312e12, 80e9, 2039e9, 300e9, 1, 25e9, None, 64 * 108 * 1.41e9),
+    "H100": Chip(989e12, 80e9, 3350e9, 450e9, 1, 50e9, None, 64 * 132 * 1.755e9),
+    "H200": Chip(989e12, 141e9, 4800e9, 450e9, 1, 50e9, None, 64 * 132 * 1.755e9),
+    "B200": Chip(2250e12, 180e9, 7700e9, 900e9, 1, 50e9, None, 64 * 148 * 1.85e9),
 }
 
 

@@ -13,7 +13,8 @@ import numpy as np
 from t5x_diffeq.inference.generation_rate import generation_rates
 from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.planner.device_memory import check_fits
-from t5x_diffeq.planner.program_cost import product_flops, program_cost
+from t5x_diffeq.planner.kernels import product_flops
+from t5x_diffeq.planner.program_cost import program_cost
 from t5x_diffeq.runs.traces import how_to_open, trace
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.config_files import baseline_of
