@@ -1,5 +1,6 @@
 """The tables of rotary positions: those of transformers 5.23 to the last bit, and of old runs."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -105,3 +106,24 @@ def test_pairs_are_rotated_by_position_times_frequency():
     turned = pairs * np.exp(1j * positions[..., None, None] * frequencies)
     expected = np.concatenate((turned.real, turned.imag), axis=-1)
     np.testing.assert_allclose(rotate(jnp.asarray(x), jnp.asarray(positions)), expected, atol=2e-5)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
+def test_halves_swapped_by_a_product_give_the_same(dtype):
+    x, d = (jax.random.normal(jax.random.key(n), (2, 5, 3, 8)) for n in range(2))
+    positions = jnp.arange(10).reshape(2, 5)
+    outcomes = []
+    for by_product in (False, True):
+
+        def turn(x, by_product=by_product):
+            return rotate(x, positions, dtype=jnp.float32, swap_by_product=by_product)
+
+        y, pull_back = jax.vjp(turn, x.astype(dtype))
+        outcomes.append((y, *pull_back(d)))
+    (y, dx), (y_by_product, dx_by_product) = outcomes
+    assert y_by_product.dtype == jnp.float32 and dx_by_product.dtype == dtype
+    np.testing.assert_allclose(y_by_product, y, rtol=0, atol=1e-6)
+    digits = 2**-8 if dtype == jnp.bfloat16 else 1e-6  # the gradient is rounded to x's dtype
+    np.testing.assert_allclose(
+        np.float32(dx_by_product), np.float32(dx), rtol=digits, atol=2 * digits
+    )

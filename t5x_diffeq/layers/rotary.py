@@ -12,6 +12,7 @@ from math import ceil, floor, log, pi
 
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from t5x_diffeq.layers.array_types import Positions
@@ -23,7 +24,12 @@ Frequencies = Float[np.ndarray, " _"]
 
 
 def rotate(
-    x: Float[Array, "B L H G"], positions: Positions, base: float = BASE, scaling: Scaling = ()
+    x: Float[Array, "B L H G"],
+    positions: Positions,
+    base: float = BASE,
+    scaling: Scaling = (),
+    dtype: DTypeLike | None = None,
+    swap_by_product: bool = False,
 ) -> Float[Array, "B L H G"]:
     """Rotates the pairs (x[i], x[i + G/2]) of each head by `position * frequency[i]` radians.
 
@@ -32,15 +38,35 @@ def rotate(
       positions: position of each token.
       base: the frequencies are `base^(-2i/G)`.
       scaling: `model.rope_scaling`.
+      dtype: dtype of the result; None for that of x. The rotation is computed in float32.
+      swap_by_product: whether a product with a permutation swaps the halves of a head. It is exact,
+        and faster on TPUs, where arrays of half a head fill only half of each vector register.
     """
     frequencies, factor = rotary_table(x.shape[-1], base, scaling)
     angles = positions[..., None, None].astype(jnp.float32) * frequencies
     cos, sin = jnp.cos(angles), jnp.sin(angles)
     if factor != 1:
         cos, sin = cos * factor, sin * factor
+    dtype = x.dtype if dtype is None else dtype
+    if swap_by_product:
+        cos, sin = jnp.concatenate((cos, cos), -1), jnp.concatenate((-sin, sin), -1)
+        return (x.astype(jnp.float32) * cos + _swap_halves(x) * sin).astype(dtype)
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     turned = jnp.concatenate((first * cos - second * sin, second * cos + first * sin), axis=-1)
-    return turned.astype(x.dtype)
+    return turned.astype(dtype)
+
+
+def _swap_halves(x: Float[Array, "B L H G"]) -> Float[Array, "B L H G"]:
+    """(x[G/2:], x[:G/2]) of each head in float32, exactly, as a product with a permutation."""
+    width = x.shape[-1]
+    swap = np.roll(np.eye(width), width // 2, axis=1)
+    return jnp.einsum(
+        "blhg,gk->blhk",
+        x,
+        jnp.asarray(swap, x.dtype),
+        precision="highest",
+        preferred_element_type=jnp.float32,
+    )
 
 
 @cache
