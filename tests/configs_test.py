@@ -12,9 +12,13 @@ from t5x_diffeq import __version__
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.runs.workdir import check_config, read_config, save_config
+from t5x_diffeq.runtime.chips import CHIPS
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.config_files import default_config
 from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.training import placed_model
+from t5x_diffeq.training.partitioning import make_mesh
+from t5x_diffeq.training.placed_model import place_model
 from t5x_diffeq.training.setup import expected_vocab_size
 from t5x_diffeq.training.state import declared_params
 
@@ -66,6 +70,24 @@ def test_loops_are_unrolled_on_gpus(platform, steps, expected):
         keys = Config.of(config)
         model = ModelConfig.of(keys.model, 256, 64).with_loop_for(platform)
         assert model.scan_unroll == chosen
+
+
+@pytest.mark.parametrize(
+    ("kind", "tensor", "expected"),
+    [("H100", 1, 8192), ("H100", 2, 16384), ("TPU v5 lite", 1, 2048), ("cpu", 1, 2048)],
+)
+def test_as_many_logits_exist_at_once_as_fit(kind, tensor, expected, monkeypatch):
+    """At most a 64th of the memory, in float32, for a vocabulary of 32,000."""
+    config = importlib.import_module("configs.tiny").get_config()
+    config.mesh.tensor = tensor
+    monkeypatch.setattr(placed_model, "chip", lambda of_this_machine: CHIPS.get(kind))
+    for key, chosen in ((None, expected), (500, 500)):
+        config.train.loss_chunk = key
+        keys = Config.of(config)
+        placed = place_model(keys, 32_000, make_mesh(keys.mesh, keys.train.batch_size))
+        assert placed.loss_chunk == placed.train_keys.loss_chunk == chosen
+    if kind == "H100":
+        assert 4 * expected * 32_000 / tensor < CHIPS[kind].memory_bytes / 64
 
 
 def test_a_compact_ode_has_fewer_functions_of_time_than_steps():

@@ -86,7 +86,9 @@ def config_with_train(**keys: object) -> Config:
 
 
 def train_keys(**keys: object) -> TrainKeys:
-    return dataclasses.replace(Config.of(default.get_config()).train, **keys)
+    return dataclasses.replace(
+        Config.of(default.get_config()).train, **{"loss_chunk": 2048, **keys}
+    )
 
 
 def corpus_of(

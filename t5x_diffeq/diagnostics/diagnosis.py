@@ -41,7 +41,7 @@ def find_cause(setup: Setup, params: Params, batch: Batch) -> str | None:
             return fault
     if setup.config.train.distill_from:
         return None  # the gradient takes the teacher's parameters, too
-    of_batch = make_gradient(setup.model, setup.trains, setup.config.train)
+    of_batch = make_gradient(setup.model, setup.trains, setup.train_keys)
     gradient = jax.jit(lambda *given: of_batch(*given).gradient)(params, batch, setup.dropout_key)
     fault = _leaves_not_finite(gradient)
     return f"all states are finite, but the gradient of {fault} isn't" if fault else None

@@ -90,7 +90,7 @@ class Scorer:
         self.interruptible = interruptible
         with self.placed.context():
             weights = _make_pass_weights(placed.model, params)
-        chunk = placed.config.train.loss_chunk
+        chunk = placed.loss_chunk
         self.score = partial(_score, placed.model, chunk, params, weights)
 
     def __call__(self, sequels: Sequence[Sequel]) -> list[Score]:

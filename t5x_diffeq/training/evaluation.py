@@ -37,7 +37,7 @@ class EvalMetrics(NamedTuple):
 
 def make_eval_step(placed: PlacedModel) -> Callable[[dict, Batch], EvalMetrics]:
     """The jitted function from parameters and a batch to the batch's summed loss."""
-    return partial(_eval_step, placed.model, placed.config.train.loss_chunk)
+    return partial(_eval_step, placed.model, placed.loss_chunk)
 
 
 @partial(jax.jit, static_argnums=(0, 1))
@@ -53,7 +53,7 @@ def make_adaptive_eval_step(
     Raises:
       RunError: from the returned function, if the solver gives up.
     """
-    model, chunk = placed.model, placed.config.train.loss_chunk
+    model, chunk = placed.model, placed.loss_chunk
 
     @jax.jit
     def solve_batch(params: dict, batch: Batch) -> tuple[EvalMetrics, Array, Array]:

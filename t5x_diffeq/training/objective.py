@@ -100,10 +100,12 @@ def objective(
       weights: those of each pass.
       batch: the batch or a microbatch.
       tokens: what `count_tokens` returns for the whole batch.
-      keys: `config.train`.
+      keys: `PlacedModel.train_keys`.
       key: the dropout key.
       teacher: the last state of these rows, and the head, of a model that doesn't train.
     """
+    chunk = keys.loss_chunk
+    assert chunk is not None  # `PlacedModel.train_keys` has chosen it
     batches = [jax.tree.map(each.rows.take, batch) for each in passes]
     ends = [
         end_of_pass(each.model, params, rows, w, key, velocity=bool(keys.velocity_penalty))
@@ -125,7 +127,7 @@ def objective(
                 rows["targets"],
                 each.share * rows["mask"] / count,
                 vocab_size=each.model.config.vocab_size,
-                chunk=keys.loss_chunk,
+                chunk=chunk,
             )
         total += charged
         outcome = Outcome(losses, end.velocities, rows["mask"], count)

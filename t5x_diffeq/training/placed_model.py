@@ -2,7 +2,7 @@
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from math import prod
+from math import log2, prod
 from typing import Any, TypeVar
 
 import jax
@@ -12,11 +12,14 @@ from jax.sharding import Mesh, NamedSharding
 from t5x_diffeq.layers.mesh import axes_of
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.language_model import LanguageModel
-from t5x_diffeq.runtime.config import Config
+from t5x_diffeq.runtime.chips import chip
+from t5x_diffeq.runtime.config import Config, TrainKeys
 from t5x_diffeq.training import partitioning
 from t5x_diffeq.training.mesh_checks import check_context
 from t5x_diffeq.training.state import declared_params
 
+_SMALLEST_CHUNK = 2048  # tokens
+_LOGITS_PART = 1 / 64  # of a device's memory, which the logits of a chunk may take
 Placed = TypeVar("Placed", bound="PlacedModel")
 
 
@@ -59,6 +62,24 @@ class PlacedModel:
         return replace(
             self, rules=rules, batch_sharding=partitioning.batch_sharding(self.mesh, rules)
         )
+
+    @property
+    def train_keys(self) -> TrainKeys:
+        """`config.train`, with `loss_chunk` chosen if it isn't set."""
+        return replace(self.config.train, loss_chunk=self.loss_chunk)
+
+    @property
+    def loss_chunk(self) -> int:
+        """`train.loss_chunk`, or what fits: each chunk adds to the head's gradient, so few are
+        faster."""
+        if self.config.train.loss_chunk is not None:
+            return self.config.train.loss_chunk
+        figures = chip(self.mesh.devices.flat[0].device_kind)
+        if figures is None:
+            return _SMALLEST_CHUNK
+        vocabulary = self.model.config.padded_vocab_size / self.mesh.shape["tensor"]
+        fitting = _LOGITS_PART * figures.memory_bytes / (4 * vocabulary)  # float32
+        return max(_SMALLEST_CHUNK, 2 ** int(log2(fitting)))
 
     def context(self) -> AbstractContextManager:
         """A context in which arrays are sharded over the mesh by the rules."""

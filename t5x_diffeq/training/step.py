@@ -122,7 +122,7 @@ def make_train_step(
       depths: numbers of solver steps over which the loss is the mean; None is the model's own.
       teacher: the model whose predictions are distilled, if any.
     """
-    keys = setup.config.train
+    keys = setup.train_keys
     gradient_of = make_gradient(setup.model, setup.trains, keys, depths, teacher)
 
     def train_step(

@@ -97,8 +97,11 @@ class TrainKeys(Section):
     eval_averages: Switch = _key(
         False, "whether the averages of `train.ema_decay` are evaluated, too", resume=True
     )
-    loss_chunk: Size = _key(
-        2048, "tokens per device whose logits are in memory at once", resume=True
+    loss_chunk: SizeOrNone = _key(
+        None,
+        """tokens per device whose logits are in memory at once. `None`: 2048, or on GPUs and TPUs
+        the power of two above whose logits take up to a 64th of the device's memory""",
+        resume=True,
     )
     velocity_penalty: NotNegative = _key(
         0.0,
