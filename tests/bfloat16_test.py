@@ -328,3 +328,24 @@ def test_the_state_is_float32_wherever_it_is_integrated():
 def test_a_state_narrower_than_the_computation_is_refused():
     with pytest.raises(InputError, match=r"model.state_dtype=bfloat16 with model.dtype=float32"):
         small(state_dtype="bfloat16")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("architecture", "source"), [("llama", "time_dependent"), ("gpt", "per_layer")]
+)
+def test_every_leaf_with_products_in_fp8(architecture, source):
+    """Operands have 4 significant bits, so a product is off by some percent, on a mesh too."""
+    keys = {"products": "fp8", "remat": "keep:qkv,attention,mlp,fp8"}
+    found = gradients("bfloat16", architecture, source, **keys)
+    off = errors(found, gradients("float32", architecture, source))
+    assert 0.01 < max(off.values()) < 0.15, off
+    on_mesh = gradients("bfloat16", architecture, source, mesh=(1, 2, 1, 2), **keys)
+    assert max(errors(on_mesh, found).values()) < 0.1
+
+
+def test_products_in_fp8_of_float32_are_refused():
+    with pytest.raises(InputError, match=r"model.products=fp8 with model.dtype=float32"):
+        small(products="fp8")
+    fp8 = small(products="fp8", dtype="bfloat16")
+    assert fp8.config.in_float32() == small().config

@@ -22,7 +22,7 @@ from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.keys.values import INT32
 
 # Keys that the folder doesn't decide.
-_FREE = {"dtype", "state_dtype", "attention", "remat", "dropout_rate", "time_embedding"}
+_FREE = {"dtype", "state_dtype", "products", "attention", "remat", "dropout_rate", "time_embedding"}
 
 FLAGS = flags.FlagValues()
 _INPUT = flags.DEFINE_string(

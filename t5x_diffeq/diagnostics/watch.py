@@ -16,7 +16,6 @@ before and after it, so the train step holds nothing longer than it did.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import NamedTuple
 
 import jax
@@ -46,7 +45,7 @@ _ROWS = 4  # of the batch, for f, g and the state: at least so many, and one per
 
 def _exact_weights(model: LanguageModel, params: Params) -> Weights:
     """W(t_n) in float32: an update of bfloat16 weights would be lost in their rounding."""
-    exact = LanguageModel(replace(model.config, dtype="float32", state_dtype="float32"))
+    exact = LanguageModel(model.config.in_float32())
     return nn.apply(LanguageModel.weights, exact)({"params": params})
 
 

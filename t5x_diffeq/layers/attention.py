@@ -1,5 +1,7 @@
 """Causal multi-head attention, with grouped queries and rotary positions as options."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
@@ -35,6 +37,7 @@ class Attention(nn.Module):
       kernel: attention kernel, see `attention_kernels.causal_attention`.
       output_std: standard deviation of the output kernel's initialisation.
       dtype: dtype of the computation.
+      fp8: whether the products with weights are computed on fp8 operands.
     """
 
     embed_dim: int
@@ -53,6 +56,7 @@ class Attention(nn.Module):
     kernel: str = "xla"
     output_std: float = 0.02
     dtype: DTypeLike = jnp.float32
+    fp8: bool = False
 
     def setup(self):  # noqa: D102
         if self.fused:
@@ -71,6 +75,7 @@ class Attention(nn.Module):
             init_std=self.output_std,
             writes_residual=self.writes_residual,
             dtype=self.dtype,
+            fp8=self.fp8,
         )
 
     def _norm(self) -> Norm:
@@ -84,6 +89,7 @@ class Attention(nn.Module):
             ("embed", *("maps",) * (len(heads) - 1), "heads", "head_dim"),
             use_bias=self.qkv_bias,
             dtype=self.dtype,
+            fp8=self.fp8,
         )
 
     def __call__(self, x: State, places: Places, cache: Cache | None = None) -> tuple[State, Cache]:
@@ -120,9 +126,15 @@ class Attention(nn.Module):
         if self.qk_norm != "none":
             q, k = self.query_norm(q), self.key_norm(k)
         if self.rotary:
-            rotation = (positions, self.rope_theta, self.rope_scaling)
+            turn = partial(
+                rotate,
+                positions=positions,
+                base=self.rope_theta,
+                scaling=self.rope_scaling,
+                swap_by_product=self.kernel.startswith("splash"),  # which runs on TPUs
+            )
             # q stays in float32 until the kernel has scaled it, so that it is rounded once.
-            q, k = rotate(q.astype(jnp.float32), *rotation), rotate(k, *rotation)
+            q, k = turn(q, dtype=jnp.float32), turn(k)
         return tuple(nn.with_logical_constraint(a, HEADS) for a in (q, k, v))
 
 

@@ -11,6 +11,7 @@ from flax import linen as nn
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
+from t5x_diffeq.layers.fp8 import fp8_tensordot
 from t5x_diffeq.layers.parameter import declare
 
 ADAPTERS = "adapters"  # the collection of low-rank branches, which no hypernetwork makes
@@ -29,6 +30,7 @@ class Linear(nn.Module):
       init_std: standard deviation of the kernel's normal initialisation.
       writes_residual: whether the result is added to the residual stream.
       dtype: dtype of the computation.
+      fp8: whether `x W` is computed on fp8 operands (`fp8.fp8_tensordot`); a branch's never is.
     """
 
     shape: tuple[int, ...]
@@ -38,6 +40,7 @@ class Linear(nn.Module):
     init_std: float = 0.02
     writes_residual: bool = False
     dtype: DTypeLike = jnp.float32
+    fp8: bool = False
 
     @nn.compact
     def __call__(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
@@ -59,7 +62,8 @@ class Linear(nn.Module):
         )
         leading = x.shape[: x.ndim - self.num_inputs]
         x = x.reshape(-1, *x.shape[len(leading) :])
-        y = jnp.tensordot(x, kernel.astype(self.dtype), self.num_inputs)
+        product = fp8_tensordot if self.fp8 else jnp.tensordot
+        y = product(x, kernel.astype(self.dtype), self.num_inputs)
         if self.has_variable(ADAPTERS, "a"):
             a: Array = self.get_variable(ADAPTERS, "a")
             b: Array = self.get_variable(ADAPTERS, "b")

@@ -50,6 +50,7 @@ class MLP(nn.Module):
       writes_residual: whether the result is added to the residual stream.
       output_std: standard deviation of the down kernel's initialisation.
       dtype: dtype of the computation.
+      fp8: whether the products are computed on fp8 operands.
     """
 
     embed_dim: int
@@ -60,11 +61,12 @@ class MLP(nn.Module):
     writes_residual: bool = True
     output_std: float = 0.02
     dtype: DTypeLike = jnp.float32
+    fp8: bool = False
 
     @nn.compact
     def __call__(self, x: State) -> State:
         """The MLP's output, not yet scaled by the step size."""
-        linear = partial(Linear, use_bias=self.use_bias, dtype=self.dtype)
+        linear = partial(Linear, use_bias=self.use_bias, dtype=self.dtype, fp8=self.fp8)
         widen = partial(linear, (self.embed_dim, self.mlp_dim), ("embed", "mlp"))
         up = checkpoint_name(widen(name="up")(x), "mlp")
         if self.gated:

@@ -132,13 +132,18 @@ class ModelConfig(ModelKeys):
 
     def in_float32(self) -> "ModelConfig":
         """The same model, computed in float32 throughout."""
-        return replace(self, dtype="float32", state_dtype="float32")
+        return replace(self, dtype="float32", state_dtype="float32", products="dtype")
 
     def _check_choices(self):
         if self.state_dtype == "bfloat16" and self.dtype == "float32":
             raise InputError(
                 "model.state_dtype=bfloat16 with model.dtype=float32: the state is never narrower "
                 "than the computation; set model.dtype=bfloat16 or leave model.state_dtype out"
+            )
+        if self.products == "fp8" and self.dtype == "float32":
+            raise InputError(
+                "model.products=fp8 with model.dtype=float32: products of fp8 operands are rounded "
+                "to bfloat16; set model.dtype=bfloat16 or leave model.products out"
             )
         if self.mlp_activation not in ACTIVATIONS[self.architecture]:
             raise InputError(

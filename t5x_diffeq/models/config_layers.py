@@ -63,4 +63,5 @@ def _common(config: ModelConfig) -> dict[str, Any]:
         "writes_residual": config.norm_position == "before",
         "output_std": output_std(config),
         "dtype": config.compute_dtype,
+        "fp8": config.products == "fp8",
     }

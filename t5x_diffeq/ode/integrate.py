@@ -21,7 +21,7 @@ Memory = Any  # of one evaluation of a sub-field: a tree of arrays
 SubFieldWithMemory = Callable[[Tree, Vector, Memory], tuple[Vector, Memory]]
 
 # What "keep:..." can name: values that the layers mark with `checkpoint_name`.
-CHECKPOINT_NAMES = ("qkv", "attention", "mlp")
+CHECKPOINT_NAMES = ("qkv", "attention", "mlp", "fp8")
 # A primitive whose results are kept with a name: all that cuDNN's kernel returns, as its backward
 # pass needs the scores' normalisers, and the kernel would run again for them.
 _KEPT_PRIMITIVES = {"attention": "dot_product_attention_fwd"}

@@ -183,6 +183,14 @@ class ModelKeys(Section):
         "data type of the computation. Parameters are always float32",
         finetune="if set",
     )
+    products: Annotated[str, one_of("dtype", "fp8")] = key(
+        "dtype",
+        """in what the products of the blocks' linears are computed. `dtype`: `model.dtype`. `fp8`,
+        which needs `model.dtype=bfloat16`: operands of 8 bits (e4m3, gradients e5m2), each array
+        scaled by its largest entry. It pays on GPUs from the H100 on
+        ([a step in fp8](lab/h100.md#fp8))""",
+        finetune="if set",
+    )
     state_dtype: _Dtype = key(
         "float32",
         """data type of the state y and of the sum y + dt f. `bfloat16` needs
@@ -205,7 +213,8 @@ class ModelKeys(Section):
         `dots`: everything except matrix products. `full`: each solver step, from one
         state per step. `keep:qkv,attention,mlp`: each step except the named values,
         which are the queries, keys and values; the output of the attention; the input
-        of the MLP's activation""",
+        of the MLP's activation. With `model.products=fp8`, `fp8` keeps the rounded inputs of
+        products, too""",
         branch=True,
         finetune="if set",
     )
