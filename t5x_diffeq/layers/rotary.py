@@ -57,14 +57,17 @@ def rotate(
 
 
 def _swap_halves(x: Float[Array, "B L H G"]) -> Float[Array, "B L H G"]:
-    """(x[G/2:], x[:G/2]) of each head in float32, exactly, as a product with a permutation."""
+    """(x[G/2:], x[:G/2]) of each head in float32, exactly, as a product with a permutation.
+
+    Of x in bfloat16 the gradient is rounded to that, as in the products around it.
+    """
     width = x.shape[-1]
     swap = np.roll(np.eye(width), width // 2, axis=1)
     return jnp.einsum(
         "blhg,gk->blhk",
         x,
         jnp.asarray(swap, x.dtype),
-        precision="highest",
+        precision=None if x.dtype == jnp.bfloat16 else "highest",
         preferred_element_type=jnp.float32,
     )
 
