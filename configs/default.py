@@ -34,6 +34,12 @@ VARIANTS = {
         "scheme": "lie_trotter",
         "step_size": "1",
     },
+    # The ODEs' scheme and step with weights of each layer's own: what W(t) alone has to beat.
+    "euler": {
+        "weights": "per_layer",
+        "scheme": "euler",
+        "step_size": "1/N",
+    },
 }
 
 _FAST_TIME_EMBEDDING = (("time_embedding", 30.0),)  # of compact and smooth

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from t5x_diffeq.ode.own_field import integrate_field as integrate
     from t5x_diffeq.ode.schemes import grid
     from t5x_diffeq.ode.solvers import Scheme, VectorField
+    from t5x_diffeq.ode.time_basis import TimeBasis
+    from t5x_diffeq.ode.weight_source import WeightSource
     from t5x_diffeq.runs.hooks import Hook
     from t5x_diffeq.runtime.config_files import load_config
     from t5x_diffeq.verbs.train_in_python import train
@@ -22,8 +24,10 @@ __all__ = [
     "Hook",
     "Sampling",
     "Scheme",
+    "TimeBasis",
     "TrainedRun",
     "VectorField",
+    "WeightSource",
     "__version__",
     "grid",
     "integrate",
@@ -36,8 +40,10 @@ _HOMES = {  # the module of each name, and its name there
     "Hook": ("runs.hooks", "Hook"),
     "Sampling": ("inference.sampling", "Sampling"),
     "Scheme": ("ode.solvers", "Scheme"),
+    "TimeBasis": ("ode.time_basis", "TimeBasis"),
     "TrainedRun": ("inference.trained_run", "TrainedRun"),
     "VectorField": ("ode.solvers", "VectorField"),
+    "WeightSource": ("ode.weight_source", "WeightSource"),
     "grid": ("ode.schemes", "grid"),
     "integrate": ("ode.own_field", "integrate_field"),
     "load": ("inference.trained_run", "load"),

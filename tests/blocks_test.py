@@ -89,7 +89,7 @@ def test_a_block_without_a_method_is_refused_by_name():
         ("t5x_diffeq.blocks.parallel:Block9", "has no Block9; it has .*ParallelBlock"),
         ("t5x_diffeq.models.config:ModelConfig", "can't be made|is not a block"),
         (f"{PARALLEL}(size=3)", "can't be made: .*size"),
-        (f"{PARALLEL}(3)", "must be keywords with literal values"),
+        (f"{PARALLEL}(3)", "can.t be made: multiple values for argument .config."),
     ],
 )
 def test_names_that_can_not_be_used(block, message):

@@ -306,3 +306,12 @@ def test_a_folder_that_is_a_link_to_nowhere(tmp_path):
     (tmp_path / "scratch").mkdir()
     (tmp_path / "checkpoints").symlink_to("scratch")
     check_path(tmp_path)
+
+
+def test_every_fact_of_a_run_is_stored():
+    """A field alone is enough to store another one."""
+    facts = RunFacts("f", 7, 3, 0.5, {"watch": [1, 2]}, {"row": 9})
+    assert all(value != RunFacts("")._asdict()[name] for name, value in facts._asdict().items())
+    assert RunFacts.of(facts.as_json(4)) == facts
+    assert RunFacts.of({"step": 4, "fingerprint": "f"}) == RunFacts("f", 4)
+    assert RunFacts("f", eval_loss=float("nan")).as_json(4)["eval_loss"] is None

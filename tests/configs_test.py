@@ -64,7 +64,10 @@ def test_makes_a_model(name, variant):
 )
 def test_loops_are_unrolled_on_gpus(platform, steps, expected):
     config = importlib.import_module("configs.tiny").get_config()
-    config.model.num_steps = steps
+    config.model.update(num_steps=steps, remat="full")
+    of_full = ModelConfig.of(Config.of(config).model, 256, 64).with_loop_for(platform)
+    assert of_full.scan_unroll == 1  # in which it takes a fifth of the memory
+    config.model.remat = "keep:qkv"
     for unroll, chosen in ((None, expected), (2, 2)):
         config.model.scan_unroll = unroll
         keys = Config.of(config)

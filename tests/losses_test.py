@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from helpers import assert_close, auto_mesh
 
+from t5x_diffeq.training.logits import NUMBERS, LogitsOfChunk, TokenLosses, Vocabulary
 from t5x_diffeq.training.losses import charged_losses, token_losses
 from t5x_diffeq.training.partitioning import mesh_context
 
@@ -174,3 +175,23 @@ def test_logits_never_all_exist(with_teacher):
 
     compiled = jax.jit(jax.grad(loss, argnums=(0, 1))).lower(y, head).compile()
     assert compiled.memory_analysis().temp_size_in_bytes < 0.5 * 4 * 512 * 4096 * 4
+
+
+@pytest.mark.parametrize("name", TokenLosses._fields)
+def test_each_number_has_the_gradient_of_its_value(name):
+    """Of the student's logits, by JAX's own derivative; padding has none."""
+    vocabulary, number = Vocabulary(7, ()), NUMBERS[name]
+    keys = jax.random.split(jax.random.key(0), 3)
+    student, teacher = (jax.random.normal(k, (5, 9)).at[:, 7:].set(-1e9) for k in keys[:2])
+    targets, d = jnp.array([0, 6, 3, 3, 1]), jax.random.normal(keys[2], (5,))
+
+    def of(student):
+        logits = [student, teacher]
+        normalisers = [vocabulary.normaliser(z) for z in logits]
+        return LogitsOfChunk(vocabulary, logits, normalisers, targets)
+
+    _, pull_back = jax.vjp(lambda student: number.value(of(student)), student)
+    (expected,) = pull_back(d)
+    found = number.pull_back(of(student), d)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    assert np.abs(found).max() > 0.01 and not np.asarray(found)[:, 7:].any()

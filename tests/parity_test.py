@@ -10,8 +10,8 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from small_models import GPT_ODE, LAYERS, gpt_ends, gpt_params, load, ode_layers, pad_table
 
 from t5x_diffeq.models.language_model import LanguageModel
+from t5x_diffeq.ode.time_basis import Sinusoids
 from t5x_diffeq.ode.time_embedding import TimeEmbedding
-from t5x_diffeq.ode.time_features import time_features
 from t5x_diffeq.training.losses import token_losses
 
 LLAMA = dataclasses.replace(
@@ -99,7 +99,7 @@ def gpt():
 
 def test_times_features_and_embeddings(gpt):
     arrays, _, params = gpt
-    features = time_features(jnp.asarray(arrays["time/t"]), 16, 1000.0)
+    features = Sinusoids(16, 1000.0)(jnp.asarray(arrays["time/t"]))
     np.testing.assert_allclose(features, arrays["time/sinusoidal"], atol=1e-4)
     for theirs, ours in LAYERS.items():
         p = {"params": params["source"][ours]["time_embedding"]}

@@ -1,6 +1,7 @@
 """The weight sources, on a block that they have never seen."""
 
 import re
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -13,15 +14,15 @@ from helpers import auto_mesh
 from t5x_diffeq.layers.linear import Linear
 from t5x_diffeq.layers.norm import Norm
 from t5x_diffeq.layers.parameter import declare
-from t5x_diffeq.ode.hyper_init import HyperInit
-from t5x_diffeq.ode.time_features import TimeFeatures
-from t5x_diffeq.ode.weights import LayerWeights, SharedWeights, TimeDependentWeights
+from t5x_diffeq.ode.stored_weights import LayerWeights, SharedWeights
+from t5x_diffeq.ode.time_dependent_weights import TimeDependentWeights
+from t5x_diffeq.runtime.config import ModelKeys
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training.partitioning import mesh_context, unbox
 
 INPUTS = (jax.ShapeDtypeStruct((1, 1, 8), jnp.float32),)
 TIMES = jnp.array([0.25, 0.5, 1.0])
-SCALES = HyperInit("invariant", T=5, features=TimeFeatures(num_frequencies=3))
+KEYS = ModelKeys(init="invariant", time_embed_dim=5, num_frequencies=3)
 
 
 class OddBlock(nn.Module):
@@ -57,7 +58,8 @@ def random_params(source, key=0):
 @pytest.mark.slow
 @pytest.mark.parametrize("shared", [False, True])
 def test_time_dependent_weights_are_the_formula(shared):
-    source = TimeDependentWeights(OddBlock(), INPUTS, SCALES, shared_embedding=shared)
+    keys = replace(KEYS, time_embedding="common" if shared else "separate")
+    source = TimeDependentWeights(OddBlock(), INPUTS, keys)
     params = random_params(source)
     generated = flatten_dict(source.apply({"params": params}, TIMES))
 
@@ -86,11 +88,11 @@ def test_time_dependent_weights_are_the_formula(shared):
 @pytest.mark.parametrize("block", [UndeclaredBlock(), TableBlock()])
 def test_a_leaf_of_unknown_role_is_an_error(block):
     with pytest.raises(ValueError, match=r"has role .*; a weight source generates kernel, bias"):
-        TimeDependentWeights(block, INPUTS, SCALES).init(jax.random.key(0), TIMES)
+        TimeDependentWeights(block, INPUTS, KEYS).init(jax.random.key(0), TIMES)
 
 
 def test_layer_weights_are_independent_and_bound_to_their_grid():
-    source = LayerWeights(OddBlock(), INPUTS, num_nodes=3)
+    source = LayerWeights(OddBlock(), INPUTS, KEYS, num_nodes=3)
     variables = source.init(jax.random.key(0), TIMES)
     kernel = variables["params"]["weights"]["linear"]["kernel"]
     assert kernel.names == ("steps", "embed", "heads", "mlp")
@@ -100,7 +102,7 @@ def test_layer_weights_are_independent_and_bound_to_their_grid():
 
 
 def test_shared_weights_are_the_same_at_every_time():
-    source = SharedWeights(OddBlock(), INPUTS)
+    source = SharedWeights(OddBlock(), INPUTS, KEYS)
     kernel = source.apply({"params": random_params(source)}, TIMES)["linear"]["kernel"]
     assert kernel.shape == (3, 8, 2, 6)
     np.testing.assert_array_equal(kernel[0], kernel[2])
@@ -108,7 +110,7 @@ def test_shared_weights_are_the_same_at_every_time():
 
 @pytest.mark.slow
 def test_weights_in_compute_dtype_norms_in_float32():
-    source = TimeDependentWeights(OddBlock(), INPUTS, SCALES, dtype=jnp.bfloat16)
+    source = TimeDependentWeights(OddBlock(), INPUTS, KEYS, dtype=jnp.bfloat16)
     dtypes = jax.tree.map(lambda w: w.dtype, source.apply({"params": random_params(source)}, TIMES))
     assert dtypes["linear"] == {"kernel": jnp.bfloat16, "bias": jnp.bfloat16}
     assert dtypes["norm"] == {"scale": jnp.float32, "shift": jnp.float32}
@@ -122,7 +124,7 @@ def collectives(compiled):
 
 @pytest.mark.slow
 def test_sharded_generation_equals_whole_and_moves_only_embeddings():
-    source = TimeDependentWeights(OddBlock(), INPUTS, SCALES)
+    source = TimeDependentWeights(OddBlock(), INPUTS, KEYS)
     params = random_params(source)
     mesh = auto_mesh(fsdp=2, tensor=2)
     rules = (("embed", "fsdp"), ("heads", "tensor"), ("mlp", None), ("time_embed", None))

@@ -32,6 +32,7 @@ from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.language_model import LanguageModel, in_one_document
 from t5x_diffeq.models.sub_fields import vector_field
 from t5x_diffeq.ode.integrate import step_function, step_inputs
+from t5x_diffeq.ode.sources import source_of
 from t5x_diffeq.runtime.console import Progress
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.keys.values import CONVENTIONS
@@ -210,7 +211,7 @@ def _check_arguments(
         raise InputError(
             f"convention {convention!r} is unknown; there are {', '.join(CONVENTIONS)}"
         )
-    if convention == "official" and (config.weights == "per_layer" or config.scheme != "euler"):
+    if convention == "official" and (not source_of(config).any_time or config.scheme != "euler"):
         raise InputError(
             "the official convention reads W(t) at t = n/N by Euler's scheme, and this model has "
             f"{config.weights} weights and scheme {config.scheme}; take pair or full"

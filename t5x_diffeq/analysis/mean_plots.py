@@ -19,8 +19,9 @@ MODEL_COLOURS = {
     "compact": "#d55e00",
     "smooth": "#009e73",
     "shared": "#cc79a7",
+    "euler": "#e69f00",
 }
-_OTHER_COLOURS = ("#e69f00", "#56b4e9", "#8c564b", "#9467bd", "#6b8e23", "#c44e52")
+_OTHER_COLOURS = ("#56b4e9", "#8c564b", "#9467bd", "#6b8e23", "#c44e52")
 _FORMATS = ("o-", "s--", "^:", "D-.")  # of the lines of one model
 
 _Lines = Mapping[str, Sequence[tuple[float | str, float, float | None]]]

@@ -15,6 +15,7 @@ from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.models.sub_fields import make_block
 from t5x_diffeq.ode.schemes import grid
+from t5x_diffeq.ode.sources import source_of
 
 _SMOOTH = 0.5  # below this roughness, values of W(t) between the nodes are shown
 _PARTS = {"magnitude": "Magnitude", "real": "Real part"}
@@ -33,7 +34,7 @@ def spectra_section(
       perplexities: by number of solver steps: the model's own and one with nodes in between.
     """
     config = model.config
-    layers = config.weights == "per_layer"
+    layers = not source_of(config).any_time
     block = make_block(config)
     at = grid(config.scheme, config.num_steps).reshape(-1).astype(np.float64)
     W = nn.apply(LanguageModel.merged_weights, model)({"params": params})
@@ -101,9 +102,10 @@ def conclude(own: spectra.Spectra, nodes: str) -> str:
 
 
 def _advise(config: ModelConfig, count: int, rough: float) -> str:
-    if config.weights == "shared":
+    source = source_of(config)
+    if source.constant:
         return "Weights are the same at all times: analyse a run of time-dependent weights."
-    if config.weights == "per_layer":
+    if not source.any_time:
         return "Analyse the same experiment with `model.weights=time_dependent`, and compare."
     if rough >= _SMOOTH:
         return (

@@ -35,26 +35,17 @@ class RunFacts(NamedTuple):
         """As the checkpoint of `step` stores them."""
         finite = self.eval_loss is not None and isfinite(self.eval_loss)
         return {
+            **self._asdict(),
             "step": step,
-            "fingerprint": self.fingerprint,
             "drawn": step if self.drawn is None else self.drawn,
-            "reports": self.reports,
             "eval_loss": self.eval_loss if finite else None,
-            "hooks": self.hooks,
-            "position": self.position,
         }
 
     @classmethod
     def of(cls, data: dict) -> "RunFacts":
         """Those that a checkpoint stored; older ones lack some of them."""
-        return cls(
-            data["fingerprint"],
-            data.get("drawn", data["step"]),
-            data.get("reports"),
-            data.get("eval_loss"),
-            data.get("hooks", {}),
-            data.get("position"),
-        )
+        stored = {name: data[name] for name in cls._fields if name in data}
+        return cls(**{"drawn": data["step"], **stored})
 
 
 class RestoredCheckpoint(NamedTuple):

@@ -32,6 +32,7 @@ from t5x_diffeq.models.language_model import LanguageModel, in_one_document
 from t5x_diffeq.models.sub_fields import vector_field
 from t5x_diffeq.ode.integrate import StepInputs, step_function, step_inputs
 from t5x_diffeq.ode.solvers import SubField, VectorField
+from t5x_diffeq.ode.sources import source_of
 from t5x_diffeq.training.depth_norms import Curves, named, norms
 from t5x_diffeq.training.objective import Batch, Params, places_of
 from t5x_diffeq.training.partitioning import batch_shards
@@ -54,12 +55,9 @@ def _rates(model: LanguageModel, params: Params, weights: Weights) -> Weights:
 
     Adapters are left out: they are two factors, not weights.
     """
-    c = model.config
-    if c.weights == "time_dependent":
+    if source_of(model.config).any_time:
         return nn.apply(LanguageModel.derivative, model)({"params": params})
     of_block = {name: leaves for name, leaves in weights.items() if name != ADAPTERS}
-    if c.weights == "shared":
-        return jax.tree.map(jnp.zeros_like, of_block)
     return jax.tree.map(lambda W: len(W) * (W[1:] - W[:-1]), of_block)
 
 

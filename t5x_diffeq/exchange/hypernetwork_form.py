@@ -20,6 +20,7 @@ from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.models.sub_fields import declared_leaves
 from t5x_diffeq.ode.schemes import find_scheme
+from t5x_diffeq.ode.sources import source_of
 from t5x_diffeq.runtime.errors import InputError
 
 LAYERS, HYPERNETWORK = "layers", "hypernetwork"
@@ -31,11 +32,8 @@ def check_polynomial(config: ModelConfig) -> None:
     Raises:
       InputError: if not; names the key.
     """
-    polynomial = config.weights == "shared" or (
-        config.weights == "time_dependent" and config.time_basis.startswith("legendre:")
-    )
     wrong = []
-    if not polynomial:
+    if source_of(config).num_polynomials() is None:
         wrong.append(
             f"model.weights={config.weights} with model.time_basis={config.time_basis} (it takes "
             "time_dependent with legendre:K, as of the variant :smooth, or shared)"
@@ -89,4 +87,6 @@ def polynomial_weights(model: LanguageModel, params: dict) -> Weights:
 
 
 def _num_polynomials(config: ModelConfig) -> int:
-    return 1 if config.weights == "shared" else config.time_features.count
+    count = source_of(config).num_polynomials()
+    assert count is not None  # `check_polynomial`
+    return count

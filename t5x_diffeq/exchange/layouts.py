@@ -21,7 +21,7 @@ from jaxtyping import Float
 from t5x_diffeq.layers.parameter import Parameter
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.sub_fields import declared_leaves
-from t5x_diffeq.ode.weights import LeafPath
+from t5x_diffeq.ode.weight_source import LeafPath
 from t5x_diffeq.runtime.errors import InputError
 
 Tensors = Iterator[tuple[str, Float[np.ndarray, "..."]]]

@@ -19,7 +19,7 @@ from scipy.fft import dct
 
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.sub_fields import declared_leaves
-from t5x_diffeq.ode.weights import OFFSET, LeafPath
+from t5x_diffeq.ode.weight_source import OFFSET, LeafPath
 from t5x_diffeq.runtime.config import ModelKeys
 
 Matrix = Float[np.ndarray, "_ _"]

@@ -59,7 +59,7 @@ class Training:
         config = self.config_for(text)
         defaults = values_of(config, self.variant)
         choice = {key: x(defaults) if callable(x) else x for key, x in self.keys.items()}
-        generated = defaults["model.weights"] == "time_dependent"
+        generated = defaults["model.weights"] not in ("per_layer", "shared")
         chosen = {
             key: value
             for key, value in choice.items()

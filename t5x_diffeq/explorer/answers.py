@@ -19,6 +19,7 @@ from t5x_diffeq.explorer.grids import Depth, Grids
 from t5x_diffeq.explorer.stepping import Stepper
 from t5x_diffeq.inference.trained_run import TrainedRun
 from t5x_diffeq.models.language_model import LanguageModel, nodes
+from t5x_diffeq.ode.sources import source_of
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training.objective import places_of
 
@@ -211,7 +212,7 @@ class Explorer:
         """The path of W(t) of each kernel in the plane in which it moves the most."""
         own = self.config.num_steps
         model = self.placed.model
-        if self.config.weights != "per_layer":
+        if source_of(self.config).any_time:
             model = model.at_depth(own * max(1, min(_BETWEEN, _MOST_POINTS // own)))
         with self.placed.context():
             paths = make_weight_paths(model, self.placed.mesh)(self.trained.run.params)

@@ -10,6 +10,7 @@ from t5x_diffeq.inference.trained_grids import (
     off_grid_warning,
 )
 from t5x_diffeq.ode.schemes import SCHEMES
+from t5x_diffeq.ode.sources import source_of
 from t5x_diffeq.runtime.config import Config
 
 Depth = tuple[int, str]  # number of solver steps and scheme
@@ -39,13 +40,13 @@ class Grids(NamedTuple):
         """The grids of a run that was trained with this config."""
         model = config.model
         trained = sorted({model.num_steps, *config.train.depths})
-        if model.weights == "per_layer":
+        if not source_of(model).any_time:
             return cls(config, [model.num_steps], [model.num_steps], [model.scheme], False)
         most = 4 * trained[-1]
         near = range(1, min(max(2 * trained[-1], 12), MOST_STEPS) + 1)
         offered = sorted({*near, *trained, *(n for n in _COARSER if n <= most)})
         schemes = [*dict.fromkeys((model.scheme, *SCHEMES))]
-        smooth = model.weights == "shared" or is_smooth(config)  # shared weights are constant
+        smooth = source_of(model).constant or is_smooth(config)  # shared weights are constant
         return cls(config, trained, offered, schemes, smooth)
 
     def note(self, grid: Depth) -> tuple[bool, str]:

@@ -24,6 +24,7 @@ from t5x_diffeq.models.language_model import LanguageModel, in_one_document, nod
 from t5x_diffeq.models.sub_fields import vector_field
 from t5x_diffeq.ode.integrate import step_function
 from t5x_diffeq.ode.solvers import VectorField
+from t5x_diffeq.ode.sources import source_of
 from t5x_diffeq.runs.load import Grid, Run
 
 TOP = 5  # likeliest tokens that a look tells
@@ -139,7 +140,7 @@ class Stepper:
         """The weights of each step, leaves `[nodes per step, ...]`."""
         model, compiled = self._on(grid)
         times = nodes(model.config).reshape(model.config.num_steps, -1)
-        if model.config.weights == "per_layer":
+        if not source_of(model.config).any_time:
             of_steps = nn.apply(LanguageModel.merged_weights_by_step, model)
             return of_steps({"params": self.run.params})
         return [_weights_at(compiled, self.run.params, row) for row in times]

@@ -4,6 +4,7 @@ W(t) is trained only at the nodes of the trained grids. Between them it is P e(t
 with the features of 1000 t, and close to the values at the nodes with a few polynomials of t.
 """
 
+from t5x_diffeq.ode.sources import source_of
 from t5x_diffeq.runtime.config import Config
 
 
@@ -29,9 +30,8 @@ def is_smooth(config: Config) -> bool:
     W(t) is made of at most as many polynomials as there are steps, and y(0) is large.
     """
     model = config.model
-    basis, _, count = model.time_basis.partition(":")
-    smooth = basis == "legendre" and int(count) <= model.num_steps
-    return model.weights == "time_dependent" and smooth and model.embedding_scale > 1
+    source = source_of(model)
+    return source.is_smooth() and not source.constant and model.embedding_scale > 1
 
 
 def off_grid_warning(config: Config) -> str:

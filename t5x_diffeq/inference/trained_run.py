@@ -34,6 +34,7 @@ from t5x_diffeq.inference.trained_grids import is_smooth, is_trained_grid, off_g
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.language_model import LanguageModel, nodes
 from t5x_diffeq.models.sub_fields import declared_leaves
+from t5x_diffeq.ode.sources import source_of
 from t5x_diffeq.runs.load import Run, load_run
 from t5x_diffeq.runs.workdir import read_config
 from t5x_diffeq.runtime.compilation_cache import enable_cache
@@ -159,11 +160,11 @@ class TrainedRun:
             )
         if not ((times >= 0) & (times <= 1)).all():
             raise InputError(f"t={t!r}: times must be in [0, 1], where W(t) was trained")
-        if self._model.weights == "per_layer" and not (
+        if not source_of(self._model).any_time and not (
             self.nodes.shape == times.shape and np.allclose(self.nodes, times)
         ):
             raise InputError(
-                f"per-layer weights exist only at their own {len(self.nodes)} nodes, "
+                f"{self._model.weights} weights exist only at their own {len(self.nodes)} nodes, "
                 f"{self.nodes.tolist()}, and {times.tolist()} were asked for; time-dependent and "
                 "shared weights have others"
             )

@@ -20,15 +20,18 @@ _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 }
 
 
-def activate(activation: str, x: Array, up: Array | None = None) -> Array:
+def activate(
+    activation: str, x: Array, up: Array | None = None, prevent_cse: bool = False
+) -> Array:
     """a(x), or gated, a(x) * up: computed in float32, and rounded once to the inputs' dtype.
 
     In bfloat16, GELU's 1 + tanh(...) has few correct digits where x is negative. As the error is a
     function of x, it doesn't average out over tokens, unlike the other roundings of a pass. The
-    backward pass computes all from the inputs again, so no float32 array is stored for it.
+    backward pass computes all from the inputs again, so no float32 array is stored for it; with
+    `prevent_cse` also where it is in one program with the forward pass, outside of any loop.
     """
 
-    @partial(jax.checkpoint, prevent_cse=False)
+    @partial(jax.checkpoint, prevent_cse=prevent_cse)
     def in_float32(x: Array, up: Array | None) -> Array:
         activated = _ACTIVATIONS[activation](x.astype(jnp.float32))
         if up is not None:
@@ -51,6 +54,7 @@ class MLP(nn.Module):
       output_std: standard deviation of the down kernel's initialisation.
       dtype: dtype of the computation.
       fp8: whether the products are computed on fp8 operands.
+      unrolled: whether a program has several MLPs outside of any loop.
     """
 
     embed_dim: int
@@ -62,6 +66,7 @@ class MLP(nn.Module):
     output_std: float = 0.02
     dtype: DTypeLike = jnp.float32
     fp8: bool = False
+    unrolled: bool = False
 
     @nn.compact
     def __call__(self, x: State) -> State:
@@ -71,9 +76,9 @@ class MLP(nn.Module):
         up = checkpoint_name(widen(name="up")(x), "mlp")
         if self.gated:
             gate = checkpoint_name(widen(name="gate")(x), "mlp")
-            hidden = activate(self.activation, gate, up)
+            hidden = activate(self.activation, gate, up, prevent_cse=self.unrolled)
         else:
-            hidden = activate(self.activation, up)
+            hidden = activate(self.activation, up, prevent_cse=self.unrolled)
         hidden = nn.with_logical_constraint(hidden, ("batch", "length", "mlp"))
         return linear(
             (self.mlp_dim, self.embed_dim),

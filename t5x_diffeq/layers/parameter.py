@@ -1,7 +1,7 @@
 """Parameters that declare what they are.
 
 Code that treats parameters by kind reads the kind from the parameter itself: the hypernetwork
-(`ode.weights`) generates a leaf by its role, the optimizer decays by role and scales by
+(`ode.weight_source`) generates a leaf by its role, the optimizer decays by role and scales by
 `step_multiplier`, and discretisation divides what writes to the residual stream by the step size.
 """
 

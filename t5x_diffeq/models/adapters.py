@@ -16,7 +16,7 @@ from jaxtyping import Array, Float
 from t5x_diffeq.layers.array_types import Weights
 from t5x_diffeq.layers.linear import ADAPTERS
 from t5x_diffeq.layers.parameter import Parameter, declare, num_inputs
-from t5x_diffeq.ode.weights import LeafPath, block_parameters
+from t5x_diffeq.ode.weight_source import LeafPath, block_parameters
 from t5x_diffeq.runtime.errors import InputError
 
 

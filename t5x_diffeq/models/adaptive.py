@@ -17,6 +17,7 @@ from t5x_diffeq.layers.array_types import Places, State, Tokens, Weights
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.language_model import LanguageModel, in_one_document, make_source
 from t5x_diffeq.models.sub_fields import vector_field
+from t5x_diffeq.ode.sources import source_of
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.extras import need_package
 
@@ -51,7 +52,7 @@ def check_adaptive(config: ModelConfig, adaptive: Adaptive) -> None:
     Raises:
       InputError: if either is not so.
     """
-    if config.weights == "per_layer" or config.step_size != "1/N":
+    if not source_of(config).any_time or config.step_size != "1/N":
         raise InputError(
             f"{adaptive.solver} needs W(t) at any t in [0, 1]: weights time_dependent or shared "
             f"with step_size 1/N, not {config.weights} with step_size {config.step_size}"

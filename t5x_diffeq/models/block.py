@@ -22,7 +22,7 @@ from t5x_diffeq.layers.attention_kernels import LANES
 from t5x_diffeq.layers.context import length_shards
 from t5x_diffeq.layers.mesh import mesh_axes, shards_over
 from t5x_diffeq.models.config import ModelConfig
-from t5x_diffeq.ode.weights import block_parameters
+from t5x_diffeq.ode.weight_source import block_parameters
 from t5x_diffeq.runtime.errors import InputError
 
 Matrices = Any  # of NumPy or of JAX

@@ -10,8 +10,7 @@ from t5x_diffeq.layers.attention_kernels import check, choose
 from t5x_diffeq.layers.rotary import BASE, check_scaling
 from t5x_diffeq.ode.integrate import kept_names
 from t5x_diffeq.ode.schemes import grid
-from t5x_diffeq.ode.time_features import TimeFeatures
-from t5x_diffeq.ode.weights import of_attention
+from t5x_diffeq.ode.sources import source_of
 from t5x_diffeq.runtime.config import ModelKeys, check_values, check_vocab_size
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.keys.key import VocabSize
@@ -91,15 +90,18 @@ class ModelConfig(ModelKeys):
         """The config with `scan_unroll` chosen, if it isn't set.
 
         On an H100, a step whose loop is unrolled takes 0.82 to 0.89 of the time
-        (docs/lab/h100.md): what the loop stacks is neither zeroed nor copied.
+        (docs/lab/h100.md): what the loop stacks is neither zeroed nor copied. With `remat=full`
+        little is stacked, and the compiler would recompute many unrolled steps at once, in five
+        times the memory.
 
         Args:
           platform: "cpu", "gpu" or "tpu".
         """
         if self.scan_unroll is not None:
             return self
+        unrolled = platform == "gpu" and self.remat != "full"
         parts = -(-self.num_steps // _MOST_UNROLLED)
-        return replace(self, scan_unroll=-(-self.num_steps // parts) if platform == "gpu" else 1)
+        return replace(self, scan_unroll=-(-self.num_steps // parts) if unrolled else 1)
 
     def at_depth(self, num_steps: int | None, scheme: str | None = None) -> "ModelConfig":
         """The same model, with the same parameters, on another grid.
@@ -121,12 +123,12 @@ class ModelConfig(ModelKeys):
             changes["scheme"] = scheme
         other = replace(self, **changes)
         trained_nodes, nodes = (grid(c.scheme, c.num_steps) for c in (self, other))
-        if self.weights == "per_layer" and not np.array_equal(trained_nodes, nodes):
+        if not source_of(self).any_time and not np.array_equal(trained_nodes, nodes):
             raise InputError(
                 f"num_steps={other.num_steps} with scheme {other.scheme} reads weights at other "
-                f"times than num_steps={self.num_steps} with scheme {self.scheme}, and per_layer "
-                "weights exist only at their own times; leave both out, or take a run of "
-                "time_dependent or shared weights"
+                f"times than num_steps={self.num_steps} with scheme {self.scheme}, and "
+                f"{self.weights} weights exist only at their own times; leave both out, or take a "
+                "run of time_dependent or shared weights"
             )
         return other
 
@@ -184,7 +186,7 @@ class ModelConfig(ModelKeys):
             )
 
     def _check_adapters(self):
-        if self.adapter_rank and self.weights != "per_layer":
+        if self.adapter_rank and source_of(self).any_time:
             raise InputError(
                 f"model.adapter_rank={self.adapter_rank} with model.weights={self.weights}: "
                 "adapters stand beside the kernels of a grid, so they need per_layer weights (the "
@@ -246,16 +248,6 @@ class ModelConfig(ModelKeys):
         """dt: `"c/N"` is the ODE dy/dt = c F on [0, 1], `"1"` the classical residual network."""
         c, of_num_steps, _ = self.step_size.partition("/N")
         return float(c) / self.num_steps if of_num_steps else 1.0
-
-    @property
-    def time_features(self) -> TimeFeatures:
-        """The functions of time that a time embedding reads."""
-        return TimeFeatures(self.time_basis, self.num_frequencies, self.time_scale)
-
-    def time_width(self, layer: str) -> int:
-        """T of a linear or norm, by its name in the source's parameters."""
-        of_attention_layers = self.attention_time_embed_dim if of_attention(layer) else None
-        return of_attention_layers or self.time_embed_dim
 
     @property
     def num_nodes(self) -> int:

@@ -45,7 +45,12 @@ def mlp_of(config: ModelConfig) -> MLP:
     """The MLP."""
     gated = config.architecture == "llama"
     return MLP(
-        config.embed_dim, config.mlp_dim, config.mlp_activation, gated=gated, **_common(config)
+        config.embed_dim,
+        config.mlp_dim,
+        config.mlp_activation,
+        gated=gated,
+        unrolled=(config.scan_unroll or 1) > 1,
+        **_common(config),
     )
 
 

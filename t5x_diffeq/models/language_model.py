@@ -34,35 +34,22 @@ from t5x_diffeq.models.sub_fields import (
     need_methods,
     vector_field,
 )
-from t5x_diffeq.ode.hyper_init import HyperInit
 from t5x_diffeq.ode.integrate import integrate_with_memory, trajectory, weights_by_step
 from t5x_diffeq.ode.schemes import find_scheme, grid
-from t5x_diffeq.ode.weights import (
-    Embeddings,
-    LayerWeights,
-    SharedWeights,
-    TimeDependentWeights,
-)
+from t5x_diffeq.ode.sources import source_of
+from t5x_diffeq.ode.weight_source import Embeddings, WeightSource
 
 
-def make_source(config: ModelConfig, **module: Any) -> nn.Module:
-    """The weight source that `config.weights` names; `module` holds Linen's own arguments."""
+def make_source(config: ModelConfig, **module: Any) -> WeightSource:
+    """The weight source of the config's block; `module` holds Linen's own arguments."""
     block = block_of_shapes(config)
-    common: dict[str, Any] = {
-        "block": block,
-        "inputs": block.input_shapes(),
-        "dtype": config.compute_dtype,
+    return source_of(
+        config,
+        block=block,
+        inputs=block.input_shapes(),
+        num_nodes=config.num_nodes,
+        dtype=config.compute_dtype,
         **module,
-    }
-    if config.weights == "per_layer":
-        return LayerWeights(num_nodes=config.num_nodes, **common)
-    if config.weights == "shared":
-        return SharedWeights(**common)
-    return TimeDependentWeights(
-        scales=HyperInit(config.init, config.time_embed_dim, config.time_features),
-        attention_width=config.attention_time_embed_dim,
-        shared_embedding=config.time_embedding == "common",
-        **common,
     )
 
 
@@ -159,14 +146,14 @@ class LanguageModel(nn.Module):
 
     @jax.named_scope("make W(t)")
     def weights_and_embeddings(self, times: Times) -> tuple[Weights, Embeddings]:
-        """The weights at `times`, and the e(t) they come from; {} if not time-dependent."""
-        if self.config.weights == "time_dependent":
-            return self.source.with_embeddings(times)
-        weights = self.source(times)
-        return {**weights, ADAPTERS: self.adapters()} if self.config.adapter_rank else weights, {}
+        """The weights at `times`, and the e(t) they come from; {} if they come from none."""
+        weights, embeddings = self.source.with_embeddings(times)
+        if self.config.adapter_rank:
+            weights = {**weights, ADAPTERS: self.adapters()}
+        return weights, embeddings
 
     def derivative(self) -> Weights:
-        """dW/dt at the nodes, float32; of time-dependent weights only."""
+        """dW/dt at the nodes, float32; only where W(t) exists at any time."""
         return self.source.derivative(jnp.asarray(nodes(self.config)))
 
     def merged_weights(self) -> Weights:

@@ -15,7 +15,7 @@ from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.transformer_block import TransformerBlock
 from t5x_diffeq.ode.integrate import SubFieldWithMemory
 from t5x_diffeq.ode.solvers import SubField, VectorField
-from t5x_diffeq.ode.weights import LeafPath, block_parameters
+from t5x_diffeq.ode.weight_source import LeafPath, block_parameters
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.plugins import load_plugin
 

@@ -20,7 +20,7 @@ width. W(t) then moves by about the learning rate, half through W0 and half thro
 weights of a layer do, so a learning rate that suits the baseline suits the ODE. Alternatives that
 were tried are in docs/lab/settings.md.
 
-A linear e(t) = C^T gamma(t) (`time_features`) has unit scale, too, and moves by the learning rate:
+A linear e(t) = C^T gamma(t) (`time_basis`) has unit scale, too, and moves by the learning rate:
 |gamma|^2 and |gamma|_1 are the sums of the squared and of the absolute features of t, averaged over
 t. In the first steps W(t) then moves about half as far as with the other one.
 """
@@ -30,8 +30,8 @@ from math import sqrt
 from typing import Any
 
 from t5x_diffeq.layers.parameter import Parameter
+from t5x_diffeq.ode.time_basis import TimeBasis
 from t5x_diffeq.ode.time_embedding import LinearTimeEmbedding, TimeEmbedding
-from t5x_diffeq.ode.time_features import SINUSOIDS, TimeFeatures
 
 _SILU_SECOND_MOMENT = 0.36
 
@@ -43,12 +43,12 @@ class HyperInit:
     Attributes:
       init: "paper" or "invariant".
       T: width of the time embedding.
-      features: what the time embedding reads.
+      basis: what the time embedding reads.
     """
 
     init: str
     T: int
-    features: TimeFeatures
+    basis: TimeBasis
 
     @property
     def single(self) -> float:
@@ -68,14 +68,13 @@ class HyperInit:
 
     def embedding(self, **module: Any) -> TimeEmbedding | LinearTimeEmbedding:
         """A time embedding at these scales; `module` holds Linen's own arguments."""
-        of_sinusoids = self.features.basis == SINUSOIDS
         module = {"width": self.T, "name": "time_embedding", **module}
-        if not of_sinusoids:
+        if self.basis.linear:
             return LinearTimeEmbedding(**self._linear_scales, **module)
         if self.init == "paper":
             return TimeEmbedding(**module)
         return TimeEmbedding(
-            hidden_std=sqrt(1 / self.features.mean_square),
+            hidden_std=sqrt(1 / self.basis.mean_square),
             output_std=sqrt(1 / (_SILU_SECOND_MOMENT * self.T)),
             step_multiplier=self.single,
             output_multiplier=5 * self.summed,
@@ -83,8 +82,13 @@ class HyperInit:
         )
 
     @property
+    def embedding_products(self) -> int:
+        """Multiply-adds of e(t) at one time."""
+        return self.T * self.basis.count + (0 if self.basis.linear else self.T * self.T)
+
+    @property
     def _linear_scales(self) -> dict[str, Any]:
         if self.init == "paper":
             return {}
-        std, multiplier = sqrt(1 / self.features.mean_square), 1 / self.features.mean_sum
+        std, multiplier = sqrt(1 / self.basis.mean_square), 1 / self.basis.mean_sum
         return {"std": std, "step_multiplier": multiplier}

@@ -1,4 +1,4 @@
-"""Time embeddings: e(t) of the features of t (`time_features`)."""
+"""Time embeddings: e(t) of the features of t (`time_basis`)."""
 
 import jax
 import jax.numpy as jnp

@@ -34,7 +34,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxtyping import Array, Float, UInt32
 
 from t5x_diffeq.layers.parameter import Parameter, flatten_parameters
-from t5x_diffeq.ode.weights import LeafPath
+from t5x_diffeq.ode.weight_source import LeafPath
 from t5x_diffeq.optimizers.block_codes import (
     Blocks,
     decode_mean,

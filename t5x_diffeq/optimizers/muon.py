@@ -51,7 +51,8 @@ from jaxtyping import Array, Float
 
 from t5x_diffeq.layers.mesh import axes_of, mesh_sizes, on_shards, spec_of
 from t5x_diffeq.layers.parameter import Parameter, flatten_parameters, num_inputs
-from t5x_diffeq.ode.weights import Embeddings, LeafPath, offset_path
+from t5x_diffeq.ode.time_dependent_weights import offset_path
+from t5x_diffeq.ode.weight_source import Embeddings, LeafPath
 from t5x_diffeq.optimizers.whole_matrices import map_whole_matrices
 from t5x_diffeq.runtime.errors import InputError
 

@@ -9,16 +9,14 @@ W(t), which the per-layer baseline doesn't need: both are listed separately.
 
 from dataclasses import dataclass
 from functools import cache
-from math import prod
 
 from t5x_diffeq.layers.attention_kernels import LANES, splash_blocks
 from t5x_diffeq.models.block import SubFieldFlops
 from t5x_diffeq.models.config import ModelConfig
-from t5x_diffeq.models.sub_fields import block_of_shapes, declared_leaves, need_methods
+from t5x_diffeq.models.language_model import make_source
+from t5x_diffeq.models.sub_fields import block_of_shapes, need_methods
 from t5x_diffeq.ode.integrate import kept_names
 from t5x_diffeq.ode.schemes import find_scheme
-from t5x_diffeq.ode.time_features import SINUSOIDS
-from t5x_diffeq.ode.weights import layer_name
 
 
 @dataclass(frozen=True)
@@ -79,7 +77,7 @@ def step_flops(config: ModelConfig, batch_size: int) -> StepFlops:
         attention=3 * attention,
         mlp=3 * mlp,
         head=3 * head,
-        hypernetwork=3 * _hypernetwork_flops(config),
+        hypernetwork=3 * make_source(config).flops(),
         recomputed=tokens * _recomputed_products(config, of_f, of_g)
         + _recomputed_attention(config) * attention,
         attention_kernels=attention * _kernel_work(config)
@@ -151,16 +149,3 @@ def mfu(model_flops: float, seconds: float, num_devices: int, peak_flops: float)
       peak_flops: peak FLOP/s of a device (`chips.py`).
     """
     return model_flops / (seconds * num_devices * peak_flops)
-
-
-def _hypernetwork_flops(config: ModelConfig) -> float:
-    if config.weights != "time_dependent":
-        return 0
-    features, leaves = config.time_features, declared_leaves(config)
-    widths = {path: config.time_width(layer_name(path[:-1])) for path in leaves}
-    products = sum(widths[path] * prod(leaf.value.shape) for path, leaf in leaves.items())
-    of_layers = {path[:-1]: T for path, T in widths.items()}.values()
-    embeddings = [config.time_embed_dim] if config.time_embedding == "common" else of_layers
-    second = features.basis == SINUSOIDS
-    embedding = sum(features.count * T + second * T * T for T in embeddings)
-    return 2 * config.num_nodes * (products + embedding)

@@ -147,12 +147,12 @@ class Saves(Hook):
         # The workdir's checkpoints need the lines up to their step in the same bucket.
         training.writer.try_flush() if locally else training.writer.flush()
         facts = RunFacts(
-            training.corpus.fingerprint,
-            position.drawn,
-            training.writer.reports,
-            position.values.get("eval/loss"),
-            training.hooks.states(),
-            training.data.position(),
+            fingerprint=training.corpus.fingerprint,
+            drawn=position.drawn,
+            reports=training.writer.reports,
+            eval_loss=position.values.get("eval/loss"),
+            hooks=training.hooks.states(),
+            position=training.data.position(),
         )
         training.checkpoints.save(step, position.state, facts, locally)
         training.history.write_time(step, at_once=not locally)

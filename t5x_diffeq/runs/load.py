@@ -19,6 +19,7 @@ from t5x_diffeq.layers.array_types import Weights
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.models.sub_fields import need_methods
+from t5x_diffeq.ode.sources import source_of
 from t5x_diffeq.runs.adapter_files import load_adapters, read_adapter_facts
 from t5x_diffeq.runs.workdir import read_config
 from t5x_diffeq.runtime.config import Config
@@ -140,7 +141,7 @@ def discretise(config: ModelConfig, params: dict) -> Weights:
     A hypernetwork makes its weights in the computation dtype, so that the model computes with the
     same numbers as before, bit for bit; merging adapters in float32 loses nothing.
     """
-    exact = config if config.weights == "time_dependent" else config.in_float32()
+    exact = config.in_float32() if source_of(config).stored else config
     weights = LanguageModel(exact).apply({"params": params}, method="merged_weights")
     return jax.tree.map(lambda w: w.astype(jnp.float32), weights)
 

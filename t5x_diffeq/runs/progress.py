@@ -13,6 +13,7 @@ from t5x_diffeq.data.corpus import Corpus
 from t5x_diffeq.data.examples import TrainingData
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.sub_fields import has_method
+from t5x_diffeq.ode.sources import source_of
 from t5x_diffeq.planner.flops import mfu, step_flops
 from t5x_diffeq.runs.workdir import read_config
 from t5x_diffeq.runtime import allocator
@@ -144,13 +145,7 @@ def _describe_default(config: Config, setup: Setup) -> str:
 
 
 def _describe_model(c: ModelConfig) -> str:
-    own = c.attention_time_embed_dim
-    attention = "" if own is None else f", of attention {own}"
-    source = {
-        "time_dependent": f"W(t) = W0 + P e(t), T = {c.time_embed_dim}{attention}",
-        "per_layer": "one set of weights per layer",
-        "shared": "one set of weights for all steps",
-    }[c.weights]
+    source = source_of(c).describe()
     state = "" if c.state_dtype == c.dtype else f", state in {c.state_dtype}"
     block = f" with {c.block}" if c.block else ""
     return (

@@ -12,6 +12,7 @@ from t5x_diffeq.analysis.weight_paths import WeightPaths, make_weight_paths
 from t5x_diffeq.diagnostics.watch import Curves, Programs, compile_programs
 from t5x_diffeq.layers.array_types import Weights
 from t5x_diffeq.models.language_model import nodes
+from t5x_diffeq.ode.sources import source_of
 from t5x_diffeq.runs.hooks import DoneStep, Hook, LoopPosition, Training
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.console import say
@@ -112,7 +113,7 @@ class Watcher(Hook):
         named = {f"{_PREFIX}{name}": x for name, x in jax.device_get(curves).items()}
         self.training.writer.write_summaries(done.step, named)
         config = self.training.setup.model.config
-        times = None if config.weights == "per_layer" else nodes(config)
+        times = nodes(config) if source_of(config).any_time else None
         draw = partial(_draw_curves, done.step, named, times)
         self.training.writer.draw(done.step, f"{_PREFIX}curves", draw)
 
@@ -133,7 +134,7 @@ class WeightFigures(Hook):
     def __init__(self, training: Training):
         super().__init__(training, training.config.train.figure_every)
         model, mesh = training.setup.model, training.setup.mesh
-        self.moves = model.config.weights != "shared"  # whether W(t) does
+        self.moves = not source_of(model.config).constant  # whether W(t) does
         self.weight_paths = make_weight_paths(model, mesh)
 
     @classmethod

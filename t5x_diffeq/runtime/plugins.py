@@ -1,7 +1,7 @@
 """Blocks, schemes, optimizers, data sources and hooks from other packages, by importable name.
 
-A config names one as "package.module:Name", or as "package.module:Name(size=4)" with keyword
-arguments that are Python literals. The package must be importable: installed, or in a folder of
+A config names one as "package.module:Name", or as "package.module:Name(size=4)" with arguments that
+are Python literals. The package must be importable: installed, or in a folder of
 PYTHONPATH.
 
 Loading one runs its code. A person who writes a name in a config file, on the command line or in
@@ -24,14 +24,21 @@ from t5x_diffeq.runtime.errors import InputError
 
 _OWN = "t5x_diffeq"  # its version is recorded anyway
 _TRUSTED_MODULES = ("t5x_diffeq.blocks.", "t5x_diffeq.examples.own_")
-PLUGIN_KEYS = ("model.block", "model.scheme", "optimizer.name", "data.source")
+PLUGIN_KEYS = (
+    "model.block",
+    "model.weights",
+    "model.time_basis",
+    "model.scheme",
+    "optimizer.name",
+    "data.source",
+)
 trust_all = False  # set by --trust_plugins
 _trusted: set[str] = set()  # importable names that a person has given, or trusts
 
 
 def is_plugin(name: str) -> bool:
-    """Whether a value is an importable name."""
-    return ":" in name
+    """Whether a value is an importable name; `legendre:8` is none."""
+    return name.partition(":")[2][:1].isidentifier()
 
 
 @cache
@@ -45,7 +52,7 @@ def load_plugin(key: str, name: str) -> Any:
     Raises:
       InputError: if there is no such module or object, or the arguments aren't literals.
     """
-    path, arguments = _split_arguments(key, name)
+    path, positional, arguments = _split_arguments(key, name)
     module_name, _, attribute = path.partition(":")
     try:
         module = importlib.import_module(module_name)
@@ -58,11 +65,11 @@ def load_plugin(key: str, name: str) -> Any:
         public = ", ".join(sorted(each for each in vars(module) if not each.startswith("_")))
         raise InputError(f"{key}={name}: {module_name} has no {attribute}; it has {public}")
     plugin = getattr(module, attribute)
-    if not arguments:
+    if not positional and not arguments:
         return plugin
     if not callable(plugin):
         raise InputError(f"{key}={name}: {path} takes no arguments; leave them out")
-    return partial(plugin, **arguments)
+    return partial(plugin, *positional, **arguments)
 
 
 def check_returns(key: str, name: str, plugin: Any, *kinds: type) -> None:
@@ -97,19 +104,19 @@ def check_returns(key: str, name: str, plugin: Any, *kinds: type) -> None:
     )
 
 
-def _split_arguments(key: str, name: str) -> tuple[str, dict[str, Any]]:
-    """`a.b:C` and `{"size": 4}` of `a.b:C(size=4)`."""
+def _split_arguments(key: str, name: str) -> tuple[str, list[Any], dict[str, Any]]:
+    """`a.b:C`, `[9]` and `{"size": 4}` of `a.b:C(9, size=4)`."""
     path, opened, _ = name.partition("(")
     if not opened:
-        return path, {}
+        return path, [], {}
     try:
         call = ast.parse(name[len(path.partition(":")[0]) + 1 :], mode="eval").body
-        assert isinstance(call, ast.Call) and not call.args
-        return path, {str(each.arg): ast.literal_eval(each.value) for each in call.keywords}
+        assert isinstance(call, ast.Call)
+        named = {str(each.arg): ast.literal_eval(each.value) for each in call.keywords}
+        return path, [ast.literal_eval(each) for each in call.args], named
     except (SyntaxError, ValueError, AssertionError) as error:
         raise InputError(
-            f"{key}={name}: the arguments must be keywords with literal values, as in "
-            f"{path}(size=4)"
+            f"{key}={name}: the arguments must be literal values, as in {path}(size=4)"
         ) from error
 
 

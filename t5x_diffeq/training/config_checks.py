@@ -1,5 +1,6 @@
 """Checks that the values of a config are compatible; they need no mesh and no model."""
 
+from t5x_diffeq.ode.sources import source_of
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.plugins import is_plugin
@@ -32,10 +33,10 @@ def _check_moments(config: Config) -> None:
     trainable = config.train.trainable
     if config.optimizer.moments != "int8" or is_plugin(config.optimizer.name):
         return
-    if config.model.weights == "shared":
+    if source_of(config.model).constant:
         raise InputError(
-            "optimizer.moments=int8 is for model.weights=time_dependent or per_layer, and "
-            "model.weights is shared; take bfloat16"
+            "optimizer.moments=int8 is for weights of several times or layers, and "
+            f"model.weights={config.model.weights} is one set; take bfloat16"
         )
     if trainable and "source" not in trainable:
         raise InputError(

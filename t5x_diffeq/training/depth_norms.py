@@ -7,7 +7,7 @@ from flax.traverse_util import flatten_dict
 from jaxtyping import Array, Float
 
 from t5x_diffeq.layers.array_types import Weights
-from t5x_diffeq.ode.weights import layer_name
+from t5x_diffeq.ode.weight_source import layer_name
 
 Curves = dict[str, Float[Array, " n"]]
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from jax import Array
 
+from t5x_diffeq.ode.sources import source_of
 from t5x_diffeq.runtime.config import Config, TrainKeys
 from t5x_diffeq.runtime.errors import InputError
 
@@ -72,10 +73,10 @@ def check_depths(config: Config) -> None:
             f"train.depths_per_step is {train.depths_per_step}; it must be from 1 to the "
             f"{len(set(depths))} different numbers in train.depths"
         )
-    if depths and config.model.weights == "per_layer":
+    if depths and not source_of(config.model).any_time:
         raise InputError(
-            f"train.depths={depths} draws other numbers of steps, but per-layer weights exist only "
-            "at their own layers; set model.weights to time_dependent or shared"
+            f"train.depths={depths} draws other numbers of steps, but {config.model.weights} "
+            "weights exist only at their own nodes; set model.weights to time_dependent or shared"
         )
 
 

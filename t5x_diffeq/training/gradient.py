@@ -19,7 +19,8 @@ from jaxtyping import Array, Float
 from t5x_diffeq.layers.array_types import Times, Weights
 from t5x_diffeq.layers.linear import ADAPTERS
 from t5x_diffeq.models.language_model import LanguageModel, nodes
-from t5x_diffeq.ode.weights import Embeddings, projection_squares
+from t5x_diffeq.ode.time_dependent_weights import projection_squares
+from t5x_diffeq.ode.weight_source import Embeddings
 from t5x_diffeq.training.losses import StateAndHead
 from t5x_diffeq.training.objective import Batch, Means, Params, Pass, end_of_pass, split_rows
 

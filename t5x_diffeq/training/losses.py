@@ -3,99 +3,24 @@ logits.
 
 Each device goes through its tokens chunk by chunk. In training, a chunk's logits are made once:
 what a token is charged for its losses is known there, so the chunk makes its part of the gradient.
-The gradient is written by hand. In the one that JAX derives, the logits are made twice, and masks
-and constants of their size are moved out of the loop, for every chunk to read from memory
-(docs/lab/h100.md).
 """
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
-from jaxtyping import Array, Bool, Float, Int, Num
+from jaxtyping import Array, Float, Int, Num
 
 from t5x_diffeq.layers.array_types import State, Tokens
-from t5x_diffeq.layers.mesh import mesh_axes, on_shards, shards_over
-
-
-class TokenLosses(NamedTuple):
-    """What is computed from the logits of each token, in nats; float32.
-
-    With q the distribution that the logits z give, and p the teacher's, the gradients are
-
-        d loss / dz = q - onehot(target)    d normaliser / dz = q    d divergence / dz = q - p
-
-    A further number per token is computed in `_losses_of_logits` and needs its gradient in
-    `_charged_forward`. It must leave out the logits of padding, and sum over the mesh axes that
-    split the vocabulary.
-
-    Attributes:
-      losses: -log p(target).
-      normalisers: the log of the softmax's normaliser.
-      divergences: KL(teacher || student); None without a teacher.
-    """
-
-    losses: Float[Array, "..."]
-    normalisers: Float[Array, "..."]
-    divergences: Float[Array, "..."] | None = None
-
-    def given(self) -> tuple[Float[Array, "..."], ...]:
-        """Those that there are."""
-        return tuple(x for x in self if x is not None)
-
+from t5x_diffeq.layers.mesh import mesh_axes, on_shards
+from t5x_diffeq.training.logits import TokenLosses, Vocabulary, logits_of
 
 Charge = Callable[[TokenLosses], Float[Array, "..."]]  # what each token adds to what is minimised
 StateAndHead = tuple[Float[Array, "B L _"], Float[Array, "V _"]]  # [B, L, D] and [V, D]
 _Axes = tuple[str, ...]
 _Chunks = tuple[Float[Array, "chunks chunk _"], Float[Array, "v _"]]  # states, and head
-
-
-class _Vocabulary(NamedTuple):
-    """The vocabulary, of which a device's head holds an equal part.
-
-    Attributes:
-      size: the number of tokens, without padding.
-      axes: the mesh axes that split it.
-    """
-
-    size: int
-    axes: _Axes
-
-    def tokens(self, count: int) -> Int[Array, " v"]:
-        """The `count` tokens of this device's head; from `size` on, they are padding."""
-        first = jax.lax.axis_index(self.axes) * count if self.axes else 0
-        return first + jnp.arange(count)
-
-    def hits(
-        self, logits: Float[Array, "chunk v"], targets: Int[Array, " chunk"]
-    ) -> Bool[Array, "chunk v"]:
-        """Where the logits of the targets are."""
-        return self.tokens(logits.shape[1]) == targets[:, None]
-
-    def logits(
-        self, states: Float[Array, "chunk D"], head: Float[Array, "v D"]
-    ) -> Float[Array, "chunk v"]:
-        """This device's logits, summed in float32; the lowest float for padding."""
-        logits = jnp.einsum("td,vd->tv", states, head, preferred_element_type=jnp.float32)
-        if len(head) * shards_over(self.axes) == self.size:
-            return logits
-        return jnp.where(self.tokens(len(head)) < self.size, logits, jnp.finfo(jnp.float32).min)
-
-    def sum(self, x: Float[Array, "chunk v"]) -> Float[Array, " chunk"]:
-        """Sums over the vocabulary."""
-        return jax.lax.psum(x.sum(-1), self.axes) if self.axes else x.sum(-1)
-
-    def max(self, x: Float[Array, "chunk v"]) -> Float[Array, " chunk"]:
-        """The highest over the vocabulary."""
-        return jax.lax.pmax(x.max(-1), self.axes) if self.axes else x.max(-1)
-
-    def normaliser(self, logits: Float[Array, "chunk v"]) -> Float[Array, " chunk"]:
-        """The log of the softmax's normaliser."""
-        highest = self.max(logits)
-        return jnp.log(self.sum(jnp.exp(logits - highest[:, None]))) + highest
 
 
 def charged_losses(
@@ -166,7 +91,7 @@ def _by_chunk(
     sums and extremes over it are exchanged.
 
     Args:
-      of_chunks: takes a `_Vocabulary`, the chunks of each model, and those of each of `of_tokens`.
+      of_chunks: takes a `Vocabulary`, the chunks of each model, and those of each of `of_tokens`.
       models: the last state and the head of each model that it compares.
       of_tokens: the tokens to predict, and what else there is of each.
       vocab_size: the unpadded vocabulary.
@@ -178,7 +103,7 @@ def _by_chunk(
     by_token = PartitionSpec(rows or None, length or None)
     local = partial(
         _on_device,
-        partial(of_chunks, _Vocabulary(vocab_size, vocab)),
+        partial(of_chunks, Vocabulary(vocab_size, vocab)),
         tokens=(*rows, *length),
         vocab=vocab,
         width=width,
@@ -221,15 +146,14 @@ def _on_device(
 
 
 def _losses(
-    vocabulary: _Vocabulary, models: list[_Chunks], targets: Int[Array, "chunks chunk"]
+    vocabulary: Vocabulary, models: list[_Chunks], targets: Int[Array, "chunks chunk"]
 ) -> tuple[Array, ...]:
     """The losses of all chunks."""
     states, heads = _in_dtype_of_states(models)
 
     def of_chunk(chunk: tuple) -> tuple[Array, ...]:
         states, targets = chunk
-        losses = _losses_of_logits(vocabulary, *_logits(vocabulary, states, heads), targets)
-        return losses.given()
+        return logits_of(vocabulary, states, heads, targets).losses().given()
 
     return jax.lax.map(of_chunk, (states, targets))
 
@@ -239,34 +163,10 @@ def _in_dtype_of_states(models: list[_Chunks]) -> tuple[tuple[Array, ...], tuple
     return tuple(y for y, _ in models), tuple(head.astype(y.dtype) for y, head in models)
 
 
-def _logits(
-    vocabulary: _Vocabulary, states: tuple[Array, ...], heads: tuple[Array, ...]
-) -> tuple[list[Float[Array, "chunk v"]], list[Float[Array, " chunk"]]]:
-    """The logits of each model, and their normalisers."""
-    logits = [vocabulary.logits(*model) for model in zip(states, heads, strict=True)]
-    return logits, [vocabulary.normaliser(each) for each in logits]
-
-
-def _losses_of_logits(
-    vocabulary: _Vocabulary,
-    logits: list[Float[Array, "chunk v"]],
-    normalisers: list[Float[Array, " chunk"]],
-    targets: Int[Array, " chunk"],
-) -> TokenLosses:
-    """The losses of a chunk, of one model or of a student and its teacher."""
-    hits = vocabulary.hits(logits[0], targets)
-    loss = normalisers[0] - vocabulary.sum(jnp.where(hits, logits[0], 0))
-    if len(logits) == 1:
-        return TokenLosses(loss, normalisers[0])
-    log_q, log_p = (z - n[:, None] for z, n in zip(logits, normalisers, strict=True))
-    divergence = vocabulary.sum(jnp.exp(log_p) * (log_p - log_q))
-    return TokenLosses(loss, normalisers[0], divergence)
-
-
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _charged(
     charge: Charge,
-    vocabulary: _Vocabulary,
+    vocabulary: Vocabulary,
     models: list[_Chunks],
     targets: Int[Array, "chunks chunk"],
     weights: Float[Array, "chunks chunk"],
@@ -277,12 +177,12 @@ def _charged(
 
 def _charged_forward(
     charge: Charge,
-    vocabulary: _Vocabulary,
+    vocabulary: Vocabulary,
     models: list[_Chunks],
     targets: Int[Array, "chunks chunk"],
     weights: Float[Array, "chunks chunk"],
 ) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
-    """Also the gradient of the student's states and head; see `TokenLosses`.
+    """Also the gradient of the student's states and head.
 
     The products have operands in the states' dtype. JAX's own would have the float32 gradient of
     the logits as an operand, and run at the speed of float32.
@@ -292,17 +192,11 @@ def _charged_forward(
 
     def of_chunk(d_head: Array, chunk: tuple) -> tuple[Array, tuple]:
         states, targets, weights = chunk
-        logits, normalisers = _logits(vocabulary, states, heads)
-        losses = _losses_of_logits(vocabulary, logits, normalisers, targets)
+        logits = logits_of(vocabulary, states, heads, targets)
+        losses = logits.losses()
         charged, pull_back = jax.vjp(charge, losses)
         (d,) = pull_back(weights)
-        q, *p = (jnp.exp(z - n[:, None]) for z, n in zip(logits, normalisers, strict=True))
-        hits = vocabulary.hits(logits[0], targets)
-        d_logits = sum(d.given())[:, None] * q
-        d_logits -= jnp.where(hits, d.losses[:, None], 0)
-        if p:
-            d_logits -= d.divergences[:, None] * p[0]
-        d_logits = d_logits.astype(states[0].dtype)
+        d_logits = logits.gradient(d).astype(states[0].dtype)
         d_states = product("tv,vd->td", d_logits, heads[0]).astype(states[0].dtype)
         d_head += product("tv,td->vd", d_logits, states[0])
         return d_head, (charged * weights, losses, d_states)
@@ -313,7 +207,7 @@ def _charged_forward(
 
 
 def _charged_backward(
-    charge: Charge, vocabulary: _Vocabulary, kept: tuple[Array, ...], gradients: tuple[Array, ...]
+    charge: Charge, vocabulary: Vocabulary, kept: tuple[Array, ...], gradients: tuple[Array, ...]
 ) -> tuple[list[tuple[Array, Array] | None], None, None]:
     """The gradient for this gradient of the sum, which is the same number for all tokens."""
     (d_states, d_head, *teachers), d_sum = kept, gradients[0]
@@ -325,17 +219,18 @@ _charged.defvjp(_charged_forward, _charged_backward)
 
 
 def _choices(
-    vocabulary: _Vocabulary, models: list[_Chunks], targets: Int[Array, "chunks chunk"]
+    vocabulary: Vocabulary, models: list[_Chunks], targets: Int[Array, "chunks chunk"]
 ) -> tuple[Float[Array, "chunks chunk"], Int[Array, "chunks chunk"]]:
     """Losses, and the most likely token at each position; the first in a tie."""
     states, heads = _in_dtype_of_states(models)
 
     def of_chunk(chunk: tuple) -> tuple[Array, Array]:
         states, targets = chunk
-        logits, normalisers = _logits(vocabulary, states, heads)
-        losses = _losses_of_logits(vocabulary, logits, normalisers, targets).losses
-        is_best = logits[0] == vocabulary.max(logits[0])[:, None]
+        found = logits_of(vocabulary, states, heads, targets)
+        (logits,) = found.logits
+        is_best = logits == vocabulary.max(logits)[:, None]
         best = jnp.where(is_best, vocabulary.tokens(len(heads[0])), vocabulary.size).min(-1)
+        losses = found.losses().losses
         return losses, jax.lax.pmin(best, vocabulary.axes) if vocabulary.axes else best
 
     return jax.lax.map(of_chunk, (states, targets))

@@ -12,8 +12,10 @@ from jax.sharding import Mesh, NamedSharding
 from t5x_diffeq.layers.mesh import axes_of
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.language_model import LanguageModel
+from t5x_diffeq.models.source_checks import check_source
 from t5x_diffeq.runtime.chips import chip
 from t5x_diffeq.runtime.config import Config, TrainKeys
+from t5x_diffeq.runtime.plugins import is_plugin
 from t5x_diffeq.training import partitioning
 from t5x_diffeq.training.mesh_checks import check_context
 from t5x_diffeq.training.state import declared_params
@@ -118,6 +120,8 @@ def place_model(config: Config, vocab_size: int, mesh: Mesh) -> PlacedModel:
         shards=mesh.shape["context"],
         capability=getattr(device, "compute_capability", None),
     )
+    if is_plugin(model_config.weights):
+        check_source(model_config)
     model_config = model_config.with_loop_for(device.platform)
     check_context(model_config, mesh)
     model, rules = LanguageModel(model_config), partitioning.logical_rules(config.mesh)

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 
 from t5x_diffeq.layers.array_types import Weights
 from t5x_diffeq.models.language_model import LanguageModel
-from t5x_diffeq.ode.weights import Embeddings
+from t5x_diffeq.ode.weight_source import Embeddings
 from t5x_diffeq.runtime.config import TrainKeys
 from t5x_diffeq.training.depth_norms import watch_gradient
 from t5x_diffeq.training.gradient import (

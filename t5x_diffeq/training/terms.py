@@ -2,7 +2,7 @@
 
 A term has a weight, and a name under which the mean that it computes is reported, unweighted. A new
 term is a class here, a key for its weight (`runtime/keys/train.py`), and a line in `terms_of`. A
-term of the logits is a `TokenTerm`: a number of each token, made of its `losses.TokenLosses`.
+term of the logits is a `TokenTerm`: a number of each token, made of its `logits.TokenLosses`.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from t5x_diffeq.runtime.config import TrainKeys
-from t5x_diffeq.training.losses import TokenLosses
+from t5x_diffeq.training.logits import TokenLosses
 
 
 @dataclass(frozen=True)

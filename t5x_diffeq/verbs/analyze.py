@@ -13,6 +13,7 @@ from t5x_diffeq.data.corpus import Corpus, load_corpus
 from t5x_diffeq.data.tokenizer import Tokenizer
 from t5x_diffeq.inference.split_loss import evaluate_split
 from t5x_diffeq.inference.trained_run import TrainedRun
+from t5x_diffeq.ode.sources import source_of
 from t5x_diffeq.runs.load import Run, load_run
 from t5x_diffeq.runs.workdir import read_config
 from t5x_diffeq.runtime.console import Progress, format_count, say
@@ -47,7 +48,7 @@ def _make_spectra_section(corpus: Corpus, run: Run, params: dict, flags: FlagVal
     from t5x_diffeq.analysis.spectra_section import spectra_section
 
     model = run.placed.model
-    steps = [] if model.config.weights == "per_layer" else [1, 2]
+    steps = [1, 2] if source_of(model.config).any_time else []
     own = model.config.num_steps
     perplexities = {own * n: perplexity(run, corpus, own * n) for n in steps}
     with Progress("eigenvalues"):

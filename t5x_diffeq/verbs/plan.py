@@ -4,6 +4,7 @@ import json
 import time
 from concurrent.futures import ThreadPoolExecutor, wait
 
+from t5x_diffeq.ode.sources import source_of
 from t5x_diffeq.planner.planning import Plan, plan_setup, plan_step
 from t5x_diffeq.planner.search import as_flags, search
 from t5x_diffeq.planner.tables import plan_record, print_plans, show_ranked
@@ -42,7 +43,7 @@ def _make_plans(configs: dict[str, Config], where: Topology) -> dict[str, Plan]:
 
 def _compare_plans(config: Config, where: Topology) -> dict[str, Plan]:
     configs = {"model": config}
-    if config.model.weights != "per_layer":
+    if source_of(config.model).any_time:
         configs["baseline"] = baseline_of(config)
     return _make_plans(configs, where)
 

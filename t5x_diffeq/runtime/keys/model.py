@@ -25,6 +25,7 @@ from t5x_diffeq.runtime.keys.values import (
     SCHEMES,
     TIME_BASES,
     VOCABULARY,
+    WEIGHTS,
     Values,
 )
 
@@ -48,10 +49,12 @@ class ModelKeys(Section):
         `package.module:Name(size=4)` ([Extending](extending.md)). `None`: the block of
         `model.architecture`, which sets embeddings and head in any case""",
     )
-    weights: Annotated[str, one_of("time_dependent", "per_layer", "shared")] = key(
+    weights: Annotated[str, one_of(*WEIGHTS, PLUGIN)] = key(
         "time_dependent",
         """`time_dependent`: W(t) = W0 + P e(t). `per_layer`: each step has weights of its
-        own, as in GPT and Llama (the baseline). `shared`: one set of weights for all steps""",
+        own, as in GPT and Llama (the baseline). `shared`: one set of weights for all steps.
+        Otherwise the importable name of an `ode.weight_source.WeightSource`, such as
+        `package.module:Name` or `package.module:Name(rank=4)` ([Extending](extending.md))""",
         finetune=True,
     )
     scheme: Annotated[str, one_of(*SCHEMES, PLUGIN)] = key(
@@ -88,12 +91,14 @@ class ModelKeys(Section):
         """T of the layers named `attention`, and of the norm before them. `None`:
         `model.time_embed_dim`""",
     )
-    time_basis: Annotated[str, one_of(*TIME_BASES)] = key(
+    time_basis: Annotated[str, one_of(*TIME_BASES, PLUGIN)] = key(
         "sinusoids",
         """what e(t) is made of. `sinusoids`: sinusoids of t through two linear layers, as
         in the paper. `legendre:K`: a linear function of K Legendre polynomials
         (`legendre:1` is constant in t). `table:K`: a table of its values at t = 1/K, 2/K,
-        ..., 1, with straight lines between them""",
+        ..., 1, with straight lines between them.
+        Otherwise the importable name of an `ode.time_basis.TimeBasis`, such as
+        `package.module:Name(9)`""",
     )
     num_frequencies: Size = key(64, "S, the number of frequencies of the sinusoids")
     time_scale: Positive = key(
@@ -223,7 +228,7 @@ class ModelKeys(Section):
         """solver steps per iteration of the compiled loop, at most `num_steps`. With more,
         less is copied, the communication of one step can overlap with the computation of the
         next, and compilation takes longer. `None`: all of them on GPUs (of more than 32, equal
-        parts of at most 32), 1 elsewhere""",
+        parts of at most 32) unless `model.remat=full`, 1 elsewhere""",
         resume=True,
         finetune="if set",
     )

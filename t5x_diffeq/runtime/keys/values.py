@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import inf
 
 # Names that the command line must know before JAX is imported, which takes seconds. They are
-# defined in ode/schemes.py, models/adaptive.py, layers/attention_kernels.py,
+# defined in ode/schemes.py, ode/sources.py, models/adaptive.py, layers/attention_kernels.py,
 # ode/integrate.py and optimizers/moments.py; tests/bad_input_test.py compares the two.
 SCHEMES = ("euler", "lie_trotter", "strang", "midpoint", "heun", "rk4")
 ADAPTIVE_SOLVERS = ("bosh3", "tsit5", "dopri5", "dopri8")
@@ -14,6 +14,7 @@ REMATS = ("none", "dots", "full")
 OPTIMIZERS = ("adam", "muon")
 MOMENTS = ("float32", "bfloat16", "int8")
 TIME_BASES = ("sinusoids", "legendre:k", "table:k")
+WEIGHTS = ("time_dependent", "per_layer", "shared")
 CONVENTIONS = ("pair", "official", "full")  # of Lyapunov exponents: analysis/lyapunov.py
 
 PLUGIN = "package.module:Name"  # the choice of a key that takes any importable name

@@ -11,11 +11,16 @@ from small_models import SMALL, random_params
 from small_models import small as small_model
 
 from t5x_diffeq.ode.hyper_init import HyperInit
-from t5x_diffeq.ode.time_features import TimeFeatures
+from t5x_diffeq.ode.time_basis import make_time_basis
+from t5x_diffeq.runtime.config import ModelKeys
 from t5x_diffeq.runtime.errors import InputError
 
 TIMES = np.linspace(0, 1, 61)
 BASES = ("legendre:1", "legendre:7", "table:1", "table:5")
+
+
+def basis_of(name):
+    return make_time_basis(ModelKeys(time_basis=name))
 
 
 def by_numpy(basis, t):
@@ -28,15 +33,15 @@ def by_numpy(basis, t):
 @pytest.mark.slow
 @pytest.mark.parametrize("basis", BASES)
 def test_they_are_the_textbooks(basis):
-    found = TimeFeatures(basis)(jnp.asarray(TIMES))
-    assert found.shape == (61, TimeFeatures(basis).count)
+    found = basis_of(basis)(jnp.asarray(TIMES))
+    assert found.shape == (61, basis_of(basis).count)
     np.testing.assert_allclose(found, by_numpy(basis, TIMES), atol=1e-5)
 
 
 @pytest.mark.parametrize("basis", ["legendre:7", "table:5"])
 def test_their_derivatives_are_the_difference_quotients(basis):
     t, h = TIMES[1:-1] + 1e-3, 1e-6  # beside the knots, where a table has two slopes
-    _, found = jax.jvp(TimeFeatures(basis), (jnp.asarray(t),), (jnp.ones(59),))
+    _, found = jax.jvp(basis_of(basis), (jnp.asarray(t),), (jnp.ones(59),))
     expected = (by_numpy(basis, t + h) - by_numpy(basis, t - h)) / (2 * h)
     np.testing.assert_allclose(found, expected, atol=1e-4 * np.abs(expected).max())
 
@@ -44,7 +49,7 @@ def test_their_derivatives_are_the_difference_quotients(basis):
 @pytest.mark.parametrize("basis", ["sinusoids", *BASES])
 def test_a_time_embedding_has_unit_scale(basis):
     """The mean over T of e(t)^2, averaged over t: also where it is a network of sinusoids."""
-    features = TimeFeatures(basis)
+    features = basis_of(basis)
     embedding = HyperInit("invariant", 2000, features).embedding(parent=None)
     times = features(jnp.asarray(TIMES))
     e, _ = embedding.init_with_output(jax.random.key(0), times)
@@ -53,7 +58,7 @@ def test_a_time_embedding_has_unit_scale(basis):
 
 @pytest.mark.parametrize("basis", ["legendre:7", "table:5"])
 def test_a_step_moves_it_by_about_the_learning_rate(basis):
-    features = TimeFeatures(basis)
+    features = basis_of(basis)
     step = HyperInit("invariant", 8, features).embedding(parent=None).step_multiplier
     moved = step * np.abs(by_numpy(basis, TIMES)).sum(1)
     assert 0.7 < moved.mean() < 1.05

@@ -1,0 +1,73 @@
+"""A weight source of one's own: the first and the last step have weights of their own.
+
+    python -m t5x_diffeq.examples.own_source
+
+A source makes the block's weights at given times, from whatever parameters it declares;
+`docs/extending.md` has the whole contract. This one is W(t) = W0 + P e(t) between its ends.
+"""
+
+# %%
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+
+import t5x_diffeq as td
+from t5x_diffeq.ode.schemes import grid
+from t5x_diffeq.ode.stored_weights import init_stacked
+from t5x_diffeq.ode.time_dependent_weights import TimeDependentWeights
+from t5x_diffeq.ode.weight_source import block_parameters, cast_by_role
+
+
+class OwnEnds(TimeDependentWeights):
+    """W0 + P e(t), but for a step at each end, whose weights are parameters themselves."""
+
+    @nn.compact
+    def with_embeddings(self, times):
+        """The weights at `times`, and the e(t) between the ends."""
+        made, embeddings = super().with_embeddings(times)
+        ends = self.param("ends", lambda key: init_stacked(self.block, self.inputs, 2, key))
+        ends = cast_by_role(ends, block_parameters(self.block, self.inputs), self.dtype)
+        nodes = np.unique(grid(self.config.scheme, self.config.num_steps))
+        first = times < nodes[:2].mean()
+        between = ~first & (times <= nodes[-2:].mean())
+
+        def choose(end, W):
+            kept = between.reshape(-1, *(1,) * (W.ndim - 1))
+            return jnp.where(kept, W, jnp.where(first.reshape(kept.shape), end[0], end[1]))
+
+        # A product with P is left where e(t) is; at the ends there is none.
+        embeddings = {name: e * between[:, None] for name, e in embeddings.items()}
+        return jax.tree.map(choose, ends, made), embeddings
+
+    @nn.nowrap
+    def is_smooth(self):
+        """No: W(t) jumps next to its ends."""
+        return False
+
+    @nn.nowrap
+    def num_polynomials(self):
+        """None, for the same reason."""
+        return None
+
+    @nn.nowrap
+    def describe(self):
+        """What it is, in a phrase."""
+        return f"{super().describe()}, with a first and a last step of their own"
+
+
+# %% A config names it as package.module:Name, here this file.
+if __name__ == "__main__":
+    SIZES = {
+        "model.weights": "t5x_diffeq.examples.own_source:OwnEnds",
+        "model.num_steps": 4,
+        "model.embed_dim": 64,
+        "model.mlp_dim": 128,
+        "data.tokenizer": "bytes",
+        "data.sequence_length": 64,
+        "train.total_steps": 20,
+        "train.eval_batches": 2,
+        "train.eval_all_at_end": False,
+    }
+    run = td.train(td.load_config("configs/tiny.py", SIZES), "workdirs/own_source")
+    print(run.evaluate(limit=2))

@@ -1,0 +1,54 @@
+"""The weight source that a config names.
+
+time_dependent    W(t) = W0 + P e(t)             `time_dependent_weights`: the paper's
+per_layer         weights per node of the grid   `stored_weights`: GPT, Llama
+shared            one set of weights             `stored_weights`
+"""
+
+from typing import Any
+
+from flax import linen as nn
+
+from t5x_diffeq.ode.stored_weights import LayerWeights, SharedWeights
+from t5x_diffeq.ode.time_dependent_weights import TimeDependentWeights
+from t5x_diffeq.ode.weight_source import WeightSource
+from t5x_diffeq.runtime.config import ModelKeys
+from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.runtime.plugins import load_plugin
+
+SOURCES: dict[str, type[WeightSource]] = {
+    "time_dependent": TimeDependentWeights,
+    "per_layer": LayerWeights,
+    "shared": SharedWeights,
+}
+
+
+class _NoBlock(nn.Module):
+    """In place of a block, where a source is only asked about itself."""
+
+
+def source_of(config: ModelKeys, **attributes: Any) -> WeightSource:
+    """The source that `model.weights` names.
+
+    Without a block it makes no weights, but says what it is: `source_of(config).any_time`.
+
+    Args:
+      config: the keys of `config.model`.
+      attributes: those of `WeightSource`, and Linen's own.
+
+    Raises:
+      InputError: if an importable name doesn't stand for a source.
+    """
+    name = config.weights
+    kind = SOURCES.get(name) or load_plugin("model.weights", name)
+    given = {"block": _NoBlock(parent=None), "inputs": (), "parent": None, **attributes}
+    try:
+        source = kind(config=config, **given)
+    except TypeError as error:
+        raise InputError(f"model.weights={name} can't be made: {error}") from error
+    if not isinstance(source, WeightSource):
+        raise InputError(
+            f"model.weights={name} is not a weight source; it must be a subclass of "
+            "t5x_diffeq.WeightSource"
+        )
+    return source

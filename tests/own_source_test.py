@@ -1,0 +1,296 @@
+"""A weight source and a time basis outside the package go through every verb by their names."""
+
+import dataclasses
+import json
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+from helpers import ROOT, call, small_config
+from numpy.polynomial import chebyshev
+from plan_test import run_plan
+from small_models import small as small_model
+from starlette.testclient import TestClient
+
+import t5x_diffeq as td
+from t5x_diffeq.cli import analyze, evaluate, export
+from t5x_diffeq.examples.own_basis import Chebyshev
+from t5x_diffeq.explorer.answers import Explorer
+from t5x_diffeq.explorer.app import make_app
+from t5x_diffeq.layers.parameter import declare
+from t5x_diffeq.models.source_checks import check_source
+from t5x_diffeq.ode.sources import source_of
+from t5x_diffeq.ode.stored_weights import LayerWeights, SharedWeights
+from t5x_diffeq.ode.time_basis import make_time_basis
+from t5x_diffeq.runtime.config import Config, ModelKeys
+from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.tracking.jsonl import read_metrics
+from t5x_diffeq.verbs.train import train
+
+OWN = {
+    "source": {"weights": "t5x_diffeq.examples.own_source:OwnEnds"},
+    "basis": {"time_basis": "t5x_diffeq.examples.own_basis:Chebyshev(3)"},
+}
+STEPS = 4
+
+
+@pytest.fixture(scope="module", params=OWN)
+def own(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def config(own, text):
+    config = small_config(text)
+    config.model.update(num_steps=STEPS, **OWN[own])
+    config.train.update(total_steps=20, checkpoint_every=10, eval_every=20, watch_every=10)
+    config.mesh.fsdp = 8
+    return config
+
+
+@pytest.fixture(scope="module")
+def workdir(config, tmp_path_factory):
+    """The workdir of a run of 20 steps on 8 devices."""
+    folder = tmp_path_factory.mktemp("own") / "run"
+    assert train(Config.of(config), folder) == 0
+    return folder
+
+
+def losses_of(workdir):
+    return {
+        line["step"]: line["train/loss"] for line in read_metrics(workdir) if "train/loss" in line
+    }
+
+
+pytestmark = pytest.mark.in_turns
+
+
+@pytest.mark.slow
+def test_a_run_learns_and_resumes_where_it_was(config, workdir, tmp_path):
+    losses = losses_of(workdir)
+    assert losses[20] < losses[1]
+    again = tmp_path / "run"
+    shutil.copytree(workdir, again)
+    shutil.rmtree(again / "checkpoints" / "20")
+    assert train(Config.of(config), again) == 0
+    assert losses_of(again) == losses
+
+
+@pytest.mark.slow
+def test_muon_takes_its_kernels(config, tmp_path):
+    muon = config.copy_and_resolve_references()
+    muon.optimizer.name = "muon"
+    muon.train.update(total_steps=4, checkpoint_every=4, eval_every=4)
+    assert train(Config.of(muon), tmp_path / "run") == 0
+    losses = losses_of(tmp_path / "run")
+    assert losses[4] < losses[1]
+
+
+@pytest.mark.slow
+def test_other_depths_analyses_and_exports(own, workdir, tmp_path, capsys):
+    call(evaluate, f"--workdir={workdir}", f"--num_steps={STEPS},{2 * STEPS}", "--batch_size=16")
+    at_own, deeper = map(json.loads, capsys.readouterr().out.splitlines())
+    assert at_own["eval/loss"] != deeper["eval/loss"]
+    flags = (f"--workdir={workdir}", f"--output={tmp_path}", "--times=3")
+    call(analyze, "--what=spectra", *flags)
+    assert "qk/ratio" in json.loads(capsys.readouterr().out.splitlines()[0])
+    call(analyze, "--what=lyapunov", *flags[:2], "--prompt=line 1")
+    assert (tmp_path / "lyapunov.npz").exists()
+    call(export, f"--workdir={workdir}", f"--output={tmp_path / 'layers'}")
+    assert (tmp_path / "layers" / "model.safetensors").exists()
+    whole = ("--form=hypernetwork", f"--output={tmp_path / 'whole'}")
+    if own == "basis":  # whose functions are polynomials
+        call(export, f"--workdir={workdir}", *whole)
+        assert json.loads((tmp_path / "whole" / "config.json").read_text())["num_polynomials"] == 3
+    else:
+        with pytest.raises(InputError, match=r"can't write model.weights=t5x_diffeq.examples"):
+            call(export, f"--workdir={workdir}", *whole)
+
+
+@pytest.mark.slow
+def test_the_explorer_draws_it(workdir):
+    app = make_app({"own": Explorer("own", td.load(workdir))}, "token")
+    with TestClient(app, headers={"authorization": "Bearer token"}) as client:
+        answer = client.post("/api/paths", json={"run": "own"})
+        assert answer.status_code == 200, answer.text
+        assert len(answer.json()["times"]) > STEPS
+
+
+@pytest.mark.slow
+def test_it_is_planned(own):
+    flags = [f"--config.model.{key}={value}" for key, value in OWN[own].items()]
+    done = run_plan("cpu:8", *flags)
+    assert done.returncode == 0, done.stderr
+    model, baseline = map(json.loads, done.stdout.splitlines())
+    assert model["flops"]["hypernetwork"] > 0 == baseline["flops"]["hypernetwork"]
+
+
+def test_the_ends_have_weights_of_their_own():
+    model = small_model(num_steps=3, **OWN["source"])
+    params = nn.unbox(model.init(jax.random.key(0), jnp.zeros((1, 4), jnp.int32))["params"])
+
+    def up_of(params, times=None):
+        return model.apply({"params": params}, times, method="weights")["mlp"]["up"]["kernel"]
+
+    end = params["source"]["ends"]["mlp"]["up"]["kernel"]
+    up = up_of(params)
+    np.testing.assert_array_equal(up[jnp.array([0, 2])], end)
+    other = jax.tree.map(lambda x: x, params)
+    other["source"]["mlp.up"]["kernel_base"] += 1.0
+    np.testing.assert_allclose(up_of(other) - up, np.array([0, 1, 0])[:, None, None] + 0 * up)
+    deeper = model.at_depth(6).apply({"params": params}, method="weights")["mlp"]["up"]["kernel"]
+    np.testing.assert_array_equal(deeper[jnp.array([0, 5])], end)
+
+
+def test_a_basis_of_ones_own():
+    """Its values are NumPy's; means that it doesn't give are measured."""
+    basis, t = Chebyshev(4), np.linspace(0, 1, 9)
+    expected = chebyshev.chebvander(2 * t - 1, 3)
+    np.testing.assert_allclose(basis(jnp.asarray(t, jnp.float32)), expected, atol=1e-6)
+    # The integral of T_k^2 over [-1, 1], halved: 1/2 - 1/(2 (4 k^2 - 1)), and 1 for k = 0.
+    k = np.arange(1, 4)
+    assert basis.mean_square == pytest.approx(1 + (0.5 - 0.5 / (4 * k**2 - 1)).sum(), rel=1e-3)
+    assert basis.mean_sum < np.sqrt(4 * basis.mean_square)
+    assert basis.is_smooth(4) and not basis.is_smooth(3)
+
+
+# ------------------------------------------------------------------------------ what is refused
+
+
+class Undeclared(SharedWeights):
+    @nn.compact
+    def __call__(self, times):
+        return super().__call__(times) | {"x": {"y": self.param("y", nn.initializers.ones, (3,))}}
+
+
+class TooFewAxes(SharedWeights):
+    @nn.compact
+    def __call__(self, times):
+        declare(self, "mixing", nn.initializers.ones, (3, 2), ("steps",), "kernel", fan_in=2)
+        return super().__call__(times)
+
+
+class WithoutEmbeddings(SharedWeights):
+    @nn.compact
+    def __call__(self, times):
+        declare(
+            self, "mixing", nn.initializers.ones, (3, 2), ("time_embed", None), "kernel", fan_in=2
+        )
+        return super().__call__(times)
+
+
+class WithoutTimes(SharedWeights):
+    def __call__(self, times):
+        return jax.tree.map(lambda w: w[0], super().__call__(times))
+
+
+class WithoutUp(SharedWeights):
+    def __call__(self, times):
+        weights = super().__call__(times)
+        return {**weights, "mlp": {"down": weights["mlp"]["down"]}}
+
+
+class FixedUp(SharedWeights):
+    def __call__(self, times):
+        weights = super().__call__(times)
+        up = jax.tree.map(jax.lax.stop_gradient, weights["mlp"]["up"])
+        return {**weights, "mlp": {**weights["mlp"], "up": up}}
+
+
+class Failing(SharedWeights):
+    def __call__(self, times):
+        raise RuntimeError("no weights today")
+
+
+class Constant(td.TimeBasis):
+    count = 2
+
+    def __call__(self, times):
+        return jnp.zeros((len(times), 2))
+
+
+class Miscounted(Constant):
+    count = 3
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (Undeclared, "has a parameter y without role and axes"),
+        (TooFewAxes, r"has a parameter mixing of shape \(3, 2\) with axes \('steps',\)"),
+        (WithoutEmbeddings, r"declares mixing as the P of P e\(t\).* must return that e\(t\)"),
+        (WithoutTimes, r"makes attention.output.bias as float32\[\d+\] for 2 times; the block"),
+        (WithoutUp, "doesn't make mlp.up.bias, which the block has"),
+        (FixedUp, "makes mlp.up.bias from no parameter that trains: its gradient is zero"),
+        (Failing, "makes no weights: RuntimeError: no weights today"),
+    ],
+)
+def test_sources_that_can_not_be_trained(kind, message):
+    model = small_model(num_steps=2, weights=f"{__name__}:{kind.__name__}")
+    with pytest.raises(InputError, match=message):
+        check_source(model.config)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"weights": f"{__name__}:Chebyshev"}, "can't be made: "),
+        ({"weights": "builtins:dict"}, "is not a weight source; it must be a subclass of"),
+        ({"weights": f"{__name__}:FixedUp(rank=2)"}, "can't be made: .*rank"),
+        ({"weights": f"{__name__}:Missing"}, "has no Missing"),
+        ({"time_basis": f"{__name__}:Miscounted"}, r"count=3 functions, but gives .*\[5, 2\]"),
+        ({"time_basis": f"{__name__}:Constant"}, "is zero at t in"),
+        ({"time_basis": f"{__name__}:Chebyshev"}, "can't be made: .*count"),
+        ({"time_basis": "builtins:dict"}, "is not a basis; it must be a subclass of"),
+    ],
+)
+def test_names_that_stand_for_none(keys, message):
+    config = ModelKeys(**keys)
+    with pytest.raises(InputError, match=message):
+        source_of(config), make_time_basis(config)
+
+
+def test_the_three_say_what_they_are():
+    said = {
+        name: dataclasses.astuple(Said.of(source_of(ModelKeys(weights=name, num_steps=8, **keys))))
+        for name, keys in (
+            ("time_dependent", {"time_basis": "legendre:5"}),
+            ("per_layer", {}),
+            ("shared", {}),
+        )
+    }
+    assert said == {
+        "time_dependent": (True, False, False, True, 5),
+        "per_layer": (False, False, True, False, None),
+        "shared": (True, True, True, True, 1),
+    }
+    assert isinstance(source_of(ModelKeys(weights="per_layer")), LayerWeights)
+
+
+@dataclasses.dataclass
+class Said:
+    any_time: bool
+    constant: bool
+    stored: bool
+    smooth: bool
+    polynomials: int | None
+
+    @classmethod
+    def of(cls, source):
+        facts = source.any_time, source.constant, source.stored
+        return cls(*facts, source.is_smooth(), source.num_polynomials())
+
+
+def test_nobody_asks_a_source_its_name():
+    """`model.weights` is compared with a name in few places, each where a model is made of it."""
+    names = ('"time_dependent"', '"per_layer"', '"shared"')
+    asked = [
+        f"{path.relative_to(ROOT)}: {line.strip()}"
+        for path in (ROOT / "t5x_diffeq").rglob("*.py")
+        for line in path.read_text().splitlines()
+        if any(name in line for name in names) and ("==" in line or "!=" in line or " in " in line)
+    ]
+    assert len(asked) <= 5, asked
