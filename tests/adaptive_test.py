@@ -15,6 +15,8 @@ from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.runtime.errors import InputError, RunError
 from t5x_diffeq.training.evaluation import make_adaptive_eval_step
 
+pytestmark = pytest.mark.slow
+
 # Smooth in t, so that there is a solution that schemes can agree on.
 SMOOTH = dataclasses.replace(SMALL, time_scale=3.0, num_steps=32, scheme="rk4")
 EXACT = Adaptive("dopri5", rtol=1e-6)

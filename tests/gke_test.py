@@ -18,6 +18,8 @@ from manifests import (
 )
 from stand_ins import ODD, assert_one_error
 
+pytestmark = pytest.mark.slow
+
 OPTIONAL = {  # an option, and what stands in the manifest for it
     "--queue=q": "kueue.x-k8s.io/queue-name: q",
     "--priority=urgent": "kueue.x-k8s.io/priority-class: urgent",

@@ -14,6 +14,7 @@ from manifests import GPU, JOBSET, TPU, manifests, pods_of, what_follows
 from stand_ins import assert_one_error
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.in_turns,
     pytest.mark.skipif(
         kube_api.find_kubectl() is None,

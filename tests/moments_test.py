@@ -213,7 +213,7 @@ def test_training_resumes_bit_for_bit(moments, text, tmp_path):
         ),
         (
             {"optimizer.moments": "int8", "model.weights": "shared"},
-            r"=int8 is for model.weights=time_dependent or per_layer, and .* is shared; take bfl",
+            r"=int8 is for weights of several times or layers, and .*=shared is one set; take bfl",
         ),
         (
             {"optimizer.moments": "int8", "train.trainable": ("embeddings",)},

@@ -82,6 +82,7 @@ def test_an_axis_that_does_not_divide_names_both_numbers(small):
         setup_of(small)
 
 
+@pytest.mark.slow
 def test_state_is_laid_out_as_its_axes_say(small):
     small.mesh.update(data=2, fsdp=2, tensor=2)
     setup = setup_of(small)

@@ -64,6 +64,7 @@ def test_prompts_that_cannot_be_continued(setup, tmp_path):
         Samples.check_corpus(long.config, long, corpus)
 
 
+@pytest.mark.slow
 def test_hyperparameters(setup):
     found = hyperparameters(setup)
     assert found["model.embed_dim"] == 16 and found["train.total_steps"] == 6

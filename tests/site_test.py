@@ -20,9 +20,11 @@ EXAMPLES = ROOT / "t5x_diffeq" / "examples"
 PRINTED = {  # what the last lines of each example say
     "analysis_of_a_run": r"':': largest exponent -?\d",
     "ode_from_pretrained": r"8 steps: \d",
+    "own_basis": r"'loss': \d",
     "own_block": r"ode .*loss(.|\n)*baseline .*loss",
     "own_hook": r"'step': 10, 'parameter_norm/all': \d",
     "own_scheme": r"own_scheme:ralston: errors .* order (1\.[89]|2\.[01])(.|\n)*'loss'",
+    "own_source": r"'loss': \d",
     "train_and_look_inside": r"Heun: .*perplexity(.|\n)*'def main\(\):",
 }
 LOADING = {"src", "srcset", "poster", "data"}  # attributes whose address is loaded

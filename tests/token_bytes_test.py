@@ -28,6 +28,8 @@ from t5x_diffeq.data.tokenizer import (
 )
 from t5x_diffeq.training.evaluation import EvalMetrics, evaluate_loss
 
+pytestmark = pytest.mark.slow
+
 tokenizers = pytest.importorskip("tokenizers", reason="tokenizers isn't installed")
 
 TEXTS = [

@@ -15,6 +15,8 @@ import pytest
 from helpers import ROOT
 from stand_ins import ODD, assert_one_error
 
+pytestmark = pytest.mark.slow
+
 PLACE = ("--type=v5p-32", "--workdir=gs://bucket/run", "--zone=z")
 RUN = ("configs/llama1b.py:ode", *PLACE, "--unchecked")
 TINY = "configs/tiny.py"

@@ -35,6 +35,7 @@ def interrupt_evaluation(patch, step):
     patch.setattr(basic_hooks, "eval_batches", interrupt)
 
 
+@pytest.mark.slow
 def test_stopped_and_resumed_equals_undisturbed(finished, tmp_path, monkeypatch, capsys):
     """By Ctrl-C, and by SIGTERM in an evaluation: the next start makes up for what was left out."""
     config, workdir = finished

@@ -261,6 +261,7 @@ def test_adapters_frozen_parts_and_depths(one):
     assert all(metric.ndim == 0 for metric in lowered.out_info[1].values())
 
 
+@pytest.mark.slow
 def test_only_a_watched_run_pays(one):
     """Its train step returns the gradient's norms; without it nothing more is compiled."""
 

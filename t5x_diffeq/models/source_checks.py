@@ -92,12 +92,6 @@ def _check_declared(config: ModelConfig, declared: dict, embeddings: dict, count
                 f"has a parameter {name} without role and axes; make it by "
                 "t5x_diffeq.layers.parameter.declare",
             )
-        if len(leaf.names) != leaf.value.ndim:
-            raise _refused(
-                config,
-                f"has a parameter {name} of shape {leaf.value.shape} with axes {leaf.names}; it "
-                "must have one for each dimension (None: no mesh axis splits it)",
-            )
         generated = leaf.role != "time_embedding" and leaf.names[:1] == ("time_embed",)
         e = embeddings.get(layer_name(path[:-1]))
         if generated and (e is None or e.shape != (count, leaf.value.shape[0])):
