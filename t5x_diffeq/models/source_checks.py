@@ -40,8 +40,8 @@ def check_source(config: ModelConfig) -> None:
     """Checks the source that `model.weights` names, on a small block of the architecture.
 
     Raises:
-      InputError: if a parameter isn't declared with an axis for each dimension; the weights aren't
-        the block's, one for each time; what it says of e(t) isn't so; or a weight can't learn.
+      InputError: if a parameter isn't made by `declare`; the weights aren't the block's, one for
+        each time; a P has no e(t); or a weight can't learn.
     """
     small = replace(config, **_SMALL)
     times = jnp.asarray(nodes(small))

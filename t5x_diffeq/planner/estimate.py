@@ -36,7 +36,7 @@ ASSUMED_OF_GPUS = (
     "the collectives beside them, if they take longer; then the collectives that are waited for "
     "(NVLink in a node; between nodes an adapter per GPU)",
     f"step, high: {_GPU_AT_WORST} times the kernels, then all collectives, then "
-    f"{_HOSTS_AND_STRAGGLERS:.0%} for hosts and stragglers. Steps of one H100 took 1.02 to 1.08 "
+    f"{_HOSTS_AND_STRAGGLERS:.0%} for hosts and stragglers. Steps of one H100 took 1.02 to 1.03 "
     "of the low end (docs/lab/h100.md)",
 )
 
