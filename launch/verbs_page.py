@@ -15,13 +15,6 @@ _HEAD = """\
 Each verb is run as `python -m t5x_diffeq.VERB`, and `--help` prints what this page says. Verbs that
 take `--config` also take `--config.KEY=VALUE` for [every key](keys.md).
 
-For completion of verbs, flags, keys and their values in bash or zsh, put this line into `~/.bashrc`
-or `~/.zshrc`:
-
-```bash
-source <(python -m t5x_diffeq --completion)
-```
-
 This page is generated from `t5x_diffeq/cli/`:
 
 ```bash

@@ -1,4 +1,4 @@
-"""Runs a verb, or lists them; with --completion, prints the script that completes them."""
+"""Runs a verb, or lists them."""
 
 import ast
 import runpy
@@ -30,10 +30,6 @@ def main() -> None:
         runpy.run_module(f"t5x_diffeq.cli.{first}", run_name="__main__", alter_sys=True)
     elif first == "--version":
         print(f"t5x_diffeq {__version__}")
-    elif first == "--completion":
-        from t5x_diffeq.runtime import completion
-
-        print(completion.script(VERBS), end="")
     elif first in ("--help", "-h"):
         print(list_verbs())
     else:

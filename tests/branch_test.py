@@ -134,7 +134,7 @@ def test_a_copy_that_was_cut_off_is_made_again(finished, tmp_path, monkeypatch):
         train(Config.of(config), tmp_path)
     (tmp_path / "checkpoints" / "6" / "left over").touch()
     made = config_of_branch(source, tmp_path, train__total_steps=7)
-    assert made == read_config(tmp_path, to_train=True)
+    assert made == read_config(tmp_path)
     assert metrics_of(tmp_path) == metrics_of(source)
     copied, original = (workdir / "checkpoints" / "6" for workdir in (tmp_path, source))
     assert {path.relative_to(copied) for path in copied.rglob("*")} == {

@@ -11,7 +11,7 @@ from helpers import ROOT
 from patience import patience
 
 from t5x_diffeq.cli import VERBS
-from t5x_diffeq.runtime import command_line, completion, processes
+from t5x_diffeq.runtime import command_line, processes
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.mistakes import explain_parse_error
 
@@ -117,34 +117,6 @@ def test_help_tells_defaults():
         "  --name  What it is called.",
         "  --fast  Whether it hurries.",
     ]
-
-
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ("python -m t5x_diffeq.ev", "t5x_diffeq.evaluate"),
-        ("python -m t5x_diffeq.evaluate --eval", "--eval_batches="),
-        (
-            "python -m t5x_diffeq.train --workdir=x --config.model.num_s",
-            "--config.model.num_steps=",
-        ),
-        ("python -m t5x_diffeq ev", "evaluate"),
-        ("python -m t5x_diffeq.train --config=conf", ""),
-        ("python script.py --ev", ""),
-        ("python -m t5x_diffeq.analyze ly", "lyapunov"),
-        ("python -m t5x_diffeq.analyze spectra --convention=o", "official"),
-        ("python -m t5x_diffeq.evaluate --scheme=ts", "tsit5"),
-        ("python -m t5x_diffeq.evaluate --workdir=", ""),
-        ("python -m t5x_diffeq.train --config.model.scheme=heu", "heun"),
-    ],
-)
-def test_completion(line, words, tmp_path):
-    (tmp_path / "script").write_text(completion.script(VERBS))
-    complete = f'source {tmp_path}/script; COMP_LINE="{line}"; COMP_POINT={len(line)}; _t5x_diffeq'
-    ended = subprocess.run(
-        ["bash", "-euc", f'{complete}; echo "${{COMPREPLY[*]:-}}"'], capture_output=True, text=True
-    )
-    assert (ended.stdout.strip(), ended.stderr) == (words, "")
 
 
 def test_verbs_are_listed():

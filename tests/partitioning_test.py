@@ -68,14 +68,6 @@ def test_bad_rules(small):
         rules_of(small)
 
 
-def test_rules_that_older_configs_hold(small):
-    expected = rules_of(small)
-    assert expected[0] == ("batch", ("data", "fsdp"))
-    fixed = (["batch", ["data", "fsdp"]], ["length", None], ["head_dim", None])
-    small.mesh.rules = (*fixed, *small.mesh.rules, ["experts", "expert"])
-    assert rules_of(small) == expected
-
-
 def test_an_axis_that_does_not_divide_names_both_numbers(small):
     small.mesh.update(fsdp=2, tensor=4)  # and there are two heads
     with pytest.raises(InputError, match=r"'heads' of size 2 is not divisible by 4 .mesh.tensor"):

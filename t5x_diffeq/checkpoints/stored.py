@@ -18,7 +18,7 @@ class RunFacts(NamedTuple):
       fingerprint: the data's.
       drawn: batches that were drawn: one per optimizer step, and those that a rollback left behind;
         None: one per step.
-      reports: how many lines `metrics.jsonl` had; None in checkpoints from before 0.2.
+      reports: how many lines `metrics.jsonl` had; None where none is known.
       eval_loss: the evaluation's loss at this step, if it was evaluated.
       hooks: what hooks keep, by their names: a value of each process.
       position: where a stream of data is; None: the number of batches says it.

@@ -59,9 +59,9 @@ def branch_off(
     """
     if (workdir / CONFIG_FILE).exists():
         began = _check_origin(workdir, source, step)
-        of_branch = read_config(workdir, to_train=True).with_values(values)
+        of_branch = read_config(workdir).with_values(values)
         return of_branch if config is None else _with_cooldown(config, began)
-    original = read_config(source, to_train=True)
+    original = read_config(source)
     step = find_step(source, step)
     config = config or original.with_values(values)
     config = _with_cooldown(config, step)

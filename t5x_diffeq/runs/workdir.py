@@ -14,7 +14,6 @@ from t5x_diffeq.runtime.config import KEYS, SECTIONS, Config
 from t5x_diffeq.runtime.console import say
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.files import AnyPath, describe_error, read_json_object, write_whole
-from t5x_diffeq.runtime.former_keys import without_former_keys
 from t5x_diffeq.runtime.locks import hold_lock
 from t5x_diffeq.runtime.plugins import changed_plugins, check_trusted, plugin_versions, trust
 from t5x_diffeq.runtime.processes import gather
@@ -47,7 +46,7 @@ def check_config(config: Config, workdir: AnyPath) -> bool:
         return True
     differing = [
         f"{key} was {old!r}, is {new!r}"
-        for key, (old, new) in differing_keys(_read_config(workdir, True), config).items()
+        for key, (old, new) in differing_keys(_read_config(workdir), config).items()
         if not KEYS[key].resume
     ]
     if differing:
@@ -79,24 +78,23 @@ def differing_keys(before: Config, now: Config) -> dict[str, tuple]:
     return {key: (old.get(key), new.get(key)) for key in keys}
 
 
-def read_config(workdir: AnyPath, to_train: bool = False, trust_plugins: bool = False) -> Config:
+def read_config(workdir: AnyPath, trust_plugins: bool = False) -> Config:
     """The config in a workdir's `config.json`; keys added since it was written get defaults.
 
     Args:
       workdir: the run's workdir.
-      to_train: whether the run is to go on, and not only to be loaded.
       trust_plugins: whether the code of other packages that it names may be run.
 
     Raises:
       InputError: if it doesn't exist, isn't a config that this version can use, or names code of
         other packages that no person has named or trusted.
     """
-    config = _read_config(workdir, to_train)
+    config = _read_config(workdir)
     trust(config.flat()) if trust_plugins else check_trusted(config.flat(), workdir / CONFIG_FILE)
     return config
 
 
-def _read_config(workdir: AnyPath, to_train: bool) -> Config:
+def _read_config(workdir: AnyPath) -> Config:
     """`read_config` for a config whose plug-ins aren't loaded."""
     path = workdir / CONFIG_FILE
     try:
@@ -112,7 +110,7 @@ def _read_config(workdir: AnyPath, to_train: bool) -> Config:
         ) from error
     version, recorded = config.pop(_VERSION, "0.1.0 or earlier"), config.pop(_PLUGINS, {})
     try:
-        read = Config().with_values(_usable_values(config, to_train))
+        read = Config().with_values(_usable_values(config))
     except InputError as error:
         raise InputError(
             f"{path}, written by t5x_diffeq {version}, can't be used by {__version__}: {error}"
@@ -124,7 +122,7 @@ def _read_config(workdir: AnyPath, to_train: bool) -> Config:
     return read
 
 
-def _usable_values(config: dict, to_train: bool) -> dict[str, object]:
+def _usable_values(config: dict) -> dict[str, object]:
     """The values by dotted key, without those that get their defaults instead.
 
     Earlier versions accepted any value for a key that the run did not use. If runs of one workdir
@@ -133,7 +131,7 @@ def _usable_values(config: dict, to_train: bool) -> dict[str, object]:
     for section in _SECTIONS:
         if not isinstance(config[section], dict):
             raise InputError(f"{section} is {config[section]!r}, and must be keys with values")
-    values = without_former_keys(flatten_dict(config, sep="."), to_train)
+    values = flatten_dict(config, sep=".")
     for key in values:
         if key not in KEYS:
             raise InputError(f"its key {key} does not exist here; use the version that wrote it")

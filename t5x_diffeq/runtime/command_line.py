@@ -48,7 +48,6 @@ from t5x_diffeq.runtime.errors import (
     platform_error,
 )
 from t5x_diffeq.runtime.files import AnyPath, describe_error, parse_path
-from t5x_diffeq.runtime.limits import raise_limits
 from t5x_diffeq.runtime.mistakes import (
     check_keys,
     explain_argument,
@@ -89,7 +88,6 @@ def run(
         _print_and_exit(f"{doc.strip()}\n\n{format_help(verb_flags)}")
     keep_freed_memory(os.environ)
     try:
-        raise_limits()
         if several and _may_have_others(os.environ):
             _join_others()  # first, so that they hear which argument is invalid
         parse(sys.argv, verb_flags)

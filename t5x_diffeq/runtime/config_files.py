@@ -15,7 +15,6 @@ from ml_collections.config_dict import placeholder
 
 from t5x_diffeq.runtime.config import KEYS, SECTIONS, Config, flatten
 from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.runtime.former_keys import former_key_error, former_name_error
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 CONFIGS = next(  # inside the package if installed from a wheel, beside it in a clone
@@ -97,16 +96,9 @@ def load_config(file: str, values: Mapping[str, object] | None = None) -> Config
         config = Config.of(module.get_config(variant) if variant else module.get_config())
     except (TypeError, ValueError) as error:  # it takes no variant, or not this one
         raise InputError(f"{file}: {error}") from error
-    except (AttributeError, KeyError) as error:  # of the ConfigDict, if it sets a former key
-        if said := former_name_error(str(error)):
-            raise InputError(f"{file}: {said}") from error
-        raise
     unknown = sorted((values or {}).keys() - KEYS.keys())
     if unknown:
-        raise InputError(
-            former_key_error(unknown[0])
-            or f"config key {unknown[0]!r} does not exist; docs/keys.md has all"
-        )
+        raise InputError(f"config key {unknown[0]!r} does not exist; docs/keys.md has all")
     return config.with_values(values or {})
 
 

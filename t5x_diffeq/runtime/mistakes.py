@@ -11,7 +11,6 @@ from ml_collections.config_flags import config_flags
 from t5x_diffeq.runtime.config import KEYS
 from t5x_diffeq.runtime.config_files import CONFIGS, explain_missing_config
 from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.runtime.former_keys import former_key_error, former_name_error
 from t5x_diffeq.runtime.keys.values import Values
 
 
@@ -69,8 +68,6 @@ def check_keys(argv: list[str]) -> None:
     for argument in argv[1:]:
         key = re.fullmatch(r"--?config\.([\w.]+)(=.*)?", argument, re.DOTALL)
         if key and key.group(1) not in known and key.group(1) not in groups:
-            if said := former_key_error(key.group(1)):
-                raise InputError(said)
             near = get_close_matches(key.group(1), known, n=1, cutoff=0.5)
             hint = f"did you mean {near[0]}?" if near else "docs/keys.md has all keys"
             raise InputError(f"config key {key.group(1)!r} does not exist; {hint}")
@@ -79,8 +76,6 @@ def check_keys(argv: list[str]) -> None:
 def explain_parse_error(message: str) -> str:
     """One line for an error of the flag and config libraries."""
     message = " ".join(message.split())
-    if said := former_name_error(message):
-        return said
     value = re.match(r"flag --config\.([\w.]+)=(.*?): ", message)
     if value:
         default = KEYS[value.group(1)].default

@@ -22,12 +22,6 @@ _UNNAMED = ("context",)  # the axes that are not mentioned where they split noth
 # A config can't change these: the loss is summed over `_BATCH` and `context`, attention gathers
 # keys and values over `context`, and it needs whole heads.
 _FIXED_RULES = {"batch": _BATCH, "length": None, "head_dim": None, "maps": None}
-_EARLIER_RULES = {  # in older runs
-    "batch": ("data", "fsdp"),
-    "length": None,
-    "head_dim": None,
-    "experts": "expert",
-}
 _LOGICAL_AXES = ("vocab", "embed", "heads", "mlp", "steps", "time_embed")
 
 
@@ -225,8 +219,6 @@ def logical_rules(mesh: MeshKeys) -> Rules:
                 "different ones, or None"
             )
         logical, target = rule
-        if logical in _EARLIER_RULES and target == _EARLIER_RULES[logical]:
-            continue
         if logical not in _LOGICAL_AXES:
             raise InputError(
                 f"mesh.rules has {rule!r}; it can set {', '.join(_LOGICAL_AXES)}: leave this one "

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, ClassVar, Literal, get_type_hints
 
 from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.runtime.former_keys import former_value_error
 from t5x_diffeq.runtime.keys.values import INT32, STEPS, VOCABULARY, Values
 
 
@@ -113,8 +112,6 @@ def check_value(dotted_key: str, values: Values, value: object) -> None:
     Raises:
       InputError: if it hasn't; names the key, its value and what it can be.
     """
-    if said := former_value_error(dotted_key, value):
-        raise InputError(said)
     if fault := values.fault(value):
         raise InputError(f"{dotted_key} is {value!r}; {fault}")
 
