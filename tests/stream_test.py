@@ -14,6 +14,7 @@ import pytest
 from helpers import ROOT, corpus_of, small_config, stop_after
 from hub_server import hub
 from jax.sharding import NamedSharding, PartitionSpec
+from patience import patience
 from process_runs import read_reports, run, stop_at
 
 from t5x_diffeq.data import stream, stream_files
@@ -310,9 +311,11 @@ def test_the_hub(tmp_path):
         environment |= {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "0"}
         environment |= {"HF_DATASETS_OFFLINE": "0"}
         command = [sys.executable, "-c", program]
-        done = subprocess.run([*command, *paths], env=environment, capture_output=True, text=True)
+        # Arrow's threads can hang as the interpreter ends while they read.
+        bounded = {"env": environment, "capture_output": True, "timeout": patience(300)}
+        done = subprocess.run([*command, *paths], **bounded, text=True)
         assert done.stdout.splitlines() == ["3 <0.0> <0.1>abcdefg "] * 3, done.stderr
-        missing = subprocess.run([*command, "owner/nosuch"], env=environment, capture_output=True)
+        missing = subprocess.run([*command, "owner/nosuch"], **bounded)
     assert b"data.path=owner/nosuch can't be opened as a stream" in missing.stderr
     read = [line for line in asked if "/resolve/" in line and line.endswith(".parquet")]
     assert not any("train-1" in line or "train-2" in line for line in read)

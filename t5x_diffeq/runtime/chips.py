@@ -8,6 +8,7 @@ adapter per GPU (A100: 200 Gbit/s, later ones 400).
 
 import re
 from dataclasses import dataclass
+from math import inf
 
 GIB = 2**30
 
@@ -36,7 +37,7 @@ class Chip:
     links: int
     network_bandwidth: float
     clock: float | None = None
-    integer_operations: float = 0
+    integer_operations: float = inf
 
 
 CHIPS = {

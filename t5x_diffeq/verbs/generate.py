@@ -28,9 +28,11 @@ def _encode_prompt(
     try:
         if chat:
             written = chat.render([{"role": "user", "content": text}], prompting=True)
-            tokens = encode_with_offsets(tokenizer, [written])[0].tokens
+            tokens = encode_with_offsets(tokenizer, [written])[0].tokens.tolist()
+            opener = tokenizer.border.opener  # which opens a conversation in training
+            tokens = tokens if tokens[:1] == [opener] else [opener, *tokens]
         else:
-            (tokens,) = tokenizer.encode([text])
+            tokens = tokenizer.encode([text])[0].tolist()
     except UnicodeEncodeError as error:
         raise InputError(f"--prompt={text!r} is not UTF-8 text") from error
     except TemplateError as error:
@@ -40,7 +42,7 @@ def _encode_prompt(
             f"--prompt has {len(tokens)} tokens, and the model's length is {max_length}; "
             "shorten the prompt"
         )
-    return tokens.tolist()
+    return tokens
 
 
 def _chat_template(tokenizer: Tokenizer, workdir: AnyPath) -> ChatTemplate:
