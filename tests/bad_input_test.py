@@ -167,7 +167,7 @@ def test_keys_of_every_type(end, config_file, tmp_path, monkeypatch, kind, sampl
         ),
         (
             "mesh.rules",
-            (("batch", ("data", "fsdp")), ("embed", 3)),
+            (("vocab", "tensor"), ("embed", 3)),
             r"mesh.rules has \('embed', 3\)",
         ),
         ("model.scan_unroll", 3, r"model.scan_unroll=3 is more than model.num_steps=2"),
