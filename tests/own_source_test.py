@@ -1,6 +1,7 @@
 """A weight source and a time basis outside the package go through every verb by their names."""
 
 import dataclasses
+import importlib.util
 import json
 import os
 import shutil
@@ -124,11 +125,14 @@ def test_the_explorer_draws_it(workdir):
 
 @pytest.mark.slow
 def test_it_is_planned(own):
+    """For a TPU, where its compiler is installed."""
     flags = [f"--config.model.{key}={value}" for key, value in OWN[own].items()]
+    flags += ["--config.model.dtype=bfloat16", "--config.data.sequence_length=128"]
+    topology = "v5e:2x2" if importlib.util.find_spec("libtpu") else "cpu:8"
     verb = [sys.executable, "-m", "t5x_diffeq.plan", "--config=configs/tiny.py"]
     environment = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_PLATFORMS")}
     done = subprocess.run(
-        [*verb, "--topology=cpu:8", *flags],
+        [*verb, f"--topology={topology}", *flags],
         cwd=ROOT,
         env=environment,
         capture_output=True,

@@ -11,12 +11,12 @@ of the trained grid. The others are smooth over 1/K. They are functions on [0, 1
 these rows.
 """
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache
 from math import sqrt
 from typing import ClassVar
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
@@ -67,8 +67,7 @@ class TimeBasis:
         return not self.rough and self.count <= num_nodes
 
     def _sampled(self) -> Float[np.ndarray, "times features"]:
-        with jax.ensure_compile_time_eval():
-            return np.asarray(self((jnp.arange(_SAMPLES) + 0.5) / _SAMPLES))
+        return _values(self, (np.arange(_SAMPLES) + 0.5) / _SAMPLES)
 
 
 @dataclass(frozen=True)
@@ -168,6 +167,16 @@ class Table(TimeBasis):
         return 1.0
 
 
+def _values(basis: TimeBasis, times: np.ndarray) -> np.ndarray:
+    """The functions at these times, as numbers also where the caller is being traced.
+
+    What is traced, and the mesh, which may be of devices that aren't there, are a thread's own.
+    """
+    with ThreadPoolExecutor(1) as thread:
+        compute = thread.submit(lambda: np.asarray(basis(jnp.asarray(times, jnp.float32))))
+        return compute.result()
+
+
 def make_time_basis(config: ModelKeys) -> TimeBasis:
     """The basis that `model.time_basis` names.
 
@@ -201,9 +210,7 @@ def _load_basis(name: str) -> TimeBasis:
 def _check_features(name: str, basis: TimeBasis) -> None:
     times = np.linspace(0, 1, 5, dtype=np.float32)
     try:
-        with jax.ensure_compile_time_eval():
-            features = np.asarray(basis(jnp.asarray(times)))
-        count = basis.count
+        features, count = _values(basis, times), basis.count
     except Exception as error:  # another package's code may raise anything
         raise InputError(
             f"model.time_basis={name} has no functions of t: {type(error).__name__}: {error}"
