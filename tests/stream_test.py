@@ -293,14 +293,15 @@ def test_the_hub(tmp_path):
     write(tmp_path, "parquet")
     files = {f"data/train-{n}.parquet": (tmp_path / f"{n}.parquet").read_bytes() for n in range(3)}
     program = """if True:
-        import sys
+        import os, sys
         from itertools import islice
         from t5x_diffeq.data.stream_files import open_stream
         from t5x_diffeq.runtime.config import DataKeys
         for path in sys.argv[1:]:
             stream = open_stream(DataKeys(source="stream", path=path))
             documents = islice(stream.train.documents(), 2)
-            print(len(stream.train), *(text for _, _, text in documents))"""
+            print(len(stream.train), *(text for _, _, text in documents), flush=True)
+        os._exit(0)  # else Arrow may wait for ever for a thread of its own that reads on"""
     paths = [
         "owner/corpus",
         "owner/corpus@main:default",
@@ -311,7 +312,6 @@ def test_the_hub(tmp_path):
         environment |= {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "0"}
         environment |= {"HF_DATASETS_OFFLINE": "0"}
         command = [sys.executable, "-c", program]
-        # Arrow's threads can hang as the interpreter ends while they read.
         bounded = {"env": environment, "capture_output": True, "timeout": patience(300)}
         done = subprocess.run([*command, *paths], **bounded, text=True)
         assert done.stdout.splitlines() == ["3 <0.0> <0.1>abcdefg "] * 3, done.stderr
