@@ -177,6 +177,9 @@ def test_a_basis_of_ones_own():
 # ------------------------------------------------------------------------------ what is refused
 
 
+SHELL = "subprocess:run('touch ran', shell=True)"
+
+
 class Undeclared(SharedWeights):
     @nn.compact
     def __call__(self, times):
@@ -254,20 +257,21 @@ def test_sources_that_can_not_be_trained(kind, message):
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"weights": f"{__name__}:Chebyshev"}, "can't be made: "),
-        ({"weights": "builtins:dict"}, "is not a weight source; it must be a subclass of"),
+        ({"weights": f"{__name__}:Chebyshev"}, "is not called, because it doesn't say"),
+        ({"weights": SHELL}, "is not called, because it doesn't say .* WeightSource"),
         ({"weights": f"{__name__}:FixedUp(rank=2)"}, "can't be made: .*rank"),
         ({"weights": f"{__name__}:Missing"}, "has no Missing"),
         ({"time_basis": f"{__name__}:Miscounted"}, r"count=3 functions, but gives .*\[5, 2\]"),
         ({"time_basis": f"{__name__}:Constant"}, "is zero at t in"),
         ({"time_basis": f"{__name__}:Chebyshev"}, "can't be made: .*count"),
-        ({"time_basis": "builtins:dict"}, "is not a basis; it must be a subclass of"),
+        ({"time_basis": SHELL}, "is not called, because it doesn't say .* TimeBasis"),
     ],
 )
 def test_names_that_stand_for_none(keys, message):
     config = ModelKeys(**keys)
     with pytest.raises(InputError, match=message):
         source_of(config), make_time_basis(config)
+    assert not os.path.exists("ran")
 
 
 def test_the_three_say_what_they_are():

@@ -17,7 +17,7 @@ from t5x_diffeq.ode.integrate import SubFieldWithMemory
 from t5x_diffeq.ode.solvers import SubField, VectorField
 from t5x_diffeq.ode.weight_source import LeafPath, block_parameters
 from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.runtime.plugins import load_plugin
+from t5x_diffeq.runtime.plugins import check_returns, load_plugin
 
 
 def make_block(config: ModelConfig) -> Block:
@@ -29,14 +29,11 @@ def make_block(config: ModelConfig) -> Block:
     if config.block is None:
         return TransformerBlock(config, parent=None)
     kind = load_plugin("model.block", config.block)
+    check_returns("model.block", config.block, kind, Block)
     try:
-        block = kind(config=config, parent=None)
+        block: Block = kind(config=config, parent=None)
     except TypeError as error:
         raise InputError(f"model.block={config.block} can't be made: {error}") from error
-    if not isinstance(block, Block):
-        raise InputError(
-            f"model.block={config.block} is not a block; it must be a subclass of t5x_diffeq.Block"
-        )
     for key, value in block.needs.items():
         if getattr(config, key) != value:
             raise InputError(

@@ -14,7 +14,7 @@ from t5x_diffeq.ode.time_dependent_weights import TimeDependentWeights
 from t5x_diffeq.ode.weight_source import WeightSource
 from t5x_diffeq.runtime.config import ModelKeys
 from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.runtime.plugins import load_plugin
+from t5x_diffeq.runtime.plugins import check_returns, load_plugin
 
 SOURCES: dict[str, type[WeightSource]] = {
     "time_dependent": TimeDependentWeights,
@@ -40,15 +40,13 @@ def source_of(config: ModelKeys, **attributes: Any) -> WeightSource:
       InputError: if an importable name doesn't stand for a source.
     """
     name = config.weights
-    kind = SOURCES.get(name) or load_plugin("model.weights", name)
+    kind: Any = SOURCES.get(name)
+    if kind is None:
+        kind = load_plugin("model.weights", name)
+        check_returns("model.weights", name, kind, WeightSource)
     given = {"block": _NoBlock(parent=None), "inputs": (), "parent": None, **attributes}
     try:
-        source = kind(config=config, **given)
+        source: WeightSource = kind(config=config, **given)
     except TypeError as error:
         raise InputError(f"model.weights={name} can't be made: {error}") from error
-    if not isinstance(source, WeightSource):
-        raise InputError(
-            f"model.weights={name} is not a weight source; it must be a subclass of "
-            "t5x_diffeq.WeightSource"
-        )
     return source

@@ -24,7 +24,7 @@ from jaxtyping import Array, Float
 from t5x_diffeq.layers.array_types import Times
 from t5x_diffeq.runtime.config import ModelKeys
 from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.runtime.plugins import is_plugin, load_plugin
+from t5x_diffeq.runtime.plugins import check_returns, is_plugin, load_plugin
 
 Features = Float[Array, "nodes features"]
 _SAMPLES = 1000  # of t, for means over [0, 1]
@@ -195,14 +195,11 @@ def make_time_basis(config: ModelKeys) -> TimeBasis:
 @cache
 def _load_basis(name: str) -> TimeBasis:
     kind = load_plugin("model.time_basis", name)
+    check_returns("model.time_basis", name, kind, TimeBasis)
     try:
         basis = kind()
     except TypeError as error:
         raise InputError(f"model.time_basis={name} can't be made: {error}") from error
-    if not isinstance(basis, TimeBasis):
-        raise InputError(
-            f"model.time_basis={name} is not a basis; it must be a subclass of t5x_diffeq.TimeBasis"
-        )
     _check_features(name, basis)
     return basis
 
