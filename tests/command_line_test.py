@@ -148,6 +148,27 @@ def test_notes_of_libraries_are_left_out():
     assert command_line._with_notes(error) == "data.path is wrong; in the hook eval at step 3"
 
 
+def test_an_exit_waits_for_python_but_not_for_the_threads_of_arrow():
+    """pause() stands for Arrow's destructor, which waits for ever for a thread that reads."""
+    program = """if True:
+        import atexit, ctypes, sys, threading, time
+        from absl import flags
+        from t5x_diffeq.runtime import command_line
+        def verb():
+            sys.modules["pyarrow.dataset"] = sys  # as after a stream was read
+            c = ctypes.CDLL(None)
+            c.__cxa_atexit(c.pause, None, None)
+            atexit.register(print, "exit functions have run")
+            threading.Thread(target=lambda: print(time.sleep(0.2) or "a thread has ended")).start()
+            return 42
+        command_line.run(verb, "", flags.FlagValues())"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=patience(60)
+    )
+    assert done.returncode == 42, done.stderr
+    assert done.stdout.splitlines() == ["a thread has ended", "exit functions have run"]
+
+
 @pytest.mark.parametrize(
     ("argument", "message"),
     [

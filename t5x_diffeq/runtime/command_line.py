@@ -14,6 +14,7 @@ Nothing here imports JAX before the flags and the config are known to be valid, 
 imports it only within `main`, so that `--help` and a mistyped flag or key are answered at once.
 """
 
+import atexit
 import logging as python_logging
 import os
 import re
@@ -21,6 +22,7 @@ import shutil
 import signal
 import sys
 import textwrap
+import threading
 import time
 import traceback
 import warnings
@@ -105,7 +107,23 @@ def run(
         others.leave()
         if status in (1, 2, EXIT_INFRASTRUCTURE):
             os._exit(status)  # an orderly exit would wait for the others
+    if "pyarrow.dataset" in sys.modules:
+        _exit_before_destructors(status)
     sys.exit(status)
+
+
+def _exit_before_destructors(status: int) -> NoReturn:
+    """Exits as Python does, but without the destructors of C++.
+
+    Arrow's wait for its threads, and one that reads ahead of a half-read stream may never end
+    (pyarrow 26.0).
+    """
+    threading._shutdown()  # type: ignore[attr-defined]  # joins threads, as the interpreter does
+    atexit._run_exitfuncs()
+    with suppress(OSError):  # of a reader that has gone
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(status)
 
 
 def _print_and_exit(text: str) -> NoReturn:
