@@ -1,8 +1,7 @@
 """Traces some optimizer steps of a run: those of `train.profile`, and others on demand.
 
-On demand means a file `profile` in the workdir, for the processes of `train.profile_processes`, or
-SIGUSR2 to a process, for that process alone. The file's content is the first and the last step,
-"100:105", or, for a single process, a number of steps; an empty file means `STEPS_ON_DEMAND`. A
+On demand means a file `profile` in the workdir. Its content is the first and the last step,
+"100:105", or, for a single process, a number of steps; an empty file means `_STEPS_ON_DEMAND`. A
 thread looks for it, so no step waits for a disk or a bucket.
 
 JAX returns from a step before the devices have finished it. A trace therefore begins when the step
@@ -12,14 +11,12 @@ A trace that fails is a warning, and the run goes on.
 """
 
 import re
-import signal
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from shutil import rmtree
 from tempfile import mkdtemp
-from types import FrameType
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -35,7 +32,7 @@ from t5x_diffeq.training.setup import Setup
 
 FOLDER = "profiles"  # in the workdir; not `profile`, which is the request's name
 REQUEST = "profile"  # the file in the workdir that asks for a trace
-STEPS_ON_DEMAND = 5
+_STEPS_ON_DEMAND = 5
 SECONDS_BETWEEN_LOOKS = 10.0
 _MOST_STEPS = 1000  # of a trace on demand: a longer one outgrows what XProf can read
 
@@ -67,7 +64,7 @@ class Profiler(Hook):
         self.processes, self.folder = train.profile_processes, workdir / FOLDER
         self.request = workdir / REQUEST
         self.is_chosen = jax.process_index() in self.processes
-        # Signals and the thread that looks only append to it, and the loop only removes.
+        # The thread that looks only appends to it, and the loop only removes.
         self.planned = [Steps.of(train.profile)] if train.profile and self.is_chosen else []
         self.tracing: Steps | None = None
         self.local = Path()  # where the trace is written
@@ -98,7 +95,6 @@ class Profiler(Hook):
 
     # ------------------------------------------------------------------ called by the loop
     def __enter__(self) -> "Profiler":
-        self.signal_before = signal.signal(signal.SIGUSR2, self._plan_next_steps)
         if self.is_chosen:
             self.pool.submit(self._look_for_requests)
         return self
@@ -131,7 +127,6 @@ class Profiler(Hook):
         self.ended.set()
         self.go_back(self.step)
         self.pool.shutdown()
-        signal.signal(signal.SIGUSR2, self.signal_before)
 
     # ------------------------------------------------------------------ tracing
     def _last_step_to_trace(self, step: int) -> int | None:
@@ -168,9 +163,6 @@ class Profiler(Hook):
         self._say(f"traced steps {steps} into {target}; {how_to_open(self.folder)}")
 
     # ------------------------------------------------------------------ requests
-    def _plan_next_steps(self, number: int, frame: FrameType | None) -> None:
-        self.planned.append(self._next_steps(STEPS_ON_DEMAND))
-
     def _look_for_requests(self) -> None:
         while not self.ended.wait(SECONDS_BETWEEN_LOOKS):
             self._attempt(self._take_up_request)
@@ -188,7 +180,7 @@ class Profiler(Hook):
         if re.fullmatch(r"\d{1,10}:\d{1,10}", text):
             steps = Steps.of(text)
         elif alone and (not text or (text.isdecimal() and 1 <= int(text) <= _MOST_STEPS)):
-            steps = self._next_steps(int(text or STEPS_ON_DEMAND))
+            steps = Steps(self.step + 1, self.step + int(text or _STEPS_ON_DEMAND))
         else:
             self.request.unlink(missing_ok=True)
             number = f"a number of steps from 1 to {_MOST_STEPS}, or " if alone else ""
@@ -200,9 +192,6 @@ class Profiler(Hook):
             self.planned.append(steps)
         if alone or (leads and self.step > steps.last):
             self.request.unlink(missing_ok=True)
-
-    def _next_steps(self, count: int) -> Steps:
-        return Steps(self.step + 1, self.step + count)
 
     # ------------------------------------------------------------------ failures, messages
     def _attempt(self, work: Callable[[], None]) -> None:
