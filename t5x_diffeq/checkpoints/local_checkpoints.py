@@ -75,10 +75,6 @@ class LocalCheckpoints:
         """The steps of the complete checkpoints, oldest first."""
         return sorted(int(path.name) for path in self.folder.iterdir() if path.name.isdecimal())
 
-    def other_runs(self) -> list[Path]:
-        """The folders of other runs beside this one's."""
-        return [path for path in self.root.iterdir() if path != self.folder.parent]
-
     # -------------------------------------------------------------------------- saving
 
     def save(

@@ -233,11 +233,9 @@ def _agree_on_steps(local: LocalCheckpoints) -> set[int]:
             f"local checkpoint {newest} can't be used: process {', '.join(lacking)} of "
             f"{len(steps)} does not have it (another machine, or it was lost while writing)"
         )
-    if others := local.other_runs():
-        say(
-            f"note: {local.root} also holds {', '.join(path.name for path in others)}, "
-            "not of this run; remove what no run needs"
-        )
+    if others := [path.name for path in local.root.iterdir() if path != local.folder.parent]:
+        listed = ", ".join(others)
+        say(f"note: {local.root} also holds {listed}, not of this run; remove what no run needs")
     return agreed
 
 

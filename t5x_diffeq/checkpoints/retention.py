@@ -91,8 +91,6 @@ def _read_eval_loss(checkpoint: AnyPath) -> float | None:
 
 def mark_milestones(folder: AnyPath, steps: Collection[int]) -> None:
     """Marks the complete checkpoints among `steps`; only one process may call it."""
-    if not steps:
-        return
     for step in set(steps).intersection(whole_steps(folder)):
         path = folder / str(step) / MILESTONE
         if not path.exists():
