@@ -28,7 +28,7 @@ from patience import patience
 from t5x_diffeq.checkpoints.checkpoint import Checkpoints
 from t5x_diffeq.checkpoints.trained_params import restore_params
 from t5x_diffeq.runs import basic_hooks
-from t5x_diffeq.runs.clock import Clock
+from t5x_diffeq.runs.history import Clock
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError, RunError
 from t5x_diffeq.verbs import train as verb

@@ -20,8 +20,7 @@ from t5x_diffeq.checkpoints.checkpoint import Checkpoints
 from t5x_diffeq.data import corpus
 from t5x_diffeq.data.corpus import Corpus
 from t5x_diffeq.data.examples import TrainingData
-from t5x_diffeq.runs.clock import Clock
-from t5x_diffeq.runs.history import History, Stopwatch
+from t5x_diffeq.runs.history import Clock, History, Stopwatch
 from t5x_diffeq.runs.hooks import Training
 from t5x_diffeq.runtime import command_line
 from t5x_diffeq.runtime.config import Config, DataKeys, TrainKeys

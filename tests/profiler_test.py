@@ -1,8 +1,6 @@
 """Profiles: traces of exactly the steps that were asked for, read back; requests; failures."""
 
-import os
 import re
-import signal
 import time
 from collections import defaultdict
 from contextlib import contextmanager
@@ -184,17 +182,6 @@ def test_a_file_asks_for_steps(tmp_path, monkeypatch, content, last):
     first = 3 if ":" in content else 1
     assert run == f"steps_{first}-{last}"
     assert steps_of(trace) == list(range(first, last + 1))
-
-
-def test_a_signal_asks_for_steps(tmp_path, monkeypatch):
-    before = signal.getsignal(signal.SIGUSR2)
-    with looking(tmp_path, monkeypatch, profile_processes=()) as (_, step):
-        step(1)
-        os.kill(os.getpid(), signal.SIGUSR2)
-        for n in range(2, 9):
-            step(n)
-    assert steps_of(read_traces(tmp_path / "profiles")["steps_2-6"]) == [2, 3, 4, 5, 6]
-    assert signal.getsignal(signal.SIGUSR2) == before
 
 
 def test_several_processes_trace_the_same_steps(tmp_path, monkeypatch):

@@ -14,7 +14,7 @@ from t5x_diffeq.inference.continuation import Continuation, grow
 from t5x_diffeq.inference.samples import SAMPLING, Samples
 from t5x_diffeq.inference.sampling import generate
 from t5x_diffeq.runs.hooks import LoopPosition
-from t5x_diffeq.runs.hyperparameters import git_state, hyperparameters
+from t5x_diffeq.runs.progress import git_state, hyperparameters
 from t5x_diffeq.runtime.errors import InputError
 
 TOKENIZER = ByteTokenizer()

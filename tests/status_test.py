@@ -12,7 +12,6 @@ from helpers import call, config_with_train, training_of
 from t5x_diffeq.cli import status
 from t5x_diffeq.runs import basic_hooks
 from t5x_diffeq.runs.basic_hooks import MetricsLog
-from t5x_diffeq.runs.clock import Clock
 from t5x_diffeq.runs.goodput import (
     COLUMNS,
     attempts_of,
@@ -20,7 +19,7 @@ from t5x_diffeq.runs.goodput import (
     seconds_left,
     total_columns,
 )
-from t5x_diffeq.runs.history import FILE, History, Stopwatch, read_events
+from t5x_diffeq.runs.history import FILE, Clock, History, Stopwatch, read_events
 from t5x_diffeq.runs.hooks import DoneStep
 from t5x_diffeq.runtime.errors import InputError, RunError
 from t5x_diffeq.runtime.files import GrowingFile

@@ -19,8 +19,7 @@ from t5x_diffeq.runs.watcher import WeightFigures
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.tracking import trackers
-from t5x_diffeq.tracking.background import BackgroundTracker
-from t5x_diffeq.tracking.interface import Tracker
+from t5x_diffeq.tracking.interface import BackgroundTracker, Tracker
 from t5x_diffeq.tracking.jsonl import JsonlWriter, read_metrics
 from t5x_diffeq.tracking.tensorboard import TensorBoardTracker
 from t5x_diffeq.tracking.trackers import RunWriter, check_trackers, open_writer, render

@@ -22,10 +22,7 @@ from t5x_diffeq.checkpoints.checkpoint_folder import (
 )
 from t5x_diffeq.checkpoints.local_checkpoints import LocalCheckpoints
 from t5x_diffeq.checkpoints.restoring import read_newest
-from t5x_diffeq.checkpoints.retention import (
-    Retention,
-    mark_milestones,
-)
+from t5x_diffeq.checkpoints.retention import Retention, mark_milestones
 from t5x_diffeq.checkpoints.stored import RestoredCheckpoint, RunFacts, parts_of
 from t5x_diffeq.checkpoints.writing import FinishedSave
 from t5x_diffeq.runtime.config import TrainKeys
@@ -47,17 +44,10 @@ class Checkpoints:
       keep: which ones to keep; a number is that of the newest.
       verify: compare checksums before a checkpoint is read.
       local: a folder on a local disk or in memory for local checkpoints; None: there are none.
-
-    Raises:
-      InputError: if the workdir or the local folder is invalid.
     """
 
     def __init__(
-        self,
-        workdir: AnyPath,
-        keep: int | Retention,
-        verify: bool = True,
-        local: str | None = None,
+        self, workdir: AnyPath, keep: int | Retention, verify: bool = True, local: str | None = None
     ):
         check_path(workdir)
         self.folder = absolute_path(workdir) / "checkpoints"  # Orbax takes no relative path
@@ -133,25 +123,18 @@ class Checkpoints:
         if jax.process_index() == 0:
             waited = time.perf_counter() - started
             arrays = None if self._watching else len(jax.tree.leaves(parts_of(state)))
-            arguments = (self.manager, step, started, waited, arrays)
+            arguments = (step, started, waited, arrays)
             self._watching = threading.Thread(target=self._watch, args=arguments, daemon=True)
             self._watching.start()
 
-    def _watch(
-        self,
-        manager: ocp.CheckpointManager,
-        step: int,
-        started: float,
-        waited: float,
-        arrays: int | None,
-    ) -> None:
+    def _watch(self, step: int, started: float, waited: float, arrays: int | None) -> None:
         """Measures a save, and marks it if it is a milestone; in a thread of its own.
 
         If the number of its arrays is given, they are looked for: no run goes on whose saves can't
         be found again.
         """
         try:
-            manager.wait_until_finished()
+            self.manager.wait_until_finished()
         except Exception:
             return  # `check` raises it
         seconds = time.perf_counter() - started
@@ -163,7 +146,7 @@ class Checkpoints:
             return
         if step in self.retention.milestones:
             mark_milestones(self.folder, [step])
-        size = checksums.size_of(self.folder / str(step))
+        size = sum(checksums.sizes_in(self.folder / str(step)).values())
         self._finished.append(FinishedSave(step, "workdir", size, waited, seconds))
 
     def _find_fault(self, step: int, arrays: int) -> str | None:
@@ -189,22 +172,14 @@ class Checkpoints:
         return finished
 
     def wait(self) -> None:
-        """Returns when the last save has finished.
-
-        Raises:
-          RunError, InfrastructureError: as `save` does.
-        """
+        """Returns when the last save has finished; raises what `save` does."""
         with self._explain():
             self.manager.wait_until_finished()
         if self.local:
             self.local.wait()
 
     def check(self) -> None:
-        """Raises if the last save has failed; waits for nothing.
-
-        Raises:
-          RunError, InfrastructureError: as `save` does.
-        """
+        """Raises what `save` does if the last save has failed; waits for nothing."""
         with self._explain():
             self.manager.check_for_errors()
         if self._unreadable:
@@ -225,11 +200,7 @@ class Checkpoints:
         return max(made, default=None)
 
     def go_back(self, abstract_state: TrainState, fingerprint: str) -> RestoredCheckpoint:
-        """The checkpoint of `rollback_step`; later ones are deleted.
-
-        Raises:
-          RunError, InfrastructureError, InputError: as `restore` does.
-        """
+        """The checkpoint of `rollback_step`, as from `restore`; later ones are deleted."""
         step = self.rollback_step()
         for later in [n for n in self.manager.all_steps() if step is None or n > step]:
             self.manager.delete(later)
@@ -246,27 +217,23 @@ class Checkpoints:
         ones of the workdir are moved to `unreadable_checkpoints/` with a warning; otherwise nothing
         is touched there.
 
-        Args:
-          abstract_state: shapes, dtypes and shardings to restore to.
-          fingerprint: the data's fingerprint, which must equal the checkpoint's.
-
         Raises:
           RunError: if there are checkpoints and none can be read.
           InfrastructureError: if the disk, bucket or a process doesn't answer.
-          InputError: if the checkpoint was made on other data.
+          InputError: if the checkpoint was made on other data: its fingerprint is another.
         """
         # Those that process 0 sees, so that all look at the same ones.
         steps = gather("checkpoints", list(self.manager.all_steps()))[0]
         restored, failures = read_newest(
             self.folder, steps, self.local, abstract_state, self.verify
         )
-        if restored is None and failures:
+        if restored is None:
+            if not failures:
+                return None
             raise RunError(
                 f"no checkpoint in {self.folder} can be read (of {max(failures)}: "
                 f"{failures[max(failures)]}); restore one, or start again in a new --workdir"
             )
-        if restored is None:
-            return None
         if restored.facts.fingerprint != fingerprint:
             raise InputError(
                 f"checkpoint {restored.step} of {self.folder} was made on other data; restore that "
@@ -296,30 +263,26 @@ class Checkpoints:
         return self
 
     def __exit__(self, kind: type | None, *exception: object) -> None:
-        """Waits for the save even if the run failed: the state being saved is good."""
+        """Waits for the save even if the run failed: the state being saved is good.
+
+        A run that has saved its last state in the workdir needs no local checkpoints any more.
+        """
         if kind is None:
-            with self._explain():
-                self.manager.wait_until_finished()
-            self._end_quietly()
+            self.wait()
+            if self._watching:
+                self._watching.join()
+            self.check()
+            newest = self.latest_step
+            self.manager.close()
+            if self.local and newest is not None and max(self.local.steps(), default=-1) <= newest:
+                self.local.remove()
             return
+
+        def close() -> None:
+            with suppress(Exception):  # the run has failed for another reason
+                self.manager.close()
+
         # The save may wait for a process that waits for this one, or fail for the same reason.
-        closing = threading.Thread(target=self._close, daemon=True)
+        closing = threading.Thread(target=close, daemon=True)
         closing.start()
         closing.join(_SECONDS_AFTER_FAILURE if are_several() else None)
-
-    def _end_quietly(self) -> None:
-        """Ends a run that has saved its last state: local checkpoints are not needed any more."""
-        if self._watching:
-            self._watching.join()
-        if self._unreadable:
-            raise self._unreadable
-        newest = self.manager.latest_step()
-        self.manager.close()
-        if self.local:
-            self.local.wait()
-            if newest is not None and max(self.local.steps(), default=-1) <= newest:
-                self.local.remove()
-
-    def _close(self) -> None:
-        with suppress(Exception):  # the run has failed for another reason
-            self.manager.close()

@@ -28,12 +28,7 @@ _RUN_ID = "run_id"  # a file in the workdir
 
 
 def check_path(workdir: AnyPath) -> None:
-    """Checks that Orbax can make checkpoints in a workdir, and find their parts there, by a glob.
-
-    Raises:
-      InputError: if its path has characters with a meaning in a glob, or `checkpoints/` is a link
-        that leads nowhere.
-    """
+    """Checks that Orbax can make checkpoints in a workdir, and find their parts there by a glob."""
     folder = workdir / "checkpoints"
     if isinstance(folder, Path) and folder.is_symlink() and not folder.is_dir():
         raise InputError(
@@ -91,10 +86,7 @@ def steps_in(folder: AnyPath) -> list[AnyPath]:
 
 
 def identify_run(workdir: AnyPath) -> str:
-    """The id of the run in a workdir, which differs from that of an earlier run there.
-
-    If it isn't recorded yet, it is made; only one process may do that.
-    """
+    """The id of the run in a workdir, made if there is none; only one process may call this."""
     path = workdir / _RUN_ID
     if not path.exists():
         write_whole(path, uuid.uuid4().hex.encode())

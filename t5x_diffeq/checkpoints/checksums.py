@@ -99,13 +99,10 @@ def _read_sums(path: AnyPath) -> dict[str, Checksum]:
 
 
 def find_damage(folder: AnyPath, items: Sequence[str], part: int = 0, parts: int = 1) -> str | None:
-    """What is wrong with the files of a checkpoint, or None.
+    """What is wrong with the files of a checkpoint's items, such as "state"; or None.
 
-    Args:
-      folder: the checkpoint's folder.
-      items: the checkpoint's items, such as "state".
-      part: hash only this one of the `parts` of the files; sizes are compared for all.
-      parts: the number of parts into which processes divide the files.
+    Sizes are compared of all files, and hashes of one of the `parts` into which processes divide
+    them.
     """
     try:
         expected = expected_sums(folder, items)
@@ -126,12 +123,7 @@ def find_damage(folder: AnyPath, items: Sequence[str], part: int = 0, parts: int
 
 
 def expected_sums(folder: AnyPath, items: Sequence[str]) -> dict[str, Checksum]:
-    """The checksums of all files of the items.
-
-    Raises:
-      FileNotFoundError: if a checksum file is missing.
-      ValueError: if one is damaged.
-    """
+    """The checksums of all files of the items."""
     expected: dict[str, Checksum] = {}
     for item in items:
         rest = _read_sums(folder / item / REST)
@@ -177,11 +169,6 @@ def sizes_in(folder: AnyPath) -> dict[str, int]:
         for file in folder.rglob("*")
         if file.is_file()
     }
-
-
-def size_of(folder: AnyPath) -> int:
-    """The bytes of all files below a folder."""
-    return sum(sizes_in(folder).values())
 
 
 def _object_facts(folder: AnyPath) -> dict[str, Mapping]:

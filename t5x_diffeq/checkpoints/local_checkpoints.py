@@ -45,14 +45,7 @@ Part = tuple[tuple[int, int], ...]  # start and stop of each axis
 class LocalCheckpoints:
     """The local checkpoints of one process; nothing in here waits for another process.
 
-    Args:
-      folder: `train.local_checkpoints`.
-      workdir: the workdir of the run.
-      run_id: identifies the run, with the workdir's path.
-      verify: compare checksums before a checkpoint is read.
-
-    Raises:
-      InputError: if the folder can't be written.
+    The folder is `train.local_checkpoints`; `run_id` and the workdir's path identify the run.
     """
 
     def __init__(self, folder: str, workdir: AnyPath, run_id: str, verify: bool = True):
@@ -82,10 +75,6 @@ class LocalCheckpoints:
         """The steps of the complete checkpoints, oldest first."""
         return sorted(int(path.name) for path in self.folder.iterdir() if path.name.isdecimal())
 
-    def other_runs(self) -> list[Path]:
-        """The folders of other runs beside this one's."""
-        return [path for path in self.root.iterdir() if path != self.folder.parent]
-
     # -------------------------------------------------------------------------- saving
 
     def save(
@@ -98,13 +87,8 @@ class LocalCheckpoints:
         """Starts to save, once the previous save has finished.
 
         When it returns, the state is copied and its buffers may be reused. If a checkpoint can't be
-        written, that is a warning: the workdir still has its own.
-
-        Args:
-          step: the optimizer step.
-          state: the parts of the state, each a tree of arrays, by name.
-          data: the state of the data, as JSON.
-          report: is called with the finished save, in another thread.
+        written, that is a warning: the workdir still has its own. `report` is called in another
+        thread.
         """
         started = time.perf_counter()
         self.wait()
@@ -113,7 +97,7 @@ class LocalCheckpoints:
             for shard in _shards(leaf):
                 shard.data.copy_to_host_async()
         arrays = [[_host_copy(shard) for shard in _shards(leaf)] for leaf in leaves]
-        described = {name: describe_parts(part) for name, part in state.items()}
+        described = {name: _describe_parts(part) for name, part in state.items()}
         index = {"step": step, "data": data, "state": described}
         waited = time.perf_counter() - started
 
@@ -166,11 +150,8 @@ class LocalCheckpoints:
     def read(self, step: int, abstract_state: Mapping[str, Any]) -> tuple[dict, dict] | str:
         """The state and the data's state of a checkpoint, or what is wrong with it.
 
-        A part of the state that the checkpoint doesn't have is left out.
-
-        Args:
-          step: its step.
-          abstract_state: shapes, dtypes and shardings of each part, which must be the saved ones.
+        Shapes, dtypes and shardings of each part must be the saved ones. A part of the state that
+        the checkpoint doesn't have is left out.
         """
         folder = self.folder / str(step)
         try:
@@ -183,7 +164,7 @@ class LocalCheckpoints:
             state, first = {}, 0
             for name, described in sorted(index["state"].items()):  # as jax.tree orders them
                 if name in abstract_state:
-                    if described != describe_parts(abstract_state[name]):
+                    if described != _describe_parts(abstract_state[name]):
                         return "it was saved from another mesh or another order of devices"
                     leaves, tree = jax.tree.flatten(abstract_state[name])
                     files = (folder / _ITEM / f"{first + n}.bin" for n in range(len(leaves)))
@@ -207,7 +188,7 @@ class LocalCheckpoints:
             self.folder.parent.rmdir()
 
 
-def describe_parts(state: Any) -> list[dict]:
+def _describe_parts(state: Any) -> list[dict]:
     """Shape, dtype and this process's parts of each array, as JSON; also of an abstract state."""
     return [
         {

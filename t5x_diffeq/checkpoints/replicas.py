@@ -21,15 +21,10 @@ from t5x_diffeq.layers.mesh import axes_of
 
 @dataclass(frozen=True)
 class Replicas:
-    """The replicas of a state on a mesh.
-
-    Attributes:
-      mesh: the mesh.
-      axes: the mesh axes from one replica to the next.
-    """
+    """The replicas of a state on a mesh."""
 
     mesh: Mesh
-    axes: tuple[str, ...]
+    axes: tuple[str, ...]  # from one replica to the next
 
     @property
     def first(self) -> Mesh:
@@ -53,12 +48,8 @@ class Replicas:
         """The arrays on all replicas; every process must call it.
 
         They are sent one after the other. Meanwhile a device holds, beside the state, one more copy
-        of its part of the array.
-
-        Args:
-          arrays: their shapes, dtypes and shardings.
-          read: the arrays on the first replica, which are deleted; None on a process that has no
-            part of it.
+        of its part of the array. `read` are the arrays on the first replica, which are deleted;
+        None on a process that has no part of it.
         """
         leaves, tree = jax.tree.flatten(arrays)
         sources = [None] * len(leaves) if read is None else jax.tree.leaves(read)
@@ -85,11 +76,7 @@ class Replicas:
 
 
 def replicas_of(arrays: Any) -> Replicas | None:
-    """The replicas of a state, if some process holds no part of the first one; else None.
-
-    Args:
-      arrays: shapes, dtypes and shardings.
-    """
+    """The replicas of a state, if some process holds no part of the first one; else None."""
     shardings = [leaf.sharding for leaf in jax.tree.leaves(arrays)]
     if not all(isinstance(each, NamedSharding) for each in shardings):
         return None

@@ -42,19 +42,8 @@ def read_newest(
 ) -> tuple[RestoredCheckpoint | None, dict[int, str]]:
     """The newest checkpoint that is undamaged, local or not; every process must call it.
 
-    Args:
-      folder: the folder of the workdir's checkpoints.
-      steps: their steps, the same on all processes.
-      local: the local checkpoints, if there may be some.
-      abstract_state: shapes, dtypes and shardings to restore to.
-      verify: compare checksums first.
-
-    Returns:
-      The checkpoint, None if there is none; and what is wrong with each damaged one of the workdir
-      that is newer.
-
-    Raises:
-      InfrastructureError: as `read_checkpoint` does.
+    And what is wrong with each damaged one of the workdir that is newer. The workdir's `steps` must
+    be the same on all processes.
     """
     failures: dict[int, str] = {}
     local_steps = _agree_on_steps(local) if local else set()
@@ -65,7 +54,7 @@ def read_newest(
                 return restored, failures
         if step in steps:
             try:
-                return read_checkpoint(folder / str(step), abstract_state, verify), failures
+                return _read_checkpoint(folder / str(step), abstract_state, verify), failures
             except DamagedError as error:
                 failures[step] = str(error)
     return None, failures
@@ -74,21 +63,12 @@ def read_newest(
 # ------------------------------------------------------------------------------ of the workdir
 
 
-def read_checkpoint(
+def _read_checkpoint(
     folder: AnyPath, abstract_state: TrainState, verify: bool
 ) -> RestoredCheckpoint:
     """What a checkpoint of the workdir holds; every process must call it.
 
     The averages and the recent steps are None if the checkpoint lacks them.
-
-    Args:
-      folder: the checkpoint's folder, named after its step.
-      abstract_state: shapes, dtypes and shardings to restore to.
-      verify: compare checksums first.
-
-    Raises:
-      DamagedError: if it is damaged.
-      InfrastructureError: if a process can't reach it, or sees other files than the others.
     """
     wanted = parts_of(abstract_state)
 
@@ -111,7 +91,8 @@ def read_parts(folder: AnyPath, choose: Callable[[Mapping[str, Any]], dict], ver
       verify: compare checksums first, each process those of its part of the files.
 
     Raises:
-      DamagedError, InfrastructureError: as `read_checkpoint` does.
+      DamagedError: if it is damaged.
+      InfrastructureError: if a process can't reach it, or sees other files than the others.
       InputError: if `choose` does.
     """
 
@@ -148,11 +129,7 @@ def read_parts(folder: AnyPath, choose: Callable[[Mapping[str, Any]], dict], ver
 
 
 def _check_shapes(folder: AnyPath, asked: dict, there: Mapping[str, Any]) -> None:
-    """Checks that the parameters of a checkpoint have the shapes that the config makes.
-
-    Raises:
-      InputError: if they haven't: `config.json` is not that of the run, say.
-    """
+    """Checks that the parameters of a checkpoint have the shapes that the config makes."""
     wanted, saved = (
         {name: tuple(leaf.shape) for name, leaf in flatten_dict(tree, sep="/").items()}
         for tree in (asked, there)
@@ -184,7 +161,7 @@ def _do_together(folder: AnyPath, read: Callable[[], Result]) -> Result:
     """The result of `read()`, once it has succeeded on all processes.
 
     Raises:
-      DamagedError, InfrastructureError: as `read_checkpoint` does.
+      DamagedError, InfrastructureError: as `read_parts` does.
       InputError, MemoryError: if `read` does.
     """
     fault = result = None
@@ -256,11 +233,9 @@ def _agree_on_steps(local: LocalCheckpoints) -> set[int]:
             f"local checkpoint {newest} can't be used: process {', '.join(lacking)} of "
             f"{len(steps)} does not have it (another machine, or it was lost while writing)"
         )
-    if others := local.other_runs():
-        say(
-            f"note: {local.root} also holds {', '.join(path.name for path in others)}, "
-            "not of this run; remove what no run needs"
-        )
+    if others := [path.name for path in local.root.iterdir() if path != local.folder.parent]:
+        listed = ", ".join(others)
+        say(f"note: {local.root} also holds {listed}, not of this run; remove what no run needs")
     return agreed
 
 

@@ -24,28 +24,21 @@ _NOTE = "This checkpoint is a milestone and is never deleted. Remove this file t
 class Retention(PreservationPolicy):
     """Tells Orbax at each save which checkpoints to keep; all others are deleted then.
 
-    Attributes:
-      newest: how many of the newest to keep.
-      every: keep those whose step is a multiple of this; None: no others.
-      best: how many of those with the lowest evaluation loss to keep.
-      milestones: the steps whose checkpoints become milestones.
-      scheduled: keep also the newest whose step is a multiple of this or a milestone, to which a
-        rollback goes; None: there are no rollbacks.
-      marked: the steps that are marked as milestones in the folder.
-      losses: the evaluation loss of each checkpoint in the folder, None without one.
+    With `scheduled`, it also keeps the newest whose step is a multiple of this or a milestone, to
+    which a rollback goes.
     """
 
-    newest: int
-    every: int | None = None
-    best: int = 0
-    milestones: tuple[int, ...] = ()
+    newest: int  # how many of the newest to keep
+    every: int | None = None  # keep those whose step is a multiple of this
+    best: int = 0  # how many of those with the lowest evaluation loss to keep
+    milestones: tuple[int, ...] = ()  # the steps whose checkpoints become milestones
     scheduled: int | None = None
-    marked: set[int] = field(default_factory=set)
-    losses: dict[int, float | None] = field(default_factory=dict)
+    marked: set[int] = field(default_factory=set)  # as milestones in the folder
+    losses: dict[int, float | None] = field(default_factory=dict)  # of what is in the folder
 
     def look_up(self, folder: AnyPath) -> None:
         """Learns milestones and losses of the checkpoints that are in a folder now."""
-        self.marked = milestones_in(folder)
+        self.marked = {int(x.name) for x in steps_in(folder) if (x / MILESTONE).exists()}
         self.losses = {step: _read_eval_loss(folder / str(step)) for step in whole_steps(folder)}
 
     def is_scheduled(self, step: int) -> bool:
@@ -71,11 +64,7 @@ def _lowest_first(losses: Mapping[int, float | None]) -> list[int]:
 
 
 def best_step(workdir: AnyPath) -> int:
-    """The checkpoint of a workdir with the lowest evaluation loss; of equals, the newest.
-
-    Raises:
-      InputError: if no checkpoint has an evaluation loss.
-    """
+    """The checkpoint of a workdir with the lowest evaluation loss; of equals, the newest."""
     folder = workdir / "checkpoints"
     losses = {step: _read_eval_loss(folder / str(step)) for step in whole_steps(folder)}
     if not (best := _lowest_first(losses)):
@@ -100,18 +89,8 @@ def _read_eval_loss(checkpoint: AnyPath) -> float | None:
     return float(loss) if is_number and isfinite(loss) else None
 
 
-# ------------------------------------------------------------------------------ milestones
-
-
-def milestones_in(folder: AnyPath) -> set[int]:
-    """The steps of the checkpoints that are marked as milestones."""
-    return {int(step.name) for step in steps_in(folder) if (step / MILESTONE).exists()}
-
-
 def mark_milestones(folder: AnyPath, steps: Collection[int]) -> None:
     """Marks the complete checkpoints among `steps`; only one process may call it."""
-    if not steps:
-        return
     for step in set(steps).intersection(whole_steps(folder)):
         path = folder / str(step) / MILESTONE
         if not path.exists():

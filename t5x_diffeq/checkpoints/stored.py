@@ -13,23 +13,14 @@ class RunFacts(NamedTuple):
 
     Values must be the same on all processes: what each has of its own is gathered first
     (`processes.gather`).
-
-    Attributes:
-      fingerprint: the data's.
-      drawn: batches that were drawn: one per optimizer step, and those that a rollback left behind;
-        None: one per step.
-      reports: how many lines `metrics.jsonl` had; None where none is known.
-      eval_loss: the evaluation's loss at this step, if it was evaluated.
-      hooks: what hooks keep, by their names: a value of each process.
-      position: where a stream of data is; None: the number of batches says it.
     """
 
-    fingerprint: str
-    drawn: int | None = None
-    reports: int | None = None
-    eval_loss: float | None = None
-    hooks: dict[str, list] = {}  # noqa: RUF012  # never changed
-    position: dict | None = None
+    fingerprint: str  # of the data
+    drawn: int | None = None  # batches, those that a rollback left behind included; None: as steps
+    reports: int | None = None  # lines that `metrics.jsonl` had, if that is known
+    eval_loss: float | None = None  # at this step, if it was evaluated
+    hooks: dict[str, list] = {}  # noqa: RUF012  # by their names, of each process
+    position: dict | None = None  # of a stream of data; None: the number of batches says it
 
     def as_json(self, step: int) -> dict:
         """As the checkpoint of `step` stores them."""
@@ -49,13 +40,7 @@ class RunFacts(NamedTuple):
 
 
 class RestoredCheckpoint(NamedTuple):
-    """Where a run begins: at a checkpoint, or at its first step.
-
-    Attributes:
-      state: the train state.
-      step: the optimizer steps that are done.
-      facts: the facts of the run.
-    """
+    """Where a run begins: at a checkpoint, or at its first step."""
 
     state: TrainState
     step: int = 0

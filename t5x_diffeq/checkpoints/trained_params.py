@@ -22,12 +22,7 @@ def restore_params(
 ) -> tuple:
     """Only the parameters of a checkpoint, and its step; every process must call it.
 
-    Args:
-      workdir: the workdir of a run.
-      abstract_params: shapes, dtypes and shardings.
-      step: the step of the checkpoint, or "best"; None is the newest.
-      verify: compare checksums first.
-      averages: the moving averages of the parameters that trained, in their place.
+    With `averages`, the moving averages of the parameters that trained are in their place.
 
     Raises:
       InputError: if there is none, it can't be read, or it has no averages.
@@ -41,7 +36,7 @@ def restore_params(
     except DamagedError as error:
         raise InputError(
             f"checkpoint {step} of {workdir} can't be read: {error}; choose another one, of "
-            f"{_list_steps(whole_steps(folder))}"
+            f"{str(whole_steps(folder))[1:-1]}"
         ) from error
 
 
@@ -66,22 +61,14 @@ def _read_params(folder: AnyPath, abstract_params: dict, verify: bool, averages:
 
 
 def check_whole(workdir: AnyPath, step: int) -> None:
-    """Compares the checksums of a checkpoint, on one process alone.
-
-    Raises:
-      InputError: if it is damaged.
-    """
+    """Compares the checksums of a checkpoint, on one process alone."""
     folder = absolute_path(workdir) / "checkpoints" / str(step)
     if damage := checksums.find_damage(folder, ITEMS):
         raise InputError(f"checkpoint {step} of {workdir} is damaged: {damage}; choose another one")
 
 
 def find_step(workdir: AnyPath, step: int | str | None) -> int:
-    """The step of the requested checkpoint; nothing is read from it.
-
-    Args:
-      workdir: the workdir of a run.
-      step: None is the newest, "best" the one with the lowest evaluation loss.
+    """The step of the requested checkpoint, which isn't read; None is the newest.
 
     Raises:
       InputError: if there is no such checkpoint.
@@ -93,10 +80,6 @@ def find_step(workdir: AnyPath, step: int | str | None) -> int:
         return best_step(absolute_path(workdir))
     if step is not None and step not in steps:
         raise InputError(
-            f"checkpoint {step} of {workdir} does not exist; there are {_list_steps(steps)}"
+            f"checkpoint {step} of {workdir} does not exist; there are {str(steps)[1:-1]}"
         )
     return steps[-1] if step is None else int(step)
-
-
-def _list_steps(steps: list[int]) -> str:
-    return ", ".join(map(str, steps))

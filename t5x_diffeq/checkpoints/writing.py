@@ -19,32 +19,24 @@ _FULL = "No space left on device"
 
 
 class FinishedSave(NamedTuple):
-    """A checkpoint that is completely written.
-
-    Attributes:
-      step: its optimizer step.
-      tier: "workdir", or "local" for one in `train.local_checkpoints`.
-      size: bytes; of a local one, those of this process.
-      waited: seconds that the training thread was blocked, also by the save before it.
-      seconds: from the call of `save` to the end of writing.
-    """
+    """A checkpoint that is completely written."""
 
     step: int
-    tier: Literal["workdir", "local"]
-    size: int
-    waited: float
-    seconds: float
+    tier: Literal["workdir", "local"]  # local: in `train.local_checkpoints`
+    size: int  # bytes; of a local one, those of this process
+    waited: float  # seconds that the training thread was blocked, also by the save before it
+    seconds: float  # from the call of `save` to the end of writing
 
     def line(self) -> str:
         """`checkpoint 500 saved: 63 MB; training waited 0.02 s, written in 0.8 s`."""
         return (
             f"{'local ' if self.tier == 'local' else ''}checkpoint {self.step} saved: "
-            f"{format_bytes(self.size)}; training waited {self.waited:.2f} s, "
+            f"{_format_bytes(self.size)}; training waited {self.waited:.2f} s, "
             f"written in {self.seconds:.1f} s"
         )
 
 
-def format_bytes(size: int) -> str:
+def _format_bytes(size: int) -> str:
     """A size such as `84 kB`, `63 MB`, `1.01 GB`."""
     for unit, name, digits in ((10**12, "TB", 2), (10**9, "GB", 2), (10**6, "MB", 0)):
         if size >= unit:
@@ -85,12 +77,7 @@ def _to_be_kept(state: TrainState) -> TrainState:
 
 @contextmanager
 def explain_failure(folder: AnyPath, step: int | None) -> Iterator[None]:
-    """A context that turns what Orbax raises while it saves `step` into an error of one line.
-
-    Raises:
-      RunError: if the checkpoint can't be written.
-      InfrastructureError: if the reason is a bucket or a process that doesn't answer.
-    """
+    """A context that turns what Orbax raises while it saves `step` into an error of one line."""
     try:
         yield
     except Exception as error:

@@ -6,8 +6,6 @@ that provides the model, its weights and the tokenizer.
 command again resumes it.
 """
 
-import signal
-
 from absl import flags
 from ml_collections.config_flags import config_flags
 
@@ -26,8 +24,6 @@ _WORKDIR = flags.DEFINE_string(
 
 def main() -> int:
     """Runs the verb."""
-    # It asks for a trace; until there are steps, it must not kill the process.
-    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     if CONFIG.value is None:
         raise InputError("finetune needs --config=configs/finetune.py:lora and --workdir=NEW")
     workdir = command_line.parse_folder(_WORKDIR, "finetune")

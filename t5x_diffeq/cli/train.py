@@ -5,8 +5,6 @@ checkpoint, or says that it is finished. --branch_from=RUN continues from a chec
 run, by default with its config: --workdir=DIR --config.train.total_steps=1200.
 """
 
-import signal
-
 from absl import flags
 from ml_collections.config_flags import config_flags
 
@@ -42,8 +40,6 @@ _BRANCH_STEP = flags.DEFINE_integer(
 
 def main() -> int:
     """Runs the verb."""
-    # It asks for a trace; until there are steps, it must not kill the process.
-    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     if CONFIG.value is None:
         raise InputError("train needs --config=FILE and --workdir=DIR; see --help")
     if CONFIG.value.init_from or CONFIG.value.model.num_steps is None:

@@ -26,11 +26,6 @@ def find_cause(setup: Setup, params: Params, batch: Batch) -> str | None:
 
     Looks at the parameters, then at f, g and the state in each solver step, then at the gradient.
     Compiles programs of its own, and every process must call it.
-
-    Args:
-      setup: the run's setup.
-      params: the parameters.
-      batch: the batch of the step.
     """
     if fault := _leaves_not_finite(params):
         return f"{fault} of the parameters isn't finite"
@@ -102,11 +97,9 @@ def not_finite_error(
             f"suspect; move checkpoints/{start} away, and the same command continues from an older "
             "one"
         )
-    good = (
-        "no checkpoint was saved yet"
-        if last_checkpoint is None
-        else f"the last good checkpoint is {last_checkpoint}"
-    )
+    good = f"the last good checkpoint is {last_checkpoint}"
+    if last_checkpoint is None:
+        good = "no checkpoint was saved yet"
     return RunError(
         f"{what}; {good}, and this state was not saved; try a lower optimizer.learning_rate, a "
         "longer optimizer.warmup_fraction or a smaller optimizer.max_grad_norm in a new --workdir"

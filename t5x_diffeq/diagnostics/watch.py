@@ -41,9 +41,6 @@ from t5x_diffeq.training.setup import Setup
 _ROWS = 4  # of the batch, for f, g and the state: at least so many, and one per batch shard
 
 
-# ------------------------------------------------------------------------------ weights
-
-
 def _exact_weights(model: LanguageModel, params: Params) -> Weights:
     """W(t_n) in float32: an update of bfloat16 weights would be lost in their rounding."""
     exact = LanguageModel(model.config.in_float32())
@@ -61,9 +58,6 @@ def _rates(model: LanguageModel, params: Params, weights: Weights) -> Weights:
     return jax.tree.map(lambda W: len(W) * (W[1:] - W[:-1]), of_block)
 
 
-# ------------------------------------------------------------------------------ sizes of f, g, y
-
-
 def _rms(x: Array) -> Float[Array, ""]:
     return jnp.sqrt(jnp.square(x.astype(jnp.float32)).mean())
 
@@ -71,11 +65,7 @@ def _rms(x: Array) -> Float[Array, ""]:
 def sizes(config: ModelConfig, weights: Weights, y: State, places: Places) -> Curves:
     """The rms of f and of g in each solver step, and of the state at the steps' ends.
 
-    Args:
-      config: the model's config.
-      weights: the weights of a forward pass.
-      y: the state at t = 0.
-      places: where its tokens stand.
+    `y` is the state at t = 0, and `places` says where its tokens stand.
     """
     y, places = to_zigzag(y, places)
     field = vector_field(config, places)(None)
@@ -110,20 +100,11 @@ def _some_rows(batch: Batch, shards: int) -> Batch:
     return {name: x.reshape(groups, -1, *x.shape[1:])[:, 0] for name, x in batch.items()}
 
 
-# ------------------------------------------------------------------------------ the two programs
-
-
 class Programs(NamedTuple):
-    """The two compiled programs that run around a step.
+    """The two compiled programs that run around a step."""
 
-    Attributes:
-      before: from the parameters and the batch to the weights, and the curves, but for those of
-        gradient and update.
-      after: from the updated parameters and the weights before to the curves of the update.
-    """
-
-    before: Callable[[Params, Batch], tuple[Weights, Curves]]
-    after: Callable[[Params, Weights], Curves]
+    before: Callable[[Params, Batch], tuple[Weights, Curves]]  # but for gradient and update
+    after: Callable[[Params, Weights], Curves]  # of the update, given the weights before it
 
 
 def compile_programs(setup: Setup, batch_size: int) -> Programs:

@@ -21,22 +21,12 @@ from t5x_diffeq.runtime.files import AnyPath, parse_json, write_whole
 from t5x_diffeq.runtime.plugins import check_trusted
 
 _FOLDER, _ARRAYS, _FACTS = "adapters", "adapters.npz", "adapters.json"
-_KEYS = (
-    *("weights", "num_steps", "scheme"),
-    *("adapter_rank", "adapter_alpha", "adapter_kernels"),
-)
+_KEYS = ("weights", "num_steps", "scheme", "adapter_rank", "adapter_alpha", "adapter_kernels")
 _SAME = 1e-5  # relative difference of norms that a different order of summation can cause
 
 
 def save_adapters(config: Config, params: dict, trained: list[str], workdir: AnyPath) -> None:
-    """Writes `adapters/`; every process calls it.
-
-    Args:
-      config: the run's config.
-      params: its parameters.
-      trained: the parts that it trained.
-      workdir: its workdir.
-    """
+    """Writes `adapters/` of a run that has trained these parts; every process calls it."""
     parts = {name: params[name] for name in trained}
     arrays = process_allgather(flatten_dict(parts, sep="/"), tiled=True)
     model = {key: getattr(config.model, key) for key in _KEYS}
@@ -52,24 +42,14 @@ def save_adapters(config: Config, params: dict, trained: list[str], workdir: Any
 
 
 class AdapterFacts(NamedTuple):
-    """The content of `adapters.json`.
+    """The content of `adapters.json`."""
 
-    Attributes:
-      model: the keys of `config.model` that adapters change.
-      norms: the norms of the base's weights.
-    """
-
-    model: dict[str, object]
-    norms: dict[str, float]
+    model: dict[str, object]  # the keys of `config.model` that adapters change
+    norms: dict[str, float]  # of the base's weights
 
 
 def read_adapter_facts(folder: AnyPath) -> AdapterFacts:
-    """What the folder says about its adapters.
-
-    Raises:
-      InputError: if the folder doesn't exist, holds no adapters, or names code of other packages
-        that isn't trusted.
-    """
+    """What the folder says about its adapters, whose code of other packages must be trusted."""
     try:
         facts = parse_json((folder / _FACTS).read_bytes())
         model = {key: value for key, value in facts["model"].items() if key in _KEYS}
@@ -88,11 +68,8 @@ def load_adapters(folder: AnyPath, params: dict, abstract: dict) -> dict:
 
     Args:
       folder: the folder of the adapters.
-      params: the base's parameters on the adapters' grid.
+      params: the base's parameters on that grid, without them.
       abstract: shapes and shardings of the base with adapters.
-
-    Raises:
-      InputError: if the adapters were trained on a different base.
     """
     base = read_adapter_facts(folder).norms
     here = _norms(params)

@@ -1,8 +1,12 @@
 """The hooks of every run: its validation loss, the metrics of its steps, and its checkpoints."""
 
+import os
 from math import isfinite, nan
+from pathlib import Path
 from statistics import fmean
 from typing import ClassVar
+
+import jax
 
 from t5x_diffeq.checkpoints.stored import RunFacts
 from t5x_diffeq.data.batches import eval_batches
@@ -12,13 +16,14 @@ from t5x_diffeq.runs.progress import eval_line, utilisation
 from t5x_diffeq.runs.workdir import save_config
 from t5x_diffeq.runtime.console import say
 from t5x_diffeq.runtime.guards import check_writable
-from t5x_diffeq.tracking.memory import memory_in_use
 from t5x_diffeq.training.depths import depths_of, full_grid_from
 from t5x_diffeq.training.evaluation import evaluate_loss, make_eval_step
 from t5x_diffeq.training.objective import Batch
 from t5x_diffeq.training.state import TrainState
 
 _OF_EMPTY_BATCH = ("learning_rate", "targets", "spikes")  # what a batch without targets has
+_STATM = Path("/proc/self/statm")  # of Linux; its second number is the resident pages
+_GIB = 2**30
 
 
 class Evaluation(Hook):
@@ -90,7 +95,7 @@ class MetricsLog(Hook):
         if keys.depths:
             values["num_steps"] = fmean(depths_of(training.config, step))
         values |= {**rates, "goodput": training.history.goodput()}
-        values |= {**utilisation(training.setup, rate), **memory_in_use()}
+        values |= {**utilisation(training.setup, rate), **_memory_in_use()}
         finite = {f"train/{name}": x for name, x in values.items() if isfinite(x)}
         training.writer.write_scalars(step, finite)
         training.history.write_time(step)
@@ -99,6 +104,22 @@ class MetricsLog(Hook):
     def go_back(self, step: int) -> None:
         """Measures rates from there."""
         self.training.clock.go_back(step)
+
+
+def _memory_in_use() -> dict[str, float]:
+    """GiB that this process holds, and the most that one of its devices holds, and has held."""
+    gibibytes = {}
+    if _STATM.exists():
+        pages = int(_STATM.read_text("utf-8").split()[1])
+        gibibytes["host_memory_gib"] = pages * os.sysconf("SC_PAGE_SIZE") / _GIB
+    stats = [each for device in jax.local_devices() if (each := device.memory_stats())]
+    for name, key in (
+        ("device_memory_gib", "bytes_in_use"),
+        ("device_memory_peak_gib", "peak_bytes_in_use"),
+    ):
+        if sizes := [each[key] for each in stats if key in each]:
+            gibibytes[name] = max(sizes) / _GIB
+    return gibibytes
 
 
 class Saves(Hook):
@@ -116,7 +137,7 @@ class Saves(Hook):
         super().__init__(training, training.config.train.checkpoint_every)
 
     def is_due(self, step: int) -> bool:
-        """Whether a checkpoint of any kind is due."""
+        """Whether a checkpoint is due, in the workdir or locally."""
         keys = self.training.config.train
         locally = keys.local_checkpoints and step % keys.local_checkpoint_every == 0
         return self._is_due_in_workdir(step) or bool(locally)

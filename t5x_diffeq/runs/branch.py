@@ -12,12 +12,7 @@ from collections.abc import Mapping
 from t5x_diffeq.checkpoints.checkpoint_folder import steps_in
 from t5x_diffeq.checkpoints.trained_params import check_whole, find_step
 from t5x_diffeq.data.corpus import link_corpus
-from t5x_diffeq.runs.workdir import (
-    CONFIG_FILE,
-    differing_keys,
-    read_config,
-    save_config,
-)
+from t5x_diffeq.runs.workdir import CONFIG_FILE, differing_keys, read_config, save_config
 from t5x_diffeq.runtime.config import KEYS, Config
 from t5x_diffeq.runtime.console import Progress, say
 from t5x_diffeq.runtime.errors import InputError
@@ -46,16 +41,12 @@ def branch_off(
     """The config of a branch, whose workdir is made if it is new.
 
     Args:
-      workdir: the workdir of the branch.
+      workdir: its workdir.
       source: the workdir of the run that it branches off.
       step: the step of the checkpoint; None: the newest.
       config: the branch's config; None: the run's, or on resuming the branch's own.
       values: values by dotted key for `config=None`.
       first: whether this process makes the workdir.
-
-    Raises:
-      InputError: if there is no such checkpoint, the config can't be that of a branch, or the
-        workdir belongs to another run.
     """
     if (workdir / CONFIG_FILE).exists():
         began = _check_origin(workdir, source, step)
@@ -76,11 +67,7 @@ def branch_off(
 
 
 def _with_cooldown(config: Config, step: int) -> Config:
-    """The config; without a number of cooldown steps, the cooldown takes the whole branch.
-
-    Raises:
-      InputError: if the branch has no steps.
-    """
+    """The config; without a number of cooldown steps, the cooldown takes the whole branch."""
     optimizer, left = config.optimizer, config.train.total_steps - step
     if left < 1:
         raise InputError(

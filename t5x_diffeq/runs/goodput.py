@@ -20,31 +20,18 @@ UNKNOWN = "unknown"
 
 @dataclass
 class Attempt:
-    """One start of the training command.
-
-    Attributes:
-      began: when it started, in seconds since 1970.
-      first: the step at which it started.
-      total_steps: the step at which the run is to be done.
-      last: the last step that is known to be done.
-      heard: the time of its last event, in seconds since 1970.
-      error: what ended it: an exception's name, None if nothing did, `UNKNOWN` if it didn't say.
-      seconds: its seconds by activity, also those of lost steps.
-      steps_at: its seconds of steps at some steps.
-      lost: seconds of steps that were taken again.
-      down: seconds until the next attempt; 0 if there is none.
-    """
+    """One start of the training command; times are in seconds since 1970."""
 
     began: float
-    first: int
+    first: int  # the step at which it started
     total_steps: int
-    last: int
-    heard: float
-    error: str | None = UNKNOWN
-    seconds: Mapping[str, float] = field(default_factory=dict)
-    steps_at: dict[int, float] = field(default_factory=dict)
-    lost: float = 0.0
-    down: float = 0.0
+    last: int  # the last step that is known to be done
+    heard: float  # the time of its last event
+    error: str | None = UNKNOWN  # an exception's name, None if nothing ended it
+    seconds: Mapping[str, float] = field(default_factory=dict)  # by activity, lost ones included
+    steps_at: dict[int, float] = field(default_factory=dict)  # seconds of steps, by step
+    lost: float = 0.0  # seconds of steps that were taken again
+    down: float = 0.0  # seconds until the next attempt
 
     def lose_after(self, step: int) -> None:
         """Counts the time of its steps after `step` as lost."""

@@ -1,6 +1,7 @@
-"""`history.jsonl`: what happened to a run at what time, over all of its attempts.
+"""Where the time of a run goes: a stopwatch, the rates of its steps, and `history.jsonl`.
 
-An attempt is one start of the training command. `metrics.jsonl` describes the optimizer steps that
+The history says what happened to the run at what time, over all of its attempts. An attempt is one
+start of the training command. `metrics.jsonl` describes the optimizer steps that
 led to the present state, and loses the lines of steps that are taken again. The history only grows:
 each line is an event with the time (seconds since 1970) and the optimizer step.
 
@@ -19,12 +20,22 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from math import isnan
 
 import jax
 
 from t5x_diffeq.checkpoints.writing import FinishedSave
-from t5x_diffeq.runs.goodput import COMPILE, STARTUP, Attempt, add_event, attempts_of, goodput
-from t5x_diffeq.runtime.console import say
+from t5x_diffeq.runs.goodput import (
+    COMPILE,
+    DATA,
+    STARTUP,
+    STEPS,
+    Attempt,
+    add_event,
+    attempts_of,
+    goodput,
+)
+from t5x_diffeq.runtime.console import format_count, format_duration, say
 from t5x_diffeq.runtime.errors import InfrastructureError, RunError
 from t5x_diffeq.runtime.files import AnyPath, GrowingFile, parse_json
 
@@ -86,14 +97,69 @@ class Stopwatch:
         return dict(self.elapsed)
 
 
+class Clock:
+    """Measures rates since the last report, and estimates the time left to `total_steps`."""
+
+    def __init__(self, total_steps: int, tokens_per_step: int, step: int, stopwatch: Stopwatch):
+        self.total_steps, self.tokens_per_step = total_steps, tokens_per_step
+        self.stopwatch = stopwatch
+        self.go_back(step)
+
+    def go_back(self, step: int) -> None:
+        """Measures from here on, where the run is at `step`."""
+        self.step, self.before = step, self.stopwatch.seconds()
+
+    @contextmanager
+    def waiting_for_data(self, running: object) -> Iterator[None]:
+        """A context in which a batch is waited for, while a step runs that makes these arrays.
+
+        If they are there in the end, the devices waited, too, and the time counts as the data's.
+        """
+        start = time.perf_counter()
+        yield
+        if all(array.is_ready() for array in jax.tree.leaves(running)):
+            self.stopwatch.move(time.perf_counter() - start, STEPS, DATA)
+
+    def rates(self, step: int) -> dict[str, float]:
+        """Rates of training since the last call.
+
+        `tokens_per_second`; `step_seconds`, seconds per step; and `data_wait`, the part of them in
+        which the devices waited for a batch.
+        """
+        now = self.stopwatch.seconds()
+        steps, data = (now.get(k, 0) - self.before.get(k, 0) for k in (STEPS, DATA))
+        seconds, done = max(steps + data, 1e-9), step - self.step
+        self.step, self.before = step, now
+        return {
+            "tokens_per_second": done * self.tokens_per_step / seconds,
+            "step_seconds": seconds / done,
+            "data_wait": data / seconds,
+        }
+
+    def line(self, step: int, values: Mapping[str, float]) -> str:
+        """`step 200/300  67%  loss 3.1416  gradient 0.72  lr 3.0e-03  21.0k tokens/s  0:42 left`.
+
+        The values are the step's metrics, with `rates`; NaN is shown as `none`.
+        """
+        rate = values["tokens_per_second"]
+        left = (self.total_steps - step) * self.tokens_per_step / max(rate, 1e-9)
+        width = len(str(self.total_steps))
+        return (
+            f"step {step:>{width}}/{self.total_steps}  {step / self.total_steps:>4.0%}  "
+            f"loss {_measured(values['loss'], 4)}  gradient {_measured(values['grad_norm'], 2)}  "
+            f"lr {values['learning_rate']:.1e}  {format_count(rate)} tokens/s  "
+            f"{format_duration(left)} left"
+        )
+
+
+def _measured(value: float, digits: int) -> str:
+    return "none" if isnan(value) else f"{value:.{digits}f}"
+
+
 class History:
     """A context that appends an attempt's events to `history.jsonl`; only process 0 writes.
 
     Nothing is written before `start` is called.
-
-    Args:
-      workdir: the run's workdir.
-      stopwatch: the stopwatch of this attempt.
     """
 
     def __init__(self, workdir: AnyPath, stopwatch: Stopwatch):
@@ -128,12 +194,7 @@ class History:
                 self._give_up(error)
 
     def write_time(self, step: int, at_once: bool = False) -> None:
-        """Writes where the seconds of this attempt went, if that was last written a while ago.
-
-        Args:
-          step: the optimizer steps that are done.
-          at_once: write it in any case.
-        """
+        """Writes where the seconds went, `at_once` or if that was last written a while ago."""
         self.step = step
         if at_once or time.monotonic() - self.last_time > SECONDS_BETWEEN_TIMES:
             self.last_time = time.monotonic()
@@ -142,9 +203,8 @@ class History:
     def write_saves(self, saves: Sequence[FinishedSave]) -> None:
         """Writes what saves have cost."""
         for save in saves:
-            waited, seconds = round(save.waited, 3), round(save.seconds, 3)
-            facts = {"tier": save.tier, "bytes": save.size, "waited": waited, "seconds": seconds}
-            self.write("save", save.step, **facts)
+            cost = {"waited": round(save.waited, 3), "seconds": round(save.seconds, 3)}
+            self.write("save", save.step, tier=save.tier, bytes=save.size, **cost)
 
     def _give_up(self, error: Exception) -> None:
         """Says that writing has failed; the history is not worth a run."""

@@ -20,9 +20,8 @@ from t5x_diffeq.checkpoints.checkpoint import Checkpoints
 from t5x_diffeq.data.corpus import Corpus
 from t5x_diffeq.data.examples import TrainingData
 from t5x_diffeq.data.packing import Windows
-from t5x_diffeq.runs.clock import Clock
 from t5x_diffeq.runs.goodput import OTHER
-from t5x_diffeq.runs.history import History, Stopwatch
+from t5x_diffeq.runs.history import Clock, History, Stopwatch
 from t5x_diffeq.runtime import recurrence
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InfrastructureError, InputError, RunError
@@ -143,19 +142,11 @@ class Hook:
 
     @classmethod
     def check(cls, config: Config, setup: Setup) -> None:
-        """Checks, before anything long starts, that the config's values can be used.
-
-        Raises:
-          InputError: if they can't.
-        """
+        """Raises an `InputError`, before anything long starts, if the config can't be used."""
 
     @classmethod
     def check_corpus(cls, config: Config, setup: Setup, corpus: Corpus) -> None:
-        """Checks them again, once the data and its tokenizer are there.
-
-        Raises:
-          InputError: if the config's values are invalid for them.
-        """
+        """Raises an `InputError` if it can't be used with this data and its tokenizer."""
 
     def __enter__(self) -> "Hook":
         return self
@@ -181,9 +172,7 @@ class Hook:
     def report(self, done: DoneStep, values: dict[str, float]) -> None:
         """Called with the numbers of a step, while the next one runs or before `run` and `stop`.
 
-        Args:
-          done: the step.
-          values: its metrics, without `spike`; of steps that are logged, also the run's rates.
+        They are its metrics, without `spike`; of steps that are logged, also the run's rates.
         """
 
     def run(self, position: LoopPosition) -> Mapping[str, float] | None:
@@ -210,50 +199,36 @@ class Hook:
 
 
 class HookClass(NamedTuple):
-    """A class of hooks, and how one is made.
+    """A class of hooks, and how one is made."""
 
-    Attributes:
-      cls: the class, which checks the config.
-      make: the class, or the class with arguments that the config gives.
-    """
-
-    cls: type[Hook]
-    make: Callable[[Training], Hook]
+    cls: type[Hook]  # which checks the config
+    make: Callable[[Training], Hook]  # the class, or with arguments that the config gives
 
 
 def load_hooks(names: Sequence[str]) -> list[HookClass]:
-    """The classes that `train.hooks` names.
-
-    Raises:
-      InputError: if one can't be imported, isn't a `Hook` with a name, or takes other arguments.
-    """
-    return [_load_hook(name) for name in names]
-
-
-def _load_hook(name: str) -> HookClass:
-    make = load_plugin("train.hooks", name)
-    cls = getattr(make, "func", make)  # of a class with arguments
-    if not (isinstance(cls, type) and issubclass(cls, Hook)):
-        raise InputError(f"train.hooks={name} is not a class derived from {Hook.__module__}.Hook")
-    if not getattr(cls, "name", None):
-        raise InputError(f"train.hooks={name}: the class has no name; give it one")
-    try:
-        inspect.signature(make).bind(None)
-    except (TypeError, ValueError) as error:
-        raise InputError(
-            f"train.hooks={name}: its arguments are invalid; the class takes "
-            f"{inspect.signature(cls)}"
-        ) from error
-    return HookClass(cls, make)
+    """The classes that `train.hooks` names."""
+    hooks = []
+    for name in names:
+        make = load_plugin("train.hooks", name)
+        cls = getattr(make, "func", make)  # of a class with arguments
+        where = f"train.hooks={name}"
+        if not (isinstance(cls, type) and issubclass(cls, Hook)):
+            raise InputError(f"{where} is not a class derived from {Hook.__module__}.Hook")
+        if not getattr(cls, "name", None):
+            raise InputError(f"{where}: the class has no name; give it one")
+        try:
+            inspect.signature(make).bind(None)
+        except (TypeError, ValueError) as error:
+            takes = inspect.signature(cls)
+            raise InputError(
+                f"{where}: its arguments are invalid; the class takes {takes}"
+            ) from error
+        hooks.append(HookClass(cls, make))
+    return hooks
 
 
 class Hooks:
-    """The hooks of a run, called in their order.
-
-    Args:
-      training: the run.
-      hooks: the hooks.
-    """
+    """The hooks of a run, called in their order."""
 
     def __init__(self, training: Training, hooks: Sequence[Hook]):
         self.training, self.hooks = training, hooks
@@ -273,9 +248,8 @@ class Hooks:
     def due_at_start(self, reported: Sequence[str]) -> list[Hook]:
         """The hooks to run before the first step of this attempt.
 
-        Args:
-          reported: what stands before the / in the names of what was reported at this step; that
-            of process 0 counts.
+        `reported` is what stands before the / in the names of what was reported at this step; that
+        of process 0 counts.
         """
         start = self.training.start
         reported = gather("reports at the start", list(reported))[0]
@@ -287,35 +261,31 @@ class Hooks:
         """The hooks to run after `step`."""
         return [hook for hook in self.hooks if hook.is_due(step)]
 
+    def _each(self, step: int, call: Callable[[Hook], None], backwards: bool = False) -> None:
+        for hook in reversed(self.hooks) if backwards else self.hooks:
+            with _named(hook, step):
+                call(hook)
+
     def before_batch(self, step: int, state: TrainState) -> None:
         """Calls `before_batch` of each hook."""
-        for hook in self.hooks:
-            with _named(hook, step):
-                hook.before_batch(step, state)
+        self._each(step, lambda hook: hook.before_batch(step, state))
 
     def before_step(self, step: int, state: TrainState, batch: Batch) -> None:
         """Calls `before_step` of each hook."""
-        for hook in self.hooks:
-            with _named(hook, step):
-                hook.before_step(step, state, batch)
+        self._each(step, lambda hook: hook.before_step(step, state, batch))
 
     def after_step(self, step: int, state: TrainState, metrics: Mapping[str, jax.Array]) -> None:
         """Calls `after_step` of each hook, the last one first."""
-        for hook in reversed(self.hooks):
-            with _named(hook, step):
-                hook.after_step(step, state, metrics)
+        self._each(step, lambda hook: hook.after_step(step, state, metrics), backwards=True)
 
     def report(self, done: DoneStep) -> None:
         """Waits for a step, and tells each hook its numbers."""
         metrics = jax.device_get({n: x for n, x in done.metrics.items() if x.ndim == 0})
         values = {name: float(x) for name, x in metrics.items()}
-        for hook in self.hooks:
-            with _named(hook, done.step):
-                hook.report(done, values)
+        self._each(done.step, lambda hook: hook.report(done, values))
         recurrence.at_step(done.step)
-        self.training.watchdog.expect(
-            f"step {done.step + 1}", self.training.config.train.hang_timeout
-        )
+        limit = self.training.config.train.hang_timeout
+        self.training.watchdog.expect(f"step {done.step + 1}", limit)
 
     def run(self, hooks: Sequence[Hook], position: LoopPosition) -> bool:
         """Runs these hooks; whether all of them ran to their end, as a signal may stop one."""
@@ -346,9 +316,7 @@ class Hooks:
 
     def go_back(self, step: int) -> None:
         """Calls `go_back` of each hook."""
-        for hook in self.hooks:
-            with _named(hook, step):
-                hook.go_back(step)
+        self._each(step, lambda hook: hook.go_back(step))
 
     def states(self) -> dict[str, list]:
         """What hooks keep, by their names: a value of each process; all processes must call it."""

@@ -36,17 +36,11 @@ Grid = tuple[int | None, str | None]  # number of solver steps and scheme; None:
 
 @dataclass(frozen=True)
 class Run:
-    """A model with its trained parameters.
+    """A model with its trained parameters."""
 
-    Attributes:
-      placed: the model on this process's devices.
-      params: the parameters, sharded.
-      step: the checkpoint's step.
-    """
-
-    placed: PlacedModel
+    placed: PlacedModel  # on this process's devices
     params: dict
-    step: int
+    step: int  # the checkpoint's
 
     def at_depth(self, num_steps: int | None, scheme: str | None = None) -> "Run":
         """The same run, with the same parameters, on another grid; see `ModelConfig.at_depth`."""
@@ -55,25 +49,15 @@ class Run:
 
 @dataclass(frozen=True)
 class PretrainedRun:
-    """A trained run that another one starts from.
-
-    Attributes:
-      workdir: the run's workdir.
-      vocab_size: the vocabulary size of its tokenizer.
-      checkpoint: the step of the checkpoint, or "best"; None is the newest.
-    """
+    """A trained run that another one starts from."""
 
     workdir: AnyPath
-    vocab_size: int
-    checkpoint: int | str | None = None
+    vocab_size: int  # of its tokenizer
+    checkpoint: int | str | None = None  # its step, or "best"; None is the newest
 
     @cached_property
     def config(self) -> Config:
-        """The run's config.
-
-        Raises:
-          InputError: if the workdir holds no run.
-        """
+        """The run's config."""
         return read_config(self.workdir)
 
     @cached_property
@@ -83,11 +67,7 @@ class PretrainedRun:
         return ModelConfig.of(self.config.model, self.vocab_size, length)
 
     def params(self, mesh: Mesh, rules: Rules) -> tuple[dict, int]:
-        """The run's parameters on its own grid, sharded over a mesh; and their step.
-
-        Raises:
-          InputError: if they can't be read, or don't fit on the mesh.
-        """
+        """The run's parameters on its own grid, sharded over a mesh; and their step."""
         # Its shapes are the same with any kernel of attention, and XLA's accepts all shapes.
         declared = declared_params(LanguageModel(replace(self.model, attention="xla")))
         shapes = shard_shapes(declared, mesh, rules)
@@ -97,13 +77,8 @@ class PretrainedRun:
     def params_for(self, placed: PlacedModel) -> tuple[dict, int]:
         """The run's parameters converted to the requested model, without adapters; and its step.
 
-        Call within `placed.context`.
-
-        Args:
-          placed: the requested model: per-layer weights, or the run's own kind on any grid.
-
-        Raises:
-          InputError: if the run's weights can't be converted.
+        That is a model of per-layer weights, or of the run's own kind on any grid. Call within
+        `placed.context`.
         """
         asked = placed.model.config
         self.check(asked)
@@ -117,11 +92,7 @@ class PretrainedRun:
         return {**kept, "source": {"weights": convert(params)}}, step
 
     def check(self, asked: ModelConfig) -> None:
-        """Checks that the run's weights can be converted to those of the requested model.
-
-        Raises:
-          InputError: if they can't.
-        """
+        """Checks that the run's weights can be converted to those of the requested model."""
         on_grid = self.model.at_depth(asked.num_steps, asked.scheme)  # if its weights exist there
         if asked.weights not in (on_grid.weights, "per_layer"):
             raise InputError(
@@ -179,10 +150,6 @@ def load_run(
       methods: the methods of its block that are needed, which are looked for before that, too.
       adapters: the folder of adapters that another run trained on this one's weights.
       averages: take the moving averages of the parameters (train.ema_decay).
-
-    Raises:
-      InputError: if the workdir holds no such run, its weights don't exist on one of the grids, its
-        block lacks a method, the adapters aren't of its weights, or there are no averages.
     """
     if adapters and averages:
         raise InputError("--averages excludes --adapters, which fit the last weights; omit one")

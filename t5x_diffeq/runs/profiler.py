@@ -1,43 +1,44 @@
 """Traces some optimizer steps of a run: those of `train.profile`, and others on demand.
 
-On demand means a file `profile` in the workdir, for the processes of `train.profile_processes`, or
-SIGUSR2 to a process, for that process alone. The file's content is the first and the last step,
-"100:105", or, for a single process, a number of steps; an empty file means `STEPS_ON_DEMAND`. A
+On demand means a file `profile` in the workdir. Its content is the first and the last step,
+"100:105", or, for a single process, a number of steps; an empty file means `_STEPS_ON_DEMAND`. A
 thread looks for it, so no step waits for a disk or a bucket.
 
 JAX returns from a step before the devices have finished it. A trace therefore begins when the step
 before its first one is finished, and ends when its last one is: it holds exactly these steps.
 
-A trace that fails is a warning, and the run goes on.
+XProf shows what it finds in FOLDER/plugins/profile/RUN/, on disk or in a bucket: a file for each
+process that traced. A trace that fails is a warning, and the run goes on.
 """
 
 import re
-import signal
+import shutil
+import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
-from shutil import rmtree
-from tempfile import mkdtemp
-from types import FrameType
+from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, NamedTuple
 
 import jax
 
 from t5x_diffeq.runs.goodput import OTHER
 from t5x_diffeq.runs.hooks import Hook, Training
-from t5x_diffeq.runs.traces import how_to_open, start_trace, store_trace
 from t5x_diffeq.runtime import console
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.runtime.files import describe_error
+from t5x_diffeq.runtime.files import AnyPath, atomic_file, describe_error
 from t5x_diffeq.training.setup import Setup
 
 FOLDER = "profiles"  # in the workdir; not `profile`, which is the request's name
 REQUEST = "profile"  # the file in the workdir that asks for a trace
-STEPS_ON_DEMAND = 5
+_STEPS_ON_DEMAND = 5
 SECONDS_BETWEEN_LOOKS = 10.0
 _MOST_STEPS = 1000  # of a trace on demand: a longer one outgrows what XProf can read
+_READ_BY_PERFETTO = ".trace.json.gz"
+_SUFFIXES = (".xplane.pb", _READ_BY_PERFETTO)
 
 
 class Steps(NamedTuple):
@@ -67,10 +68,10 @@ class Profiler(Hook):
         self.processes, self.folder = train.profile_processes, workdir / FOLDER
         self.request = workdir / REQUEST
         self.is_chosen = jax.process_index() in self.processes
-        # Signals and the thread that looks only append to it, and the loop only removes.
+        # The thread that looks only appends to it, and the loop only removes.
         self.planned = [Steps.of(train.profile)] if train.profile and self.is_chosen else []
         self.tracing: Steps | None = None
-        self.local = Path()  # where the trace is written
+        self.local: TemporaryDirectory | None = None  # where the trace is written
         self.annotation: jax.profiler.StepTraceAnnotation | None = None
         self.step = 0
         self.known: set[str] = set()  # the requests and warnings that this process has seen
@@ -98,7 +99,6 @@ class Profiler(Hook):
 
     # ------------------------------------------------------------------ called by the loop
     def __enter__(self) -> "Profiler":
-        self.signal_before = signal.signal(signal.SIGUSR2, self._plan_next_steps)
         if self.is_chosen:
             self.pool.submit(self._look_for_requests)
         return self
@@ -131,7 +131,6 @@ class Profiler(Hook):
         self.ended.set()
         self.go_back(self.step)
         self.pool.shutdown()
-        signal.signal(signal.SIGUSR2, self.signal_before)
 
     # ------------------------------------------------------------------ tracing
     def _last_step_to_trace(self, step: int) -> int | None:
@@ -148,29 +147,24 @@ class Profiler(Hook):
 
     def _start(self, steps: Steps, state: Any) -> None:
         jax.block_until_ready(state)
-        self.local = Path(mkdtemp(prefix="t5x_diffeq-trace-"))
-        start_trace(self.local)
+        self.local = _local_folder()
+        start_trace(self.local.name)
         self.tracing = steps
 
     def _stop(self) -> None:
         """Ends the trace; a thread stores it."""
-        steps, self.tracing = self.tracing, None
-        assert steps is not None
+        steps, local, self.tracing = self.tracing, self.local, None
+        assert steps is not None and local is not None
         jax.profiler.stop_trace()
-        local = self.local
-        self.pool.submit(lambda: self._attempt(lambda: self._store(local, steps)))
 
-    def _store(self, local: Path, steps: Steps) -> None:
-        try:
-            target = store_trace(local, self.folder, f"steps_{steps}")
-        finally:
-            rmtree(local, ignore_errors=True)
-        self._say(f"traced steps {steps} into {target}; {how_to_open(self.folder)}")
+        def store() -> None:
+            with local:
+                target = _store_trace(local.name, self.folder, f"steps_{steps}")
+            self._say(f"traced steps {steps} into {target}; {how_to_open(self.folder)}")
+
+        self.pool.submit(lambda: self._attempt(store))
 
     # ------------------------------------------------------------------ requests
-    def _plan_next_steps(self, number: int, frame: FrameType | None) -> None:
-        self.planned.append(self._next_steps(STEPS_ON_DEMAND))
-
     def _look_for_requests(self) -> None:
         while not self.ended.wait(SECONDS_BETWEEN_LOOKS):
             self._attempt(self._take_up_request)
@@ -188,7 +182,7 @@ class Profiler(Hook):
         if re.fullmatch(r"\d{1,10}:\d{1,10}", text):
             steps = Steps.of(text)
         elif alone and (not text or (text.isdecimal() and 1 <= int(text) <= _MOST_STEPS)):
-            steps = self._next_steps(int(text or STEPS_ON_DEMAND))
+            steps = Steps(self.step + 1, self.step + int(text or _STEPS_ON_DEMAND))
         else:
             self.request.unlink(missing_ok=True)
             number = f"a number of steps from 1 to {_MOST_STEPS}, or " if alone else ""
@@ -200,9 +194,6 @@ class Profiler(Hook):
             self.planned.append(steps)
         if alone or (leads and self.step > steps.last):
             self.request.unlink(missing_ok=True)
-
-    def _next_steps(self, count: int) -> Steps:
-        return Steps(self.step + 1, self.step + count)
 
     # ------------------------------------------------------------------ failures, messages
     def _attempt(self, work: Callable[[], None]) -> None:
@@ -221,3 +212,54 @@ class Profiler(Hook):
             console.say(line)
         elif not console.quiet or line.startswith("warning: "):
             console.write(f"{line} (process {jax.process_index()})")
+
+
+# ------------------------------------------------------------------------------ jax.profiler
+
+
+def _local_folder() -> TemporaryDirectory:
+    return TemporaryDirectory(prefix="t5x_diffeq-trace-", ignore_cleanup_errors=True)
+
+
+def start_trace(local: str) -> None:
+    """Starts a trace that `jax.profiler.stop_trace` ends and writes below a local folder.
+
+    Python's own calls are left out: recording each of them would slow down the steps that the trace
+    is to show.
+    """
+    options = jax.profiler.ProfileOptions()
+    options.python_tracer_level = 0
+    jax.profiler.start_trace(local, profiler_options=options)
+
+
+def _store_trace(local: str, folder: AnyPath, run: str) -> AnyPath:
+    """Moves the files of a trace to FOLDER/plugins/profile/RUN/; returns that folder."""
+    target = folder / "plugins" / "profile" / run
+    files = [(file, suffix) for suffix in _SUFFIXES for file in Path(local).rglob(f"*{suffix}")]
+    if not files:
+        raise FileNotFoundError(f"jax.profiler has written no trace into {local}")
+    for file, suffix in files:
+        process = f"{socket.gethostname()}_process_{jax.process_index()}"
+        with atomic_file(target / f"{process}{suffix}") as partial:
+            shutil.move(file, partial)
+    return target
+
+
+@contextmanager
+def trace(folder: AnyPath, run: str) -> Iterator[None]:
+    """A context whose work is traced into a folder; XProf lists the trace under the name `run`."""
+    with _local_folder() as local:
+        start_trace(local)
+        try:
+            yield
+        finally:
+            jax.profiler.stop_trace()
+        _store_trace(local, folder, run)
+
+
+def how_to_open(folder: AnyPath) -> str:
+    """The commands that show the traces of a folder."""
+    return (
+        f"open them with: tensorboard --logdir={folder} (pip install tensorboard xprof), or drop a "
+        f"*{_READ_BY_PERFETTO} file on https://ui.perfetto.dev"
+    )

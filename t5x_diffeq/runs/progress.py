@@ -1,11 +1,18 @@
-"""What a run prints: a summary at the start, a line per evaluation, next commands at the end."""
+"""What a run says of itself: a summary at its start, evaluations, next commands at its end.
+
+And what describes it in a tracker: config, code, packages, devices, size, cost.
+"""
 
 import os
+import platform
 import shlex
+import subprocess
 import sys
+from importlib import metadata
+from math import prod
+from pathlib import Path
 
 import jax
-import numpy as np
 from clu import parameter_overview
 from jax.sharding import Mesh
 
@@ -27,6 +34,10 @@ from t5x_diffeq.tracking.jsonl import read_metrics
 from t5x_diffeq.training.depths import full_grid_from
 from t5x_diffeq.training.partitioning import axes_across_slices, describe_mesh, num_slices
 from t5x_diffeq.training.setup import Setup
+
+_PACKAGES = ("t5x_diffeq", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint")
+_SECONDS_FOR_GIT = 10
+_ROOT = Path(__file__).resolve().parents[2]  # of the clone, if there is one
 
 
 def utilisation(setup: Setup, tokens_per_second: float) -> dict[str, float]:
@@ -58,14 +69,7 @@ def eval_line(step: int, values: dict[str, float], loss_on: str, of: str = "eval
 def say_ready(
     depths: list[tuple[int, ...]], elapsed: float, seconds: float, programs: Programs
 ) -> None:
-    """Says that the steps are compiled, and what became of the programs so far.
-
-    Args:
-      depths: numbers of solver steps, as in `describe_steps`.
-      elapsed: the seconds since the start.
-      seconds: how many of them it took to compile the steps.
-      programs: the counts of this process.
-    """
+    """Says that the steps are compiled, which took so many of the seconds since the start."""
     took = f"to compile {describe_steps(depths)} took {seconds:.1f} s of it"
     say(f"ready after {elapsed:.1f} s; {took} ({programs})")
 
@@ -89,22 +93,26 @@ def say_account(
     batch_size, total_steps = config.train.batch_size, config.train.total_steps
     tokens_per_step = batch_size * config.data.sequence_length
     c = setup.model.config
-    memory = {"memory": f"what is freed stays with the process ({allocator.SWITCH}=0 changes that)"}
+    # Weights cross nodes though the config leaves that open.
+    why_data = ", because a GPU has too little memory for its part of the state within one node"
+    if setup.config.mesh.data == config.mesh.data:
+        why_data = ""
+    kept = f"what is freed stays with the process ({allocator.SWITCH}=0 changes that)"
     print_table(
         f"{'continuing at step ' + str(start) if start else 'training'} in {workdir}",
         {
-            "devices": describe_devices(setup.mesh) + _describe_default(config, setup),
+            "devices": describe_devices(setup.mesh) + why_data,
             "data": f"{corpus.name}: {training_data.size()} train, "
             f"{corpus.amount('validation')} validate; vocabulary {c.vocab_size}",
             "model": _describe_model(c),
             **_depths_row(config),
             "attention": f"{c.attention} ({setup.attention_reason})",
-            "parameters": f"{_describe_parameters(setup)}; each with its sharding in "
-            f"parameters.txt",
+            "parameters": _describe_parameters(setup)
+            + "; each with its sharding in parameters.txt",
             "steps": f"{total_steps} of {format_count(tokens_per_step)} tokens: "
             f"{format_count(total_steps * tokens_per_step)} in all, "
             f"{training_data.epochs(total_steps * batch_size)}",
-            **(memory if allocator.is_configured else {}),
+            **({"memory": kept} if allocator.is_configured else {}),
         },
     )
 
@@ -137,13 +145,6 @@ def describe_devices(mesh: Mesh) -> str:
     return text
 
 
-def _describe_default(config: Config, setup: Setup) -> str:
-    """Why weights cross nodes though the config leaves that open; empty where they don't."""
-    if setup.config.mesh.data == config.mesh.data:
-        return ""
-    return ", because a GPU has too little memory for its part of the state within one node"
-
-
 def _describe_model(c: ModelConfig) -> str:
     source = source_of(c).describe()
     state = "" if c.state_dtype == c.dtype else f", state in {c.state_dtype}"
@@ -163,7 +164,7 @@ def write_overview(params: dict, workdir: AnyPath) -> None:
 
 def _describe_parameters(setup: Setup) -> str:
     sizes = {
-        name: sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(part))
+        name: sum(prod(leaf.shape) for leaf in jax.tree.leaves(part))
         for name, part in setup.abstract_state.params.items()
     }
     trained = {name: size for name, size in sizes.items() if setup.trains(name)}
@@ -174,10 +175,8 @@ def _describe_parameters(setup: Setup) -> str:
 
 
 def _format_shares(sizes: dict[str, int]) -> str:
-    largest = sorted(sizes.items(), key=lambda item: -item[1])
-    return f"{format_count(sum(sizes.values()))}: " + ", ".join(
-        f"{n} {format_count(size)}" for n, size in largest
-    )
+    shares = [f"{n} {format_count(sizes[n])}" for n in sorted(sizes, key=lambda n: -sizes[n])]
+    return f"{format_count(sum(sizes.values()))}: {', '.join(shares)}"
 
 
 def say_stopped(reason: str, step: int) -> None:
@@ -218,3 +217,52 @@ def say_next(workdir: AnyPath) -> None:
         f"  {python} -m t5x_diffeq.generate --workdir={folder}{trust}{chat} --prompt='...'",
         f"  tensorboard --logdir={folder}/events    (pip install tensorboard)",
     )
+
+
+# ------------------------------------------------------------------------------ in a tracker
+
+
+def hyperparameters(setup: Setup) -> dict[str, object]:
+    """The values that describe a run in a tracker, by flat name; keys by their dotted names."""
+    c, params = setup.model.config, jax.tree.leaves(setup.abstract_state.params)
+    cost = {}
+    if has_method(c, "flops"):
+        cost["model/flops_per_token"] = step_flops(c, 1).model / c.max_length
+    return {
+        **setup.config.flat(),
+        **git_state(_ROOT),
+        "version/python": platform.python_version(),
+        **{f"version/{name}": _version(name) for name in _PACKAGES},
+        "devices/kind": setup.mesh.devices.flat[0].device_kind,
+        "devices/count": setup.mesh.size,
+        "devices/processes": jax.process_count(),
+        "devices/mesh": describe_mesh(dict(setup.mesh.shape)),
+        "model/parameters": sum(prod(leaf.shape) for leaf in params),
+        **cost,
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:  # run from a folder
+        return "not installed"
+
+
+def git_state(root: Path) -> dict[str, str | bool]:
+    """`git/commit`, and `git/dirty`: whether tracked files differ; empty if this is no clone."""
+    if not (root / ".git").exists():
+        return {}
+    try:
+        changes = _git(root, "status", "--porcelain", "--untracked-files=no")
+        return {"git/commit": _git(root, "rev-parse", "HEAD"), "git/dirty": bool(changes)}
+    except (OSError, subprocess.SubprocessError):  # no git, not ours, no commit, too slow
+        return {}
+
+
+def _git(root: Path, *arguments: str) -> str:
+    command = ["git", "--no-optional-locks", "-C", str(root), *arguments]
+    ended = subprocess.run(
+        command, capture_output=True, text=True, check=True, timeout=_SECONDS_FOR_GIT
+    )
+    return ended.stdout.strip()

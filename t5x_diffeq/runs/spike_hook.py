@@ -23,11 +23,7 @@ _MOST_ROLLBACKS = 5  # without getting further
 
 
 class GoBack(Exception):  # noqa: N818  # the run goes on
-    """The run must roll back to its last checkpoint, because of a spike.
-
-    Attributes:
-      spike: the step that is one.
-    """
+    """The run must roll back to its last checkpoint, because of a spike."""
 
     def __init__(self, spike: DoneStep):
         super().__init__(f"spike at step {spike.step}")
@@ -51,12 +47,7 @@ class Spikes(Hook):
         self.step, self.state = step, state
 
     def report(self, done: DoneStep, values: dict[str, float]) -> None:
-        """Removes `spike` from the values.
-
-        Raises:
-          GoBack: if the run must roll back to a checkpoint.
-          RunError: if a value isn't finite and the run must end.
-        """
+        """Removes `spike` from the values; raises if the run must end, or go back."""
         checkpoints = self.training.checkpoints
         finite = isfinite(values["loss"]) and isfinite(values["grad_norm"])
         self.not_finite = 0 if finite else self.not_finite + 1
@@ -79,11 +70,10 @@ class Spikes(Hook):
             f"{f' ({cause})' if cause else ''}; its update is left out "
             f"({values['spikes']:.0f} so far)"
         )
-        # JSON has no NaN.
-        facts = {"loss": loss, "grad_norm": norm}
-        known = {name: x if isfinite(x) else str(x) for name, x in facts.items()}
+        numbers = {"loss": loss, "grad_norm": norm}
+        facts = {name: x if isfinite(x) else str(x) for name, x in numbers.items()}  # JSON: no NaN
         count = int(values["spikes"])
-        self.training.history.write("spike", spike.step, **known, count=count, cause=cause)
+        self.training.history.write("spike", spike.step, **facts, count=count, cause=cause)
 
     def _find_cause(self, done: DoneStep) -> str | None:
         """Where values that aren't finite begin; errors in this search are reported, not raised.

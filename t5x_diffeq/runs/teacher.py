@@ -19,11 +19,7 @@ _KEY = "train.distill_from"
 
 
 def check_teacher(config: Config) -> None:
-    """Checks what is known of the teacher without the run's own tokenizer.
-
-    Raises:
-      InputError: if it isn't a run with such a checkpoint, or its sequences are shorter.
-    """
+    """Checks that the teacher is a run with such a checkpoint, whose sequences are long enough."""
     workdir = _workdir_of(config)
     if workdir is None:
         return
@@ -38,11 +34,7 @@ def check_teacher(config: Config) -> None:
 
 
 def check_teachers_tokenizer(config: Config, tokenizer: Tokenizer) -> None:
-    """Checks that the teacher has the tokenizer of the run.
-
-    Raises:
-      InputError: if it hasn't.
-    """
+    """Checks that the teacher has the tokenizer of the run."""
     workdir = _workdir_of(config)
     if workdir is None:
         return
@@ -61,10 +53,6 @@ def load_teacher(setup: Setup) -> Teacher | None:
     """The teacher on its own grid, sharded over the setup's mesh; None if the config has none.
 
     Call within `setup.context`, after `check_teacher` and `check_teachers_tokenizer`.
-
-    Raises:
-      InputError: if its parameters can't be read, or don't fit on the mesh, or its block needs
-        whole sequences and the mesh splits them.
     """
     workdir = _workdir_of(setup.config)
     if workdir is None:

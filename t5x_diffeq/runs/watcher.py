@@ -140,15 +140,14 @@ class WeightFigures(Hook):
     @classmethod
     def check(cls, config: Config, setup: Setup) -> None:
         """Checks that there are matplotlib, and a tracker that shows figures."""
-        train = config.train
-        if train.figure_every is None:
+        if config.train.figure_every is None:
             return
-        if not train.trackers:
+        asked = f"train.figure_every={config.train.figure_every}"
+        if not config.train.trackers:
             raise InputError(
-                f"train.figure_every={train.figure_every} needs a tracker that shows figures; set "
-                "train.trackers, or leave it out"
+                f"{asked} needs a tracker that shows figures; set train.trackers, or leave it out"
             )
-        need_package("matplotlib", f"train.figure_every={train.figure_every}", "leave it out")
+        need_package("matplotlib", asked, "leave it out")
 
     def run(self, position: LoopPosition) -> None:
         """Computes what is drawn, and has it drawn in the background."""

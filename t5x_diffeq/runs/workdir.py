@@ -31,9 +31,6 @@ def check_config(config: Config, workdir: AnyPath) -> bool:
 
     The keys that may differ (`Key.resume`) decide neither which parameters the model has nor in
     which order it sees the data. The learning rate follows the new schedule.
-
-    Raises:
-      InputError: if keys differ that may not; names them.
     """
     check_path(workdir)
     trust(config.flat())
@@ -65,9 +62,9 @@ def save_config(config: Config, workdir: AnyPath) -> None:
     """
     if jax.process_index() != 0:
         return
-    versions = {_VERSION: __version__}
     plugins = plugin_versions(config.flat())
-    content = {**versions, **({_PLUGINS: plugins} if plugins else {}), **config.as_json()}
+    recorded = {_PLUGINS: plugins} if plugins else {}
+    content = {_VERSION: __version__, **recorded, **config.as_json()}
     write_whole(workdir / CONFIG_FILE, json.dumps(content, indent=2).encode())
 
 
@@ -81,13 +78,8 @@ def differing_keys(before: Config, now: Config) -> dict[str, tuple]:
 def read_config(workdir: AnyPath, trust_plugins: bool = False) -> Config:
     """The config in a workdir's `config.json`; keys added since it was written get defaults.
 
-    Args:
-      workdir: the run's workdir.
-      trust_plugins: whether the code of other packages that it names may be run.
-
-    Raises:
-      InputError: if it doesn't exist, isn't a config that this version can use, or names code of
-        other packages that no person has named or trusted.
+    Code of other packages that it names, and no person has named or trusted, is refused, unless
+    `trust_plugins` says that it may be run.
     """
     config = _read_config(workdir)
     trust(config.flat()) if trust_plugins else check_trusted(config.flat(), workdir / CONFIG_FILE)
@@ -141,11 +133,7 @@ def _usable_values(config: dict) -> dict[str, object]:
 
 @contextmanager
 def sole_writer(workdir: AnyPath) -> Iterator[None]:
-    """A context in which no other run writes to the workdir.
-
-    Raises:
-      InputError: if another run writes to it, or if the workdir can't be written.
-    """
+    """A context in which no other run writes to the workdir; `InputError` if one does."""
     with ExitStack() as stack:
         if jax.process_index() == 0:
             stack.enter_context(hold_lock(workdir / ".lock", f"--workdir={workdir}"))
@@ -154,12 +142,7 @@ def sole_writer(workdir: AnyPath) -> Iterator[None]:
 
 @contextmanager
 def comparing_failures(workdir: AnyPath, start: int) -> Iterator[None]:
-    """A context whose failure is compared with that of the attempt before (see `recurrence`).
-
-    Args:
-      workdir: the run's workdir.
-      start: the optimizer step at which this attempt begins.
-    """
+    """A context whose failure is compared with that of the attempt before (see `recurrence`)."""
     before = recurrence.take_last_failure(workdir) if jax.process_index() == 0 else {}
     recurrence.watch(workdir, start, gather("the last failure", before)[0])
     yield

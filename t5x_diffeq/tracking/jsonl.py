@@ -28,13 +28,7 @@ class JsonlWriter(Tracker):
     of step s is saved after that, so a run that is killed and resumed leaves the same lines as an
     uninterrupted one.
 
-    Args:
-      workdir: where to write.
-      step: the step to resume from; later lines are removed. 0 starts afresh: all are removed.
-
-    Raises:
-      InputError: if the files can't be read.
-      RunError: if they can't be written; the methods raise it too.
+    Lines after `step`, the one to resume from, are removed; if it is 0, all are.
     """
 
     def __init__(self, workdir: AnyPath, step: int):
@@ -63,8 +57,8 @@ class JsonlWriter(Tracker):
 
     def write_scalars(self, step: int, scalars: Mapping[str, Scalar]) -> None:
         """Appends to `metrics.jsonl`."""
-        values = {name: _as_number(value) for name, value in scalars.items()}
-        self._append(_METRICS, {"step": step, **values})
+        numbers = {k: x if isinstance(x, int | float) else float(x) for k, x in scalars.items()}
+        self._append(_METRICS, {"step": step, **numbers})
         self.reports += 1
 
     def write_summaries(
@@ -94,10 +88,6 @@ class JsonlWriter(Tracker):
             file.close()
 
 
-def _as_number(value: Scalar) -> float | int:
-    return value if isinstance(value, int | float) else float(value)
-
-
 def _lines_up_to(path: AnyPath, step: int) -> bytes:
     return b"".join(line for line in _lines_of(path) if _step_of(line) <= step)
 
@@ -110,13 +100,7 @@ def _lines_of(path: AnyPath) -> list[bytes]:
 
 
 def warn_if_lost(workdir: AnyPath, step: int, reports: int | None) -> None:
-    """Warns if the metrics have fewer lines than when checkpoint `step` was saved.
-
-    Args:
-      workdir: the run's workdir.
-      step: the checkpoint's step.
-      reports: the number of lines at that time; None if the checkpoint doesn't record it.
-    """
+    """Warns if the metrics have fewer lines than checkpoint `step` says, if it says it."""
     there = _lines_up_to(workdir / _METRICS, step).count(b"\n")
     if reports is not None and there < reports:
         say(

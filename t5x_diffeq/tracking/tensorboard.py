@@ -17,12 +17,7 @@ from t5x_diffeq.tracking.interface import Array, Scalar, Tracker
 
 
 class TensorBoardTracker(Tracker):
-    """Writes event files, in the workdir on this machine or in a bucket.
-
-    Args:
-      workdir: the run's workdir.
-      step: the step to resume from; TensorBoard then hides later events of earlier files.
-    """
+    """Writes event files; TensorBoard hides events after `step` of earlier files."""
 
     def __init__(self, workdir: AnyPath, step: int):
         self.folder, self.rewinds = workdir / "events", 0
@@ -73,13 +68,17 @@ class TensorBoardTracker(Tracker):
         from tensorboardX import summary
 
         for name, text in texts.items():
-            self._write(step, summary=summary.text(name, _code_block(text)))
+            block = "".join(f"    {line}\n" for line in text.split("\n"))
+            self._write(step, summary=summary.text(name, block))
 
     def write_hparams(self, hparams: Mapping[str, Any]) -> None:
         """Writes the run's row of the HPARAMS page, whose column of results is `eval/loss`."""
         from tensorboardX.summary import hparams as make_summaries
 
-        for summary in make_summaries(_plain_values(hparams), {"eval/loss": None}):
+        plain = {
+            k: x if isinstance(x, bool | int | float | str) else str(x) for k, x in hparams.items()
+        }
+        for summary in make_summaries(plain, {"eval/loss": None}):
             self._write(None, summary=summary)
 
     def close(self) -> None:
@@ -96,16 +95,3 @@ class _BucketFile(GrowingFile):
     def flush(self) -> None:
         """Uploads it, or warns."""
         self._try_flush()
-
-
-def _code_block(text: str) -> str:
-    """A plain text as a code block of Markdown, which keeps its line breaks and signs."""
-    return "".join(f"    {line}\n" for line in text.split("\n"))
-
-
-def _plain_values(hparams: Mapping[str, Any]) -> dict[str, bool | int | float | str]:
-    """The values, with None, tuples and the like turned into strings."""
-    return {
-        name: value if isinstance(value, bool | int | float | str) else str(value)
-        for name, value in hparams.items()
-    }

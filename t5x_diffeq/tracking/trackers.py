@@ -16,8 +16,7 @@ from t5x_diffeq.runtime.console import say
 from t5x_diffeq.runtime.errors import InfrastructureError, InputError, RunError
 from t5x_diffeq.runtime.extras import need_package
 from t5x_diffeq.runtime.files import AnyPath, parse_json, write_whole
-from t5x_diffeq.tracking.background import BackgroundTracker, Worker
-from t5x_diffeq.tracking.interface import Array, Scalar, Tracker
+from t5x_diffeq.tracking.interface import Array, BackgroundTracker, Scalar, Tracker, Worker
 from t5x_diffeq.tracking.jsonl import JsonlWriter
 from t5x_diffeq.tracking.tensorboard import TensorBoardTracker
 
@@ -31,11 +30,7 @@ _DRAWING = threading.Lock()  # matplotlib's caches of fonts are not made for sev
 
 
 def check_trackers(trackers: Sequence[str]) -> None:
-    """Checks that the libraries of the trackers are installed and have an account if they need one.
-
-    Raises:
-      InputError: if not; says what to do.
-    """
+    """Checks that the libraries of the trackers are there and have an account if they need one."""
     for name in trackers:
         if name != "tensorboard":
             need_package(name, f"train.trackers={name}", "leave it out")
@@ -50,10 +45,6 @@ class RunWriter:
 
     Only process 0 has anything to write to. A file that can't be written ends the run; a failing
     tracker is disabled, with a warning.
-
-    Args:
-      files: the files of the workdir; None on the other processes.
-      trackers: the trackers.
     """
 
     def __init__(self, files: JsonlWriter | None, trackers: Sequence[BackgroundTracker]):
@@ -104,11 +95,8 @@ class RunWriter:
     def draw(self, step: int, name: str, make: Callable[[], "Figure"]) -> None:
         """Has a figure drawn and written as an image, if there are trackers; returns at once.
 
-        Args:
-          step: the optimizer step that it shows.
-          name: the name of the image.
-          make: makes the figure from arrays on the host; called in another thread, which is where
-            matplotlib should be imported. If too many figures wait, it isn't called.
+        `make` makes it from arrays on the host; called in another thread, which is where matplotlib
+        should be imported. If too many figures wait, it isn't called.
         """
 
         def task() -> None:
@@ -157,17 +145,7 @@ def render(figure: "Figure") -> UInt8[np.ndarray, "H W 3"]:
 
 @contextmanager
 def open_writer(workdir: AnyPath, step: int, trackers: Sequence[str]) -> Iterator[RunWriter]:
-    """A context with the writer of a run.
-
-    Args:
-      workdir: the run's workdir.
-      step: the step to resume from; later lines are removed. 0 starts afresh: all are removed.
-      trackers: names of trackers, see `config.train.trackers`.
-
-    Raises:
-      InputError: if the files of the workdir can't be read.
-      RunError: if they can't be written.
-    """
+    """A context with the writer of a run that resumes from a step, or at 0 starts afresh."""
     if jax.process_index() != 0:
         yield RunWriter(None, [])
         return
@@ -195,11 +173,7 @@ def _tracker(name: str, workdir: AnyPath, step: int, ids: Mapping[str, str]) -> 
 
 
 def _run_ids(workdir: AnyPath, trackers: Sequence[str]) -> dict[str, str]:
-    """The run's id in each tracker, made once and kept in the workdir.
-
-    Raises:
-      InputError: if the file that has them can't be read.
-    """
+    """The run's id in each tracker, made once and kept in the workdir."""
     path = workdir / _FILE
     try:
         known = parse_json(path.read_bytes()) if path.exists() else {}

@@ -16,11 +16,7 @@ _OFFLINE = ("offline", "disabled", "dryrun")
 
 
 def check_login() -> None:
-    """Checks that the library can reach an account, or is told to stay offline.
-
-    Raises:
-      InputError: if it would ask for a key.
-    """
+    """Checks that the library can reach an account, or is told to stay offline."""
     if os.environ.get("WANDB_MODE") in _OFFLINE:
         return
     import wandb
@@ -42,11 +38,8 @@ class WandbTracker(Tracker):
     optimizer step is a column beside them. So steps that are taken again, after a resume from an
     older checkpoint, are accepted, and a chart has both of their values.
 
-    Args:
-      workdir: the run's workdir. The library's files go to its `wandb/`, or if it is in a bucket,
-        to a temporary folder.
-      run_id: the id of the run, unique in its project.
-      seconds: how long `close` may take.
+    Its files go to the workdir's `wandb/`, or if that is in a bucket, to a temporary folder.
+    `close` takes at most so many seconds.
     """
 
     def __init__(self, workdir: AnyPath, run_id: str, seconds: float):

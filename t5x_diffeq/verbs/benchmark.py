@@ -15,7 +15,7 @@ from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.planner.device_memory import check_fits
 from t5x_diffeq.planner.kernels import product_flops
 from t5x_diffeq.planner.program_cost import program_cost
-from t5x_diffeq.runs.traces import how_to_open, trace
+from t5x_diffeq.runs.profiler import how_to_open, trace
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.config_files import baseline_of
 from t5x_diffeq.runtime.console import Progress, align, format_count, say, track

@@ -17,9 +17,8 @@ from t5x_diffeq.inference.samples import Samples
 from t5x_diffeq.planner.device_memory import check_fits
 from t5x_diffeq.runs import progress
 from t5x_diffeq.runs.basic_hooks import Evaluation, MetricsLog, Saves
-from t5x_diffeq.runs.clock import Clock
 from t5x_diffeq.runs.goodput import CHECKPOINT, COMPILE, OTHER, STEPS
-from t5x_diffeq.runs.history import History, Stopwatch
+from t5x_diffeq.runs.history import Clock, History, Stopwatch
 from t5x_diffeq.runs.hooks import (
     DoneStep,
     Hook,
@@ -29,7 +28,6 @@ from t5x_diffeq.runs.hooks import (
     Training,
     load_hooks,
 )
-from t5x_diffeq.runs.hyperparameters import hyperparameters
 from t5x_diffeq.runs.profiler import Profiler
 from t5x_diffeq.runs.spike_hook import GoBack, Spikes, go_back
 from t5x_diffeq.runs.teacher import check_teacher, check_teachers_tokenizer, load_teacher
@@ -188,7 +186,7 @@ def train(
             return 0
         history.start(start, keys.total_steps)
         training.writer = trackers_end.enter_context(open_writer(workdir, start, keys.trackers))
-        training.writer.write_hparams(hyperparameters(setup))
+        training.writer.write_hparams(progress.hyperparameters(setup))
         trackers_end.callback(lambda: stopwatch.turn_to(OTHER))
         teacher_params = (teacher.params,) if teacher else ()
         stack.enter_context(hooks)
