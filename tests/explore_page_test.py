@@ -1,4 +1,4 @@
-"""The page of `explore` in Debian's Chromium, and its endpoints from OpenAI's own client."""
+"""The page of `explore` in Debian's Chromium, and the verb."""
 
 import signal
 import subprocess
@@ -8,7 +8,6 @@ import urllib.request
 from urllib.parse import urlencode
 
 import browser
-import openai
 import pytest
 import uvicorn
 from helpers import ROOT
@@ -169,22 +168,6 @@ def test_a_page_without_a_server(page, explorer, tmp_path):
     page.wait(lambda: len(page.texts(".continuation")[0]) > len('if </script> "é'))
     page.wait(lambda: page.all("#paths svg") and len(page.all("#losses circle")) > 8)
     assert not page.all("#failure")[0].is_displayed() and page.errors() == []
-
-
-@pytest.mark.slow
-def test_from_openais_client(origin):
-    client = openai.OpenAI(base_url=f"{origin}/v1", api_key=TOKEN)
-    assert [model.id for model in client.models.list()] == ["lines"]
-    asked = {"model": "lines@3", "prompt": "line 1", "max_tokens": 6, "temperature": 0}
-    whole = client.completions.create(**asked, logprobs=2)
-    assert whole.usage.completion_tokens == 6
-    assert len(whole.choices[0].logprobs.tokens) == 6
-    pieces = list(client.completions.create(**asked, stream=True))
-    assert "".join(each.choices[0].text for each in pieces) == whole.choices[0].text
-    with pytest.raises(openai.BadRequestError, match="there is no model 'other'"):
-        client.completions.create(model="other", prompt="a")
-    with pytest.raises(openai.AuthenticationError):
-        openai.OpenAI(base_url=f"{origin}/v1", api_key="x").models.list()
 
 
 @pytest.mark.slow

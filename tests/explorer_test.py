@@ -10,14 +10,14 @@ from starlette.requests import ClientDisconnect
 from starlette.testclient import TestClient
 
 import t5x_diffeq as td
-from t5x_diffeq.explorer import app as server
 from t5x_diffeq.explorer.answers import Explorer
 from t5x_diffeq.explorer.app import make_app
-from t5x_diffeq.explorer.worker import Worker
+from t5x_diffeq.explorer.requests import MOST_BYTES, Worker
 from t5x_diffeq.inference.sampling import Sampling
 
 TOKEN = "a-token"
 TEXT = "line 7 of the text, "
+DRAWN = {"max_tokens": 12, "temperature": 0.7, "seed": 5}
 
 
 @pytest.fixture(scope="module")
@@ -39,15 +39,13 @@ def ask(client, path, **body):
     return answer.json()
 
 
-def complete(client, **body):
-    return ask(client, "/v1/completions", **{"model": "lines", "prompt": TEXT, **body})
-
-
 def test_data_are_for_those_who_have_the_token(client):
-    for path in ("/api/runs", "/v1/models"):
-        for shown in ("", "Bearer", "Bearer wrong", f"Bearer {TOKEN}x"):
-            assert client.get(path, headers={"authorization": shown}).status_code == 401
-        assert client.get(path).status_code == 200
+    for shown in ("", "Bearer", "Bearer wrong", f"Bearer {TOKEN}x"):
+        assert client.get("/api/runs", headers={"authorization": shown}).status_code == 401
+        for path in ("read", "continue", "validation", "sensitivity", "paths"):
+            answer = client.post(f"/api/{path}", json={}, headers={"authorization": shown})
+            assert answer.status_code == 401
+    assert client.get("/api/runs").status_code == 200
     page = client.get("/", headers={"authorization": ""})
     assert (
         page.status_code == 200 and "default-src 'none'" in page.headers["content-security-policy"]
@@ -60,7 +58,6 @@ def test_the_run_tells_its_grids(client):
     (about,) = client.get("/api/runs").json()["runs"]
     assert (about["trained"], about["scheme"], about["smooth"]) == ([2], "euler", False)
     assert about["offered"][:3] == [1, 2, 3] and "rk4" in about["schemes"]
-    assert client.get("/v1/models").json()["data"][0]["id"] == "lines"
 
 
 SLOW = pytest.mark.slow  # another grid is compiled
@@ -120,63 +117,32 @@ def test_paths_of_the_weights(client):
         assert np.shape(kernel["points"]) == (len(answer["times"]), 2)
 
 
-@pytest.mark.parametrize("model", ["lines", pytest.param("lines@3:heun", marks=SLOW)])
-def test_completions_are_what_generate_draws(client, run, model):
-    sampling = Sampling(temperature=0.7, top_p=0.9)
-    there = run.at_depth(3, "heun") if "@" in model else run
-    text = there.generate(TEXT, max_tokens=12, sampling=sampling, seed=5)
-    body = {"model": model, "max_tokens": 12, "temperature": 0.7, "top_p": 0.9, "seed": 5}
-    answer = complete(client, **body)
-    assert TEXT + answer["choices"][0]["text"] == text
-    assert answer["choices"][0]["finish_reason"] == "length"
-    assert answer["usage"] == {
-        "prompt_tokens": len(TEXT),
-        "completion_tokens": 12,
-        "total_tokens": len(TEXT) + 12,
-    }
-    streamed = client.post("/v1/completions", json={**body, "prompt": TEXT, "stream": True})
-    *events, last = streamed.text.removesuffix("\n\n").split("\n\n")
-    assert last == "data: [DONE]"
-    assert streamed.headers["content-type"].startswith("text/event-stream")
-    choices = [json.loads(event.removeprefix("data: "))["choices"][0] for event in events]
-    assert TEXT + "".join(choice["text"] for choice in choices) == text
-    assert [choice["finish_reason"] for choice in choices] == [None] * 11 + ["length"]
+@pytest.mark.parametrize(
+    ("num_steps", "scheme"), [(2, "euler"), pytest.param(3, "heun", marks=SLOW)]
+)
+def test_a_continuation_is_what_generate_draws(client, run, num_steps, scheme):
+    there = run.at_depth(num_steps, scheme)
+    text = there.generate(TEXT, max_tokens=12, temperature=0.7, seed=5)
+    body = {"text": TEXT, "num_steps": num_steps, "scheme": scheme, **DRAWN}
+    with client.stream("POST", "/api/continue", json=body) as answer:
+        assert answer.headers["content-type"] == "text/plain; charset=utf-8"
+        pieces = [*answer.iter_raw()]
+    assert len(pieces) > 1
+    assert TEXT + b"".join(pieces).decode() == text
+    assert client.post("/api/continue", json={**body, "max_tokens": 0}).text == ""
 
 
-def test_log_probabilities_of_a_prompt_and_what_follows(client):
-    answer = complete(client, max_tokens=2, temperature=0, echo=True, logprobs=3)
-    (choice,) = answer["choices"]
-    told = choice["logprobs"]
-    assert len({len(values) for values in told.values()}) == 1
-    reading = ask(client, "/api/read", text=TEXT)
-    losses = [-each for each in told["token_logprobs"][1 : len(TEXT)]]
-    assert told["token_logprobs"][0] is None
-    assert losses == pytest.approx(reading["loss"][1:], abs=1e-3)
-    assert all(len(each) == 3 for each in told["top_logprobs"][1:])
-    for token, offset in zip(told["tokens"], told["text_offset"], strict=True):
-        assert choice["text"][offset : offset + len(token)] == token
-    drawn = told["top_logprobs"][-1], told["token_logprobs"][-1]
-    assert max(drawn[0].values()) == drawn[1]  # at temperature 0
+def test_a_continuation_ends_with_the_document(run, monkeypatch):
+    """And a character is told once all its bytes are drawn."""
+    explorer = Explorer("lines", run)
+    drawn = [*"é€".encode(), explorer.tokenizer.end_of_text, *b"x"]
+    monkeypatch.setattr(explorer.stepper, "draw", lambda *_: iter(drawn))
 
+    def pieces(limit):
+        return [*explorer.continuation("a", (2, "euler"), limit, Sampling(), 0)]
 
-def test_stops(client):
-    whole = complete(client, max_tokens=12, temperature=0)["choices"][0]["text"]
-    stop = whole[4:6]
-    body = {"model": "lines", "prompt": TEXT, "max_tokens": 12, "temperature": 0}
-    answer = client.post("/v1/completions", json={**body, "stop": stop, "stream": True})
-    events = [json.loads(line[6:]) for line in answer.text.split("\n\n")[:-2]]
-    choices = [event["choices"][0] for event in events]
-    assert "".join(each["text"] for each in choices) == whole[: whole.index(stop)]
-    assert choices[-1]["finish_reason"] == "stop"
-
-
-def test_several_prompts_and_completions(client):
-    answer = complete(client, prompt=["line 1", "line 2"], n=2, max_tokens=3, seed=1)
-    assert [each["index"] for each in answer["choices"]] == [0, 1, 2, 3]
-    second = complete(client, prompt="line 1", max_tokens=3, seed=2)
-    assert answer["choices"][1]["text"] == second["choices"][0]["text"]
-    tokens = complete(client, prompt=list(b"line 1"), max_tokens=3, seed=2)
-    assert tokens["choices"][0]["text"] == second["choices"][0]["text"]
+    assert pieces(10) == ["", "é", "", "", "€", ""]
+    assert pieces(3) == ["", "é", "", "\ufffd"]
 
 
 @pytest.mark.parametrize(
@@ -192,33 +158,21 @@ def test_several_prompts_and_completions(client):
         ("read", {"text": "a", "scheme": "os:abort"}, "scheme is 'os:abort'"),
         ("sensitivity", {"text": "a", "output": 0, "scheme": "os:abort"}, "scheme is 'os:abort'"),
         ("validation", {"scheme": "subprocess:run(args='exit', shell=True)"}, "; it can be euler"),
-        ("completions", {"model": "lines@2:os:abort", "prompt": "a"}, "scheme is 'os:abort'"),
+        ("continue", {"text": "a", **DRAWN, "scheme": "os:abort"}, "scheme is 'os:abort'"),
         ("read", {"text": "a", "run": "x"}, "there is no run 'x'; there are lines"),
         ("read", {"text": "a", "steps": 1}, "there is no field 'steps'; there are run, num_steps"),
         ("sensitivity", {"text": "a", "output": 1}, "output is 1; the text has the tokens 0 to 0"),
-        ("completions", {"prompt": "a"}, "the field 'model' is missing"),
-        ("completions", {"model": "gpt"}, "prompt is None"),
-        ("completions", {"model": "gpt", "prompt": "a"}, "there is no model 'gpt'"),
-        ("completions", {"model": "lines", "prompt": [1, "a"]}, "prompt is [1, 'a']"),
-        ("completions", {"model": "lines", "prompt": [256]}, "the token 256; tokens are 0 to 255"),
-        ("completions", {"model": "lines", "prompt": ["a"] * 9, "n": 2}, "18 completions"),
-        ("completions", {"model": "lines", "prompt": "a", "temperature": 1e-9}, "at least 0.001"),
-        ("completions", {"model": "lines", "prompt": "a", "stop": [""]}, "stop is ['']"),
-        ("completions", {"model": "lines", "prompt": "a", "stop": ["a"] * 5}, "stop has 5 texts"),
-        (
-            "completions",
-            {"model": "lines", "prompt": "a", "stop": ["a" * 60_000]},
-            "more than 200 characters",
-        ),
-        ("completions", {"model": "lines", "prompt": "a", "best_of": 2}, "best_of is 2"),
+        ("continue", {"text": "a", "max_tokens": 1}, "the field 'temperature' is missing"),
+        ("continue", {**DRAWN, "text": "x" * 161}, "the text has 161 tokens"),
+        ("continue", {**DRAWN, "text": "a", "temperature": 1e-9}, "0 (greedy), or from 0.001"),
+        ("continue", {**DRAWN, "text": "a", "seed": 2**32}, "seed is 4294967296; it must be at"),
     ],
 )
 def test_bad_requests(client, run_on_lines, path, body, message):
-    path = f"/v1/{path}" if path == "completions" else f"/api/{path}"
     content = json.dumps(body).encode()
-    answer = client.post(path, content=content)
+    answer = client.post(f"/api/{path}", content=content)
     assert answer.status_code == 400, answer.text
-    said = answer.json()["error"]["message"]
+    said = answer.json()["error"]
     assert message in said and "\n" not in said
     assert str(run_on_lines) not in answer.text
 
@@ -227,7 +181,7 @@ def test_other_refusals(client, run_on_lines, monkeypatch):
     for content in (b"", b"{", b"\xff", b"[" * 100_000):
         answer = client.post("/api/read", content=content)
         assert answer.status_code == 400 and "the body is not JSON" in answer.text
-    answer = client.post("/api/read", content=b" " * (server.MOST_BYTES + 1))
+    answer = client.post("/api/read", content=b" " * (MOST_BYTES + 1))
     assert answer.status_code == 413 and "shorten the text" in answer.text
     for path in ("/api/nothing", "/../app.py", "/%2e%2e/app.py"):
         assert client.get(path).status_code == 404

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float
@@ -14,72 +15,7 @@ from t5x_diffeq.runtime.files import AnyPath, digest, write_whole
 
 Row = Sequence[str | float | int]
 RETURN = "\u21b5"  # shows the end of a line
-
-_STYLE = """
-:root { color-scheme: light dark; --ink: #1d2129; --soft: #59616d; --paper: #fff; --line: #d9dde3;
-        --box: #f5f7f9; --link: #0b5cad }
-@media (prefers-color-scheme: dark) { :root { --ink: #e4e7eb; --soft: #a3abb6; --paper: #14171b;
-        --line: #343a42; --box: #1d2127; --link: #7db7f5 } }
-@media print { :root { color-scheme: light; --ink: #000; --soft: #444; --paper: #fff; --line: #bbb;
-        --box: #fff; --link: #000 } }
-* { box-sizing: border-box }
-body { font: 1rem/1.55 system-ui, "Segoe UI", "DejaVu Sans", sans-serif; color: var(--ink);
-       background: var(--paper); max-width: 52rem; margin: 0 auto; padding: 2.5rem 1.5rem 4rem;
-       counter-reset: figure table; print-color-adjust: exact }
-h1 { font-size: 1.9rem; line-height: 1.2; margin: 0 0 1rem; overflow-wrap: anywhere }
-h2 { font-size: 1.35rem; margin: 3.5rem 0 .8rem; padding-top: .8rem;
-     border-top: 2px solid var(--ink) }
-h3 { font-size: 1rem; margin: 2rem 0 .4rem }
-p { margin: .6rem 0 } a { color: var(--link) }
-.over { color: var(--soft); margin: 0; letter-spacing: .06em; text-transform: uppercase;
-        font-size: .75rem }
-.conclusion { font-size: 1.1rem }
-.advice { border-left: 3px solid var(--link); padding: .1rem 0 .1rem .9rem }
-.small, figcaption, caption { color: var(--soft); font-size: .875rem }
-dl { display: grid; grid-template-columns: max-content minmax(0, 1fr); gap: .15rem 1.2rem;
-     margin: 0; font-size: .9rem }
-dt { color: var(--soft) } dd { margin: 0; overflow-wrap: anywhere }
-nav { background: var(--box); border: 1px solid var(--line); border-radius: 6px;
-      margin-top: 1.8rem; padding: .8rem 1.2rem }
-nav ul { margin: 0; padding: 0; list-style: none } nav li { margin: .5rem 0 }
-code { font: .9em ui-monospace, "DejaVu Sans Mono", monospace; white-space: pre-wrap }
-figure { margin: 2rem 0 } figcaption { margin-top: .4rem }
-figcaption::before { counter-increment: figure; content: "Figure " counter(figure) ". ";
-                     color: var(--ink); font-weight: 600 }
-.chart { display: block; width: 100%; height: auto; overflow: visible; fill: currentColor;
-         stroke-linejoin: round }
-.chart text, .chart tspan { font-family: inherit !important }
-.chart.narrow { display: none }
-sub, sup { font-size: .72em; line-height: 0 }
-.wide { overflow-x: auto; margin: 1.6rem 0 }
-table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums }
-caption { text-align: left; padding-bottom: .5rem }
-caption::before { counter-increment: table; content: "Table " counter(table) ". ";
-                  color: var(--ink); font-weight: 600 }
-thead { border-top: 1px solid var(--ink); border-bottom: 1px solid var(--ink) }
-tbody { border-bottom: 1px solid var(--ink) }
-th, td { padding: .2rem .7rem; text-align: right; vertical-align: bottom }
-th { font-weight: 600 } td { white-space: pre }
-th:first-child, td:first-child { text-align: left; padding-left: 0 }
-.prompt { font: .95rem/2 ui-monospace, "DejaVu Sans Mono", monospace; overflow-wrap: anywhere;
-          background: var(--box); border: 1px solid var(--line); border-radius: 6px;
-          padding: .5rem .8rem }
-.prompt span { white-space: pre-wrap; padding: .2em 0 }
-.prompt .output { outline: 2px solid currentColor; outline-offset: -1px }
-.scale { display: inline-block; width: 5rem; height: .8em; margin: 0 .4em;
-         border: 1px solid var(--line);
-         background: linear-gradient(90deg, transparent, rgba(230, 81, 0, .75)) }
-@media screen and (max-width: 40rem) {
-  body { padding: 1.2rem 1rem 3rem } h1 { font-size: 1.5rem }
-  dl { display: block } dt { margin-top: .4rem }
-  .chart.broad { display: none } .chart.narrow { display: block }
-}
-@media print {
-  body { max-width: none; padding: 0; font-size: 10pt } nav a { text-decoration: none }
-  figure, tr, .prompt, nav { break-inside: avoid } h2, h3, caption { break-after: avoid }
-  .wide { overflow: visible }
-}
-"""
+_STYLE = Path(__file__).with_suffix(".css")
 
 
 @dataclass(frozen=True)
@@ -201,7 +137,8 @@ def _page_markup(title: str, facts: dict[str, object], sections: Sequence[Sectio
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<link rel="icon" href="data:,"><title>{html.escape(title)}</title>'
-        f'<style>{_STYLE}</style></head><body><header><p class="over">Neural ODE transformer</p>'
+        f"<style>{_STYLE.read_text('utf-8')}</style></head>"
+        '<body><header><p class="over">Neural ODE transformer</p>'
         f"<h1>{html.escape(title)}</h1><dl>{about}</dl></header>"
         f'<nav aria-label="Contents"><p class="over">In short</p><ul>{contents}</ul></nav>'
         f"<main>{''.join(map(_section_markup, sections))}</main></body></html>"

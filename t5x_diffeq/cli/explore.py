@@ -2,7 +2,7 @@
 
 Prints the page's address, and serves it until Ctrl-C. The page shows the loss of each token of a
 text, what each node predicts, and a continuation. Several runs are compared side by side.
-Its endpoints, among them OpenAI's /v1/completions, are described in docs/depth.md.
+Its endpoints are described in docs/depth.md.
 Needs Starlette and uvicorn: pip install 't5x_diffeq[explore]'.
 """
 

@@ -1,6 +1,7 @@
 """The answers that the page shows of a run: one method per endpoint, ready for JSON."""
 
-from collections import OrderedDict
+from collections.abc import Iterator
+from itertools import islice
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -14,42 +15,56 @@ from t5x_diffeq.analysis.lyapunov import lyapunov_exponents
 from t5x_diffeq.analysis.weight_paths import make_weight_paths, principal_path
 from t5x_diffeq.data.batches import eval_batches
 from t5x_diffeq.data.examples import eval_examples
-from t5x_diffeq.explorer.fields import shorten
-from t5x_diffeq.explorer.grids import Depth, Grids
-from t5x_diffeq.explorer.stepping import Stepper
+from t5x_diffeq.explorer.stepping import Depth, Stepper
+from t5x_diffeq.inference.continuation import Continuation
+from t5x_diffeq.inference.sampling import Sampling
+from t5x_diffeq.inference.trained_grids import (
+    describe_trained_grids,
+    is_smooth,
+    is_trained_grid,
+    off_grid_warning,
+)
 from t5x_diffeq.inference.trained_run import TrainedRun
 from t5x_diffeq.models.language_model import LanguageModel, nodes
+from t5x_diffeq.ode.schemes import SCHEMES
 from t5x_diffeq.ode.sources import source_of
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training.objective import places_of
 
 PAGE = Path(__file__).parent / "page"  # its files
+MOST_STEPS = 256  # that a request may ask for
+_COARSER = (16, 20, 24, 32, 48, 64, 96, 128)  # numbers of steps
 _OPENING = 24  # tokens of the validation text that form the first text
 _VALIDATION_ROWS = 8  # sequences on which the loss over N is computed
 _BETWEEN = 8  # points of a path of W(t) from one node to the next, if there is room for them
 _MOST_POINTS = 96  # of a path of W(t)
 _PADDING = 16  # texts are padded to multiples of it for Lyapunov exponents
-_ANSWERS_KEPT = 64
 Answer = dict[str, Any]
 
 
-def to_json(values: object) -> Any:
+def _to_json(values: object) -> Any:
     """Arrays as lists, numbers with five digits; None for those that aren't finite."""
     if isinstance(values, np.ndarray | jax.Array):
-        return to_json(np.asarray(values).tolist())
+        return _to_json(np.asarray(values).tolist())
     if isinstance(values, list):
-        return [to_json(each) for each in values]
+        return [_to_json(each) for each in values]
     if isinstance(values, float):
         return float(f"{values:.5g}") if isfinite(values) else None
     return values
 
 
 class Explorer:
-    """A run, and the answers that were given last.
+    """A run, and what the page shows of it.
 
     Args:
       name: the run's name on the page.
       trained: the run.
+
+    Attributes:
+      trained_with: the numbers of steps that the run was trained with, in increasing order.
+      offered: the numbers of steps that the page offers.
+      schemes: the schemes that the page offers.
+      smooth: whether W(t) is a smooth function, so that times between the nodes mean something.
     """
 
     def __init__(self, name: str, trained: TrainedRun):
@@ -57,37 +72,21 @@ class Explorer:
         self.tokenizer = trained.tokenizer
         self.placed = trained.run.placed
         self.config = self.placed.model.config
-        self.grids = Grids.of(trained.config)
         self.stepper = Stepper(trained.run)
-        self._answers: OrderedDict[tuple, Answer] = OrderedDict()
-
-    def grid(self, num_steps: int | None, scheme: str | None) -> Depth:
-        """The grid of a request, with the run's own values for those that are left out.
-
-        Raises:
-          InputError: if there is no such scheme. The run's own may be of another package, but no
-            request can name one.
-        """
-        if scheme not in (None, *self.grids.schemes):
-            raise InputError(
-                f"scheme is {shorten(scheme)}; it can be {', '.join(self.grids.schemes)}"
-            )
-        return num_steps or self.config.num_steps, scheme or self.config.scheme
-
-    def kept(self, key: tuple) -> Answer | None:
-        """An answer that was given before, if it is still there."""
-        return self._answers.get(key)
-
-    def keep(self, key: tuple, answer: Answer) -> Answer:
-        """Keeps an answer, and forgets the oldest."""
-        self._answers[key] = answer
-        if len(self._answers) > _ANSWERS_KEPT:
-            self._answers.popitem(last=False)
-        return answer
+        model = trained.config.model
+        self.trained_with = sorted({model.num_steps, *trained.config.train.depths})
+        self.offered, self.schemes = [model.num_steps], [model.scheme]
+        if source_of(model).any_time:
+            most = self.trained_with[-1]
+            near = range(1, min(max(2 * most, 12), MOST_STEPS) + 1)
+            coarser = (n for n in _COARSER if n <= 4 * most)
+            self.offered = sorted({*near, *self.trained_with, *coarser})
+            self.schemes = [*dict.fromkeys((model.scheme, *SCHEMES))]
+        self.smooth = source_of(model).constant or is_smooth(trained.config)
 
     def about(self) -> Answer:
         """The run's name, model and grids, and a text to begin with."""
-        c, grids = self.config, self.grids
+        c = self.config
         opening = self.trained.corpus.parts[0].validation[0][: min(_OPENING, c.max_length // 2)]
         return {
             "name": self.name,
@@ -97,14 +96,31 @@ class Explorer:
             "num_steps": c.num_steps,
             "scheme": c.scheme,
             "max_tokens": c.max_length,
-            "trained": list(grids.trained),
-            "offered": list(grids.offered),
-            "schemes": list(grids.schemes),
-            "smooth": grids.smooth,
+            "trained": self.trained_with,
+            "offered": self.offered,
+            "schemes": self.schemes,
+            "smooth": self.smooth,
             "text": self.tokenizer.decode(opening),
         }
 
-    def tokens(self, text: str) -> list[int]:
+    def _describe(self, grid: Depth) -> Answer:
+        """A grid, whether the run was trained on it, and in a sentence what its numbers mean."""
+        num_steps, scheme = grid
+        config = self.trained.config
+        trained, grids = is_trained_grid(config, scheme, num_steps), describe_trained_grids(config)
+        if trained:
+            note = f"The run was trained on this grid ({grids})."
+        elif self.smooth:
+            note = (
+                f"The run was trained with {grids}, not on this grid. Its W(t) is a smooth "
+                "function of t, so the numbers show how well the dial works."
+            )
+        else:
+            warning = off_grid_warning(config)
+            note = f"{warning[0].upper()}{warning[1:]}."
+        return {"num_steps": num_steps, "scheme": scheme, "trained": trained, "note": note}
+
+    def _tokens(self, text: str) -> list[int]:
         """The text's tokens.
 
         Raises:
@@ -124,7 +140,7 @@ class Explorer:
         Raises:
           InputError: if the text can't be read, or the run doesn't exist on the grid.
         """
-        tokens = self.tokens(text)
+        tokens = self._tokens(text)
         count = len(tokens)
         inputs = self.stepper.pad(tokens)
         targets = jnp.asarray(np.roll(inputs, -1, axis=1))
@@ -141,24 +157,46 @@ class Explorer:
                     speeds.append(np.sqrt(np.square(y - before).mean(-1)) * grid[0])
                 before = y
         of_tokens = np.stack(losses, 1)
-        trained, note = self.grids.note(grid)
         known = np.unique(top).tolist()
         return {
-            "num_steps": grid[0],
-            "scheme": grid[1],
-            "trained": trained,
-            "note": note,
-            "times": to_json(np.arange(len(top)) / grid[0]),
+            **self._describe(grid),
+            "times": _to_json(np.arange(len(top)) / grid[0]),
             "tokens": self.tokenizer.pieces(tokens),
             "ids": tokens,
-            "loss": [None, *to_json(of_tokens[:, -1])],
-            "loss_at": [None, *to_json(of_tokens)],
+            "loss": [None, *_to_json(of_tokens[:, -1])],
+            "loss_at": [None, *_to_json(of_tokens)],
             "top": np.stack(top, 1).tolist(),
-            "p": to_json(np.exp(np.stack(log_p, 1))),
-            "speed": to_json(np.stack(speeds, 1)),
+            "p": _to_json(np.exp(np.stack(log_p, 1))),
+            "speed": _to_json(np.stack(speeds, 1)),
             "pieces": {str(each): self.tokenizer.decode([each]) for each in known},
-            "mean_loss": to_json(float(of_tokens[:, -1].mean())) if count > 1 else None,
+            "mean_loss": _to_json(float(of_tokens[:, -1].mean())) if count > 1 else None,
         }
+
+    def continuation(
+        self, text: str, grid: Depth, limit: int, sampling: Sampling, seed: int
+    ) -> Iterator[str]:
+        """What follows the text: what each drawn token adds, as text that no later one can change.
+
+        Args:
+          text: the text.
+          grid: the grid.
+          limit: most tokens to draw.
+          sampling: how tokens are drawn.
+          seed: seed of the draws.
+
+        Raises:
+          InputError: as `read`.
+        """
+        prompt = self._tokens(text)
+        row, sent = Continuation(self.tokenizer, prompt), ""
+        for token in islice(self.stepper.draw(prompt, grid, sampling, seed), limit):
+            row.add(token)
+            if row.ended:
+                break
+            added = row.completion().rstrip("\ufffd")[len(sent) :]  # no unfinished character
+            sent += added
+            yield added
+        yield row.completion()[len(sent) :]
 
     def validation(self, grid: Depth) -> Answer:
         """The loss on the first sequences of the validation split.
@@ -174,13 +212,9 @@ class Explorer:
             losses, mask = self.stepper.look(y, batch["targets"], grid).loss, batch["mask"]
         tokens = int(mask.sum())
         loss = float((losses * mask).sum()) / max(tokens, 1)
-        trained, note = self.grids.note(grid)
         return {
-            "num_steps": grid[0],
-            "scheme": grid[1],
-            "trained": trained,
-            "note": note,
-            "loss": to_json(loss),
+            **self._describe(grid),
+            "loss": _to_json(loss),
             "tokens": tokens,
             "sequences": rows,
         }
@@ -193,7 +227,7 @@ class Explorer:
         Raises:
           InputError: as `read`; or if there is no such token.
         """
-        tokens = self.tokens(text)
+        tokens = self._tokens(text)
         if output >= len(tokens):
             raise InputError(f"output is {output}; the text has the tokens 0 to {len(tokens) - 1}")
         length = min(-(-len(tokens) // _PADDING) * _PADDING, self.config.max_length)
@@ -206,7 +240,7 @@ class Explorer:
             jnp.asarray(row),
             outputs=np.array([output]),
         )
-        return {"output": output, "exponents": to_json(exponents.largest[0, : len(tokens)])}
+        return {"output": output, "exponents": _to_json(exponents.largest[0, : len(tokens)])}
 
     def paths(self) -> Answer:
         """The path of W(t) of each kernel in the plane in which it moves the most."""
@@ -220,10 +254,10 @@ class Explorer:
         kernels = {}
         for name, centred in paths.centred.items():
             points, shares = principal_path(centred)
-            kernels[name] = {"points": to_json(points), "shares": to_json(shares)}
+            kernels[name] = {"points": _to_json(points), "shares": _to_json(shares)}
         return {
-            "times": to_json(paths.times),
+            "times": _to_json(paths.times),
             "is_node": is_node.tolist(),
-            "smooth": self.grids.smooth,
+            "smooth": self.smooth,
             "kernels": kernels,
         }

@@ -1,9 +1,8 @@
-"""The server: the page's files, its endpoints, and OpenAI's completions."""
+"""The server: the page's files, and its endpoints."""
 
-import json
 import secrets
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -16,26 +15,27 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from t5x_diffeq.explorer.answers import PAGE, Answer, Explorer
-from t5x_diffeq.explorer.completions import Completions, join_choices
-from t5x_diffeq.explorer.fields import Fields, check_fields, shorten
-from t5x_diffeq.explorer.grids import MOST_STEPS, Depth
-from t5x_diffeq.explorer.worker import Worker
+from t5x_diffeq.explorer.answers import MOST_STEPS, PAGE, Answer, Depth, Explorer
+from t5x_diffeq.explorer.requests import Fields, Worker, read_fields, shorten
+from t5x_diffeq.inference.sampling import Sampling
 from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.runtime.files import parse_json
-from t5x_diffeq.runtime.keys.values import INT32, Values
+from t5x_diffeq.runtime.keys.values import INT32, SEEDS, Values
 
-MOST_BYTES = 256 * 1024  # of a request's body
 _FROM_HERE_ALONE = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-_GRID = {
-    "run": Values(str),
-    "num_steps": Values(int, 1, MOST_STEPS),
-    "scheme": Values(str),
-}
+_ANSWERS_KEPT = 64
+_RUN = {"run": Values(str)}
+_GRID = {**_RUN, "num_steps": Values(int, 1, MOST_STEPS), "scheme": Values(str)}
 _TEXT = {"text": Values(str)}
+_OF_TOKEN = {**_TEXT, "output": Values(int, 0, INT32)}
+_CONTINUATION = {
+    **_TEXT,
+    "max_tokens": Values(int, 0, INT32),
+    "temperature": Values(float),
+    "seed": Values(int, 0, SEEDS - 1),
+}
 _Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -62,6 +62,7 @@ class _Server:
     def __init__(self, explorers: Mapping[str, Explorer], token: str):
         self.explorers, self.token = explorers, token
         self.readings, self.analyses = Worker("readings"), Worker("analyses")
+        self._answers: dict[tuple, Answer] = {}  # given last, by path and fields
 
     def guarded(self, handler: _Handler) -> _Handler:
         """The handler, for requests with the token."""
@@ -84,77 +85,65 @@ class _Server:
 
     async def read(self, request: Request) -> Response:
         """A text at a depth."""
-        fields, explorer, grid = await self._asked(request, _TEXT, ("text",))
-        key = ("read", fields["text"], *grid)
+        fields, explorer, grid = await self._asked(request, _TEXT)
         compute = partial(explorer.read, fields["text"], grid)
-        return await self._answer(request, self.readings, explorer, key, compute)
+        return await self._answer(request, self.readings, fields, compute)
+
+    async def continuation(self, request: Request) -> Response:
+        """What follows a text, as plain text, token by token."""
+        fields, explorer, grid = await self._asked(request, _CONTINUATION)
+        sampling = Sampling(fields["temperature"])
+        pieces = explorer.continuation(
+            fields["text"], grid, fields["max_tokens"], sampling, fields["seed"]
+        )
+        # Each token waits for its turn, so that readings come between them. What can't be answered
+        # is refused at the first one, while the answer can still have another status.
+        take = partial(self.readings.run, request, partial(next, pieces, None))
+        first = await take()
+
+        async def stream() -> AsyncIterator[str]:
+            piece = first
+            with suppress(ClientDisconnect):
+                while piece is not None:
+                    yield piece
+                    piece = await take(begun=True)
+
+        as_they_come = {"content-encoding": "identity"}  # a compressor may hold them back
+        return StreamingResponse(stream(), media_type="text/plain", headers=as_they_come)
 
     async def validation(self, request: Request) -> Response:
         """The loss at a depth."""
-        _, explorer, grid = await self._asked(request, {}, ())
+        fields, explorer, grid = await self._asked(request, {})
         compute = partial(explorer.validation, grid)
-        return await self._answer(request, self.analyses, explorer, ("validation", *grid), compute)
+        return await self._answer(request, self.analyses, fields, compute)
 
     async def sensitivity(self, request: Request) -> Response:
         """The sensitivity of a token's output to the tokens before."""
-        more = {**_TEXT, "output": Values(int, 0, INT32)}
-        fields, explorer, grid = await self._asked(request, more, ("text", "output"))
-        key = ("sensitivity", fields["text"], fields["output"], *grid)
+        fields, explorer, grid = await self._asked(request, _OF_TOKEN)
         compute = partial(explorer.sensitivity, fields["text"], fields["output"], grid)
-        return await self._answer(request, self.analyses, explorer, key, compute)
+        return await self._answer(request, self.analyses, fields, compute)
 
     async def paths(self, request: Request) -> Response:
         """The paths of W(t)."""
-        body = check_fields(await _read_json(request), {"run": _GRID["run"]}, ())
-        explorer = self._find(body["run"])
-        return await self._answer(request, self.analyses, explorer, ("paths",), explorer.paths)
-
-    async def models(self, request: Request) -> Response:
-        """OpenAI's list of models: each run at its own depth and at the others of its training."""
-        names = [
-            each.name if steps == each.config.num_steps else f"{each.name}@{steps}"
-            for each in self.explorers.values()
-            for steps in each.grids.trained
-        ]
-        data = [
-            {"id": name, "object": "model", "created": 0, "owned_by": "t5x_diffeq"}
-            for name in names
-        ]
-        return JSONResponse({"object": "list", "data": data})
-
-    async def completions(self, request: Request) -> Response:
-        """OpenAI's completions."""
-        asked = Completions.of(await _read_json(request), self.explorers)
-        head = {
-            "id": f"cmpl-{secrets.token_hex(12)}",
-            "object": "text_completion",
-            "created": int(time.time()),
-            "model": asked.model,
-        }
-        choices = self._take(request, asked)
-        if asked.stream:
-            return StreamingResponse(_events(head, choices), media_type="text/event-stream")
-        pieces = [piece async for piece in choices]
-        drawn = sum(piece["tokens"] for piece in pieces)
-        usage = {
-            "prompt_tokens": asked.prompt_tokens,
-            "completion_tokens": drawn,
-            "total_tokens": asked.prompt_tokens + drawn,
-        }
-        return JSONResponse({**head, "choices": join_choices(pieces), "usage": usage})
-
-    async def _take(self, request: Request, asked: Completions) -> AsyncIterator[Answer]:
-        """Pieces of the choices; each waits for its turn, so that readings come between them."""
-        pieces = asked.choices()
-        while piece := await self.readings.run(request, partial(next, pieces, None)):
-            yield piece
+        fields = await read_fields(request, {}, _RUN)
+        compute = self._find(fields["run"]).paths
+        return await self._answer(request, self.analyses, fields, compute)
 
     async def _asked(
-        self, request: Request, more: Mapping[str, Values], needed: tuple[str, ...]
+        self, request: Request, needed: Mapping[str, Values]
     ) -> tuple[Fields, Explorer, Depth]:
-        fields = check_fields(await _read_json(request), {**_GRID, **more}, needed)
+        """A request's fields, its run, and its grid, which is the run's own where it says nothing.
+
+        A run's own scheme may be of another package, but no request can name one.
+        """
+        fields = await read_fields(request, needed, _GRID)
         explorer = self._find(fields["run"])
-        return fields, explorer, explorer.grid(fields["num_steps"], fields["scheme"])
+        own, scheme = explorer.config, fields["scheme"]
+        if scheme not in (None, *explorer.schemes):
+            raise InputError(
+                f"scheme is {shorten(scheme)}; it can be {', '.join(explorer.schemes)}"
+            )
+        return fields, explorer, (fields["num_steps"] or own.num_steps, scheme or own.scheme)
 
     def _find(self, name: str | None) -> Explorer:
         if name is None:
@@ -166,57 +155,20 @@ class _Server:
         return self.explorers[name]
 
     async def _answer(
-        self,
-        request: Request,
-        worker: Worker,
-        explorer: Explorer,
-        key: tuple,
-        compute: Callable[[], Answer],
+        self, request: Request, worker: Worker, fields: Fields, compute: Callable[[], Answer]
     ) -> Response:
         """The answer, which is given at once if it was given before."""
-        answer = explorer.kept(key)
+        key = (request.url.path, *fields.values())
+        answer = self._answers.get(key)
         if answer is None:
-            answer = explorer.keep(key, await worker.run(request, compute))
+            answer = self._answers[key] = await worker.run(request, compute)
+            if len(self._answers) > _ANSWERS_KEPT:
+                del self._answers[next(iter(self._answers))]
         return JSONResponse(answer)
 
 
-async def _events(head: Answer, choices: AsyncIterator[Answer]) -> AsyncIterator[str]:
-    """Server-sent events, as OpenAI has them. An error is the last event."""
-    try:
-        async for piece in choices:
-            choice = {name: value for name, value in piece.items() if name != "tokens"}
-            yield f"data: {json.dumps({**head, 'choices': [choice]})}\n\n"
-    except ClientDisconnect:
-        return
-    except HTTPException as error:  # too many requests wait
-        yield f"data: {json.dumps(_error_body(error.detail))}\n\n"
-    yield "data: [DONE]\n\n"
-
-
-async def _read_json(request: Request) -> object:
-    """The body's JSON.
-
-    Raises:
-      HTTPException: if it is too long: status 413.
-      InputError: if it isn't JSON.
-    """
-    body = b""
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > MOST_BYTES:
-            raise HTTPException(413, f"the body has more than {MOST_BYTES} bytes; shorten the text")
-    try:
-        return parse_json(body)
-    except ValueError as error:
-        raise InputError(f"the body is not JSON: {shorten(str(error))}") from error
-
-
-def _error_body(message: str) -> Answer:
-    return {"error": {"message": message, "type": "invalid_request_error"}}
-
-
 async def _refuse_input(request: Request, error: Exception) -> Response:
-    return JSONResponse(_error_body(str(error)), 400)
+    return JSONResponse({"error": str(error)}, 400)
 
 
 async def _refuse(request: Request, error: Exception) -> Response:
@@ -224,13 +176,12 @@ async def _refuse(request: Request, error: Exception) -> Response:
         (error.status_code, error.detail) if isinstance(error, HTTPException) else (499, "gone")
     )
     headers = getattr(error, "headers", None)
-    return JSONResponse(_error_body(detail), status, headers)
+    return JSONResponse({"error": detail}, status, headers)
 
 
 async def _fail(request: Request, error: Exception) -> Response:
     """A bug in the program. Its message goes only to the terminal, since it may name paths."""
-    body = _error_body("the server could not answer; its terminal says why")
-    return JSONResponse(body, 500)
+    return JSONResponse({"error": "the server could not answer; its terminal says why"}, 500)
 
 
 def make_app(explorers: Mapping[str, Explorer], token: str) -> Starlette:
@@ -244,11 +195,10 @@ def make_app(explorers: Mapping[str, Explorer], token: str) -> Starlette:
     endpoints = (
         ("/api/runs", server.runs, "GET"),
         ("/api/read", server.read, "POST"),
+        ("/api/continue", server.continuation, "POST"),
         ("/api/validation", server.validation, "POST"),
         ("/api/sensitivity", server.sensitivity, "POST"),
         ("/api/paths", server.paths, "POST"),
-        ("/v1/models", server.models, "GET"),
-        ("/v1/completions", server.completions, "POST"),
     )
     routes = [
         Route(path, server.guarded(handler), methods=[method])

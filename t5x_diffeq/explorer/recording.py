@@ -4,12 +4,12 @@ import json
 from typing import Any
 
 from t5x_diffeq.explorer.answers import PAGE, Answer, Explorer
-from t5x_diffeq.explorer.completions import Completions, join_choices
+from t5x_diffeq.inference.sampling import Sampling
 from t5x_diffeq.runtime.console import track
 from t5x_diffeq.runtime.files import AnyPath, write_whole
 
 _MOST_DEPTHS = 12
-_CONTINUATION = {"max_tokens": 40, "temperature": 0.8, "seed": 0}  # what page.js begins with
+_MOST_TOKENS, _TEMPERATURE, _SEED = 40, 0.8, 0  # with which page.js begins
 _NOTHING_FROM_OUTSIDE = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
 )
@@ -32,21 +32,16 @@ def write_recording(path: AnyPath, explorer: Explorer, text: str | None = None) 
     depths = _choose_depths(about["offered"], about["trained"])
     run, scheme = {"run": about["name"]}, about["scheme"]
     shown = {**about, "text": text, "offered": depths, "schemes": [scheme]}
-    answers = {_key("/api/runs", None): {"runs": [shown]}}
+    answers: Answer = {_key("/api/runs", None): {"runs": [shown]}}
     answers[_key("/api/paths", run)] = explorer.paths()
+    drawn = {"max_tokens": _MOST_TOKENS, "temperature": _TEMPERATURE, "seed": _SEED}
     for num_steps in track(depths, "recording", len(depths), "depths"):
-        grid = explorer.grid(num_steps, scheme)
+        grid = (num_steps, scheme)
         on = {**run, "num_steps": num_steps, "scheme": scheme}
         answers[_key("/api/read", {"text": text, **on})] = explorer.read(text, grid)
         answers[_key("/api/validation", on)] = explorer.validation(grid)
-        asked = {
-            "model": f"{about['name']}@{num_steps}:{scheme}",
-            "prompt": text,
-            **_CONTINUATION,
-            "stream": True,
-        }
-        pieces = list(Completions.of(asked, {about["name"]: explorer}).choices())
-        answers[_key("/v1/completions", asked)] = {"text": join_choices(pieces)[0]["text"]}
+        pieces = explorer.continuation(text, grid, _MOST_TOKENS, Sampling(_TEMPERATURE), _SEED)
+        answers[_key("/api/continue", {"text": text, **on, **drawn})] = "".join(pieces)
     write_whole(path, _page(answers).encode())
 
 
@@ -57,7 +52,7 @@ def _choose_depths(offered: list[int], trained: list[int]) -> list[int]:
 
 
 def _key(path: str, body: dict[str, Any] | None) -> str:
-    """A request as the page writes it (`ask` in views.js)."""
+    """A request as the page writes it (`requestKey` in views.js)."""
     return f"{path} {json.dumps(body, separators=(',', ':'), ensure_ascii=False)}"
 
 

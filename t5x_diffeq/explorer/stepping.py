@@ -25,10 +25,11 @@ from t5x_diffeq.models.sub_fields import vector_field
 from t5x_diffeq.ode.integrate import step_function
 from t5x_diffeq.ode.solvers import VectorField
 from t5x_diffeq.ode.sources import source_of
-from t5x_diffeq.runs.load import Grid, Run
+from t5x_diffeq.runs.load import Run
 
-TOP = 5  # likeliest tokens that a look tells
+_TOP = 5  # likeliest tokens that a look tells
 _GRIDS_KEPT = 2  # whose weights stay in memory
+Depth = tuple[int, str]  # number of solver steps and scheme
 
 
 class Look(NamedTuple):
@@ -43,18 +44,6 @@ class Look(NamedTuple):
     top: Int[Array, "B L K"]
     log_p: Float[Array, "B L K"]
     loss: Float[Array, "B L"]
-
-
-class Drawn(NamedTuple):
-    """A drawn token, its log probability, and the likeliest tokens with theirs, in nats.
-
-    All are those of the model itself, at temperature 1 and with nothing left out.
-    """
-
-    token: int
-    log_p: float
-    top: Int[np.ndarray, " K"]
-    top_log_p: Float[np.ndarray, " K"]
 
 
 @partial(jax.jit, static_argnames="model")
@@ -95,7 +84,7 @@ def _logits(model: LanguageModel, params: dict, y: State) -> Logits:
 @partial(jax.jit, static_argnames="model")
 def _look(model: LanguageModel, params: dict, y: State, targets: Tokens) -> Look:
     log_p = jax.nn.log_softmax(_logits(model, params, y))
-    best, top = jax.lax.top_k(log_p, min(TOP, model.config.vocab_size))
+    best, top = jax.lax.top_k(log_p, min(_TOP, model.config.vocab_size))
     return Look(top, best, -jnp.take_along_axis(log_p, targets[..., None], -1)[..., 0])
 
 
@@ -107,10 +96,9 @@ def _draw(
     y: State,
     last: Int[Array, ""],
     key: Array,
-) -> tuple[Array, Look]:
+) -> Int[Array, ""]:
     at_last = jax.lax.dynamic_slice_in_dim(y, last, 1, axis=1)
-    token = sampling(_logits(model, params, at_last)[0], key)
-    return token[0], _look(model, params, at_last, token[None])
+    return sampling(_logits(model, params, at_last)[0], key)[0]
 
 
 class Stepper:
@@ -124,7 +112,7 @@ class Stepper:
         self.run = run
         self._weights = lru_cache(_GRIDS_KEPT)(self._make_weights)
 
-    def _on(self, grid: Grid) -> tuple[LanguageModel, LanguageModel]:
+    def _on(self, grid: Depth) -> tuple[LanguageModel, LanguageModel]:
         """The model on a grid, and the one that is compiled: the same for all numbers of steps.
 
         Raises:
@@ -136,7 +124,7 @@ class Stepper:
         compiled = replace(plain, num_steps=self.run.placed.model.config.num_steps)
         return LanguageModel(plain), LanguageModel(compiled)
 
-    def _make_weights(self, grid: Grid) -> list[Weights]:
+    def _make_weights(self, grid: Depth) -> list[Weights]:
         """The weights of each step, leaves `[nodes per step, ...]`."""
         model, compiled = self._on(grid)
         times = nodes(model.config).reshape(model.config.num_steps, -1)
@@ -146,7 +134,7 @@ class Stepper:
         return [_weights_at(compiled, self.run.params, row) for row in times]
 
     def states(
-        self, tokens: Tokens, grid: Grid, places: Places | None = None
+        self, tokens: Tokens, grid: Depth, places: Places | None = None
     ) -> Iterator[Float[Array, "B L D"]]:
         """The states at t = 0, 1/N, ..., 1, each once it is computed; within `placed.context()`."""
         model, compiled = self._on(grid)
@@ -157,12 +145,12 @@ class Stepper:
             y = _step(compiled, y, W, places, model.config.dt)
             yield y
 
-    def last_state(self, tokens: Tokens, grid: Grid, places: Places | None = None) -> State:
+    def last_state(self, tokens: Tokens, grid: Depth, places: Places | None = None) -> State:
         """The state at t = 1; within `placed.context()`."""
         *_, y = self.states(tokens, grid, places)
         return y
 
-    def look(self, y: State, targets: Tokens, grid: Grid) -> Look:
+    def look(self, y: State, targets: Tokens, grid: Depth) -> Look:
         """What the head reads from a state; within `placed.context()`."""
         return _look(self._on(grid)[1], self.run.params, y, targets)
 
@@ -173,18 +161,7 @@ class Stepper:
         row[0, : len(tokens)] = tokens
         return row
 
-    def read(self, tokens: list[int], grid: Grid) -> Look:
-        """What the head reads at t = 1 from `[1, len(tokens)]`, whose targets are the next tokens.
-
-        The last token has no next one: its loss means nothing.
-        """
-        inputs = self.pad(tokens)
-        with self.run.placed.context():
-            y = self.last_state(jnp.asarray(inputs), grid)
-            look = self.look(y, jnp.asarray(np.roll(inputs, -1, axis=1)), grid)
-        return Look(*(each[:, : len(tokens)] for each in jax.device_get(look)))
-
-    def draw(self, tokens: list[int], grid: Grid, sampling: Sampling, seed: int) -> Iterator[Drawn]:
+    def draw(self, tokens: list[int], grid: Depth, sampling: Sampling, seed: int) -> Iterator[int]:
         """Yields one token after the other, up to the model's length.
 
         The tokens are those that `inference.sampling.generate` draws for this prompt alone.
@@ -202,9 +179,8 @@ class Stepper:
             with self.run.placed.context():
                 y = self.last_state(jnp.asarray(self.pad(tokens)), grid)
                 place = jax.random.fold_in(key, last)
-                token, look = _draw(
+                token = _draw(
                     self._on(grid)[1], sampling, self.run.params, y, jnp.asarray(last), place
                 )
-            read = jax.device_get(look)
             tokens = [*tokens, int(token)]
-            yield Drawn(int(token), -float(read.loss[0, 0]), read.top[0, 0], read.log_p[0, 0])
+            yield tokens[-1]

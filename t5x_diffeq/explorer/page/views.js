@@ -6,11 +6,7 @@ const held = new Map(); // answers, by request
 
 /** The answer of an endpoint; throws an Error that says what was wrong. */
 async function ask(path, body, signal) {
-  const key = `${path} ${JSON.stringify(body ?? null)}`;
-  if (recorded) {
-    if (key in recorded) return recorded[key];
-    throw new Error("This file doesn't hold that; `explore --workdir=DIR` computes it.");
-  }
+  const key = requestKey(path, body);
   if (held.has(key)) return held.get(key);
   const response = await send(path, body, signal);
   const answer = await response.json();
@@ -19,7 +15,15 @@ async function ask(path, body, signal) {
   return answer;
 }
 
+const requestKey = (path, body) => `${path} ${JSON.stringify(body ?? null)}`;
+
+/** The response of an endpoint, or what the file holds of it. */
 async function send(path, body, signal) {
+  if (recorded) {
+    const answer = recorded[requestKey(path, body)];
+    if (answer === undefined) throw new Error("This file doesn't hold that; `explore --workdir=DIR` computes it.");
+    return new Response(typeof answer === "string" ? answer : JSON.stringify(answer));
+  }
   const headers = { authorization: `Bearer ${state.token}`, "content-type": "application/json" };
   let response;
   try {
@@ -30,7 +34,7 @@ async function send(path, body, signal) {
   }
   if (!response.ok) {
     const said = await response.json().catch(() => null);
-    throw new Error(said?.error?.message ?? `The server answered with status ${response.status}.`);
+    throw new Error(said?.error ?? `The server answered with status ${response.status}.`);
   }
   return response;
 }
@@ -125,38 +129,18 @@ class View {
     prompt.className = "prompt";
     prompt.textContent = state.text.slice(-80);
     this.continued = "";
-    const body = { model: `${this.choice.run}@${this.choice.steps}:${this.choice.scheme}`, prompt: state.text,
-      max_tokens: state.max_tokens, temperature: state.temperature, seed: state.seed, stream: true };
+    const { max_tokens, temperature, seed } = state;
     try {
-      if (recorded) {
-        this.continued = (await ask("/v1/completions", body)).text;
-        continuation.replaceChildren(prompt, this.continued);
-        return;
-      }
-      const response = await send("/v1/completions", body, signal);
+      const response = await send("/api/continue", { text: state.text, ...this.grid, max_tokens, temperature, seed }, signal);
       this.element.classList.remove("busy");
-      const text = document.createTextNode("");
+      const text = document.createTextNode(""), reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
       continuation.replaceChildren(prompt, text);
-      for await (const event of events(response)) {
-        if (event.error) throw new Error(event.error.message);
-        text.data = this.continued += event.choices[0].text;
+      for (let part = await reader.read(); !part.done && !signal.aborted; part = await reader.read()) {
+        text.data = this.continued += part.value;
         continuation.scrollTop = continuation.scrollHeight;
       }
     } catch (error) {
       if (error.name !== "AbortError") continuation.replaceChildren(error.message);
-    }
-  }
-}
-
-/** The JSON of each server-sent event. */
-async function* events(response) {
-  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-  let rest = "";
-  for (let part = await reader.read(); !part.done; part = await reader.read()) {
-    const blocks = (rest + part.value).split("\n\n");
-    rest = blocks.pop();
-    for (const block of blocks) {
-      if (block !== "data: [DONE]") yield JSON.parse(block.slice("data: ".length));
     }
   }
 }
