@@ -1,7 +1,9 @@
 """Where the ODE's lead comes from: models between it and the baseline, each at its best rate.
 
-python -m studies.controls --text=stdlib
-python -m studies.controls --scale=paper --text=openwebtext=stream:Skylion007/openwebtext
+    python -m studies.controls --text=stdlib
+    python -m studies.controls --scale=paper --text=openwebtext=stream:Skylion007/openwebtext
+
+`sweep_controls` says which they are.
 """
 
 from studies.study import run_study
