@@ -1,4 +1,4 @@
-"""Sizes for the question whether a lead grows with compute: `launch/reproduce/ladder.sh`.
+"""Sizes for the question whether a lead grows with compute: `python -m studies.ladder`.
 
     python -m t5x_diffeq.train --config=configs/ladder.py:compact-96 --workdir=DIR
 

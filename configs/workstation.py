@@ -1,6 +1,6 @@
 """A batch at which a step of the ODE takes about the baseline's time: 192 wide, 12 steps or layers.
 
-    launch/reproduce/equal_time.sh --text=stdlib --text=shakespeare=tinyshakespeare.txt
+    python -m studies.equal_time --text=stdlib --text=shakespeare=tinyshakespeare.txt
 
 8192 bytes per optimizer step are few for a model of this width, and enough that the making of W(t)
 is a small part of it: the weights of a step are made once for all of its tokens. They are computed

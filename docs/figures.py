@@ -3,7 +3,7 @@
     PYTHONPATH=. python docs/figures.py
 
 The runs behind these tables are gone, so the tables are what there is to draw. What
-`launch/reproduce/` measures anew it draws itself, by the same function.
+`launch/reproduce/` and `studies/` measure anew they draw themselves, by the same function.
 """
 
 import re

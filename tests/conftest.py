@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 def _state_of_code() -> str:
     """A hash of the committed code, which pages don't change; empty outside a clone."""
-    folders = [f"HEAD:{name}" for name in ("configs", "launch", "t5x_diffeq", "tests")]
+    folders = [f"HEAD:{name}" for name in ("configs", "launch", "studies", "t5x_diffeq", "tests")]
     asked = subprocess.run(["git", "-C", ROOT, "rev-parse", *folders], capture_output=True)
     return hashlib.sha256(asked.stdout).hexdigest()[:7] if asked.returncode == 0 else ""
 
@@ -40,7 +40,7 @@ def _state_of_code() -> str:
 SAMPLE = os.environ.setdefault("T5X_DIFFEQ_SAMPLE", _state_of_code())
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 pytest_plugins = ["cpu_seconds"]
-install_import_hook("t5x_diffeq", "typecheck.check_types")
+install_import_hook(["t5x_diffeq", "studies"], "typecheck.check_types")
 PROGRAMS = compilation.SharedPrograms()
 PROGRAMS.use()
 

@@ -1,17 +1,21 @@
 """Experiments: runs done once, in parts, stopped and continued; results where they should stand."""
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import call
+import warm_python
+from helpers import ROOT, call
 
+from studies import budgets, controls, equal_time, ladder
 from t5x_diffeq.cli import reproduce
 from t5x_diffeq.data.tokenizer import ByteTokenizer
 from t5x_diffeq.experiments.experiment import Experiment
 from t5x_diffeq.experiments.laptop import LAPTOP
+from t5x_diffeq.experiments.paper import PAPER
 from t5x_diffeq.experiments.present import TableSpec
 from t5x_diffeq.experiments.runs import (
     ExperimentRun,
@@ -26,7 +30,11 @@ from t5x_diffeq.runtime.mistakes import check_keys
 from t5x_diffeq.verbs import reproduce as reproduce_verb
 from t5x_diffeq.verbs.make_tasks import documents, passage
 
-EXPERIMENTS = reproduce_verb.EXPERIMENTS
+STUDIES = (budgets, controls, equal_time, ladder)
+EVERY = {
+    "laptop": [*LAPTOP.values(), *(study.LAPTOP for study in STUDIES)],
+    "paper": [*PAPER.values(), *(study.PAPER for study in STUDIES)],
+}
 SEEDS = range(3)
 TEXTS = {"one": {"data.path": "/a"}, "two": {"data.path": "/b"}}
 
@@ -101,7 +109,7 @@ def test_parts_keep_together_what_needs_each_other():
 
 @pytest.mark.parametrize("scale", ["laptop", "paper"])
 def test_every_run_comes_after_what_it_needs(scale):
-    for experiment in EXPERIMENTS[scale].values():
+    for experiment in EVERY[scale]:
         check_order(experiment)
 
 
@@ -186,7 +194,7 @@ def test_a_rate_that_diverges_is_the_worst(commands, tmp_path):
 @pytest.mark.slow
 def test_models_in_the_time_of_the_baseline():
     """Those whose step takes longer take fewer steps at their best rate, with every seed."""
-    experiment = LAPTOP["equal_time"]
+    experiment = equal_time.LAPTOP
 
     def outcome(run):
         if run.verb == "benchmark":
@@ -211,8 +219,9 @@ def test_experiments_share_runs():
     """What the config's file says anyhow is no other run."""
     texts = {"shakespeare": {"data.path": "/s"}}
     runs = {
-        name: {run.name: run.arguments for run in LAPTOP[name].runs(texts, SEEDS, {})}
-        for name in ("table1", "figure14", "figure18", "table4", "table5", "budgets")
+        name: {run.name: run.arguments for run in experiment.runs(texts, SEEDS, {})}
+        for name, experiment in {**LAPTOP, "budgets": budgets.LAPTOP}.items()
+        if name in ("table1", "figure14", "figure18", "table4", "table5", "budgets")
     }
     own = {f"shakespeare-ode-seed={seed}" for seed in range(3)}
     assert "shakespeare-ode-seed=0" in runs["table1"]
@@ -287,3 +296,13 @@ def test_what_reproduce_refuses(arguments, message, tmp_path):
     with pytest.raises(InputError, match=message):
         call(reproduce, f"--output={tmp_path}", *arguments)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.every_case
+@pytest.mark.parametrize("study", STUDIES, ids=lambda study: study.__name__)
+def test_a_study_is_started_by_its_name(study):
+    command = [warm_python.executable(), "-m", study.__name__, "--text=stdlib", "--dry_run"]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert "-m t5x_diffeq.train --workdir=reproduced/" in ended.stdout, ended.stderr
+    assert f"python -m {study.__name__} " in (ROOT / "studies" / "README.md").read_text()

@@ -24,7 +24,6 @@ FLOORS = (  # each room imports from rooms of lower floors, and from itself
     ("verbs",),
     ("cli",),
     ("examples",),
-    ("contrib",),
 )
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 MATHEMATICS = ("ode", "layers", "models")
@@ -61,10 +60,9 @@ def test_imports_go_down(room):
                 assert package not in LIBRARIES_OF_EDGES, (path, name)
 
 
-def test_the_core_does_not_know_contrib():
+def test_the_package_does_not_know_the_studies():
     for path in [*PACKAGE.rglob("*.py"), *(ROOT / "configs").glob("*.py")]:
-        if PACKAGE / "contrib" not in path.parents:
-            assert not re.search(r"\bcontrib\b", path.read_text()), path
+        assert not [name for name in list_imports(path) if name.startswith("studies.")], path
 
 
 def test_no_test_imports_another():

@@ -6,8 +6,8 @@ from math import inf, log
 import numpy as np
 import pytest
 
-from t5x_diffeq.experiments.ladder import BASELINES, MODELS, WIDTHS, Ladder, rate_by_rule
-from t5x_diffeq.experiments.ladder_fits import (
+from studies.ladder import BASELINES, MODELS, WIDTHS, Ladder, rate_by_rule
+from studies.ladder_fits import (
     RungRun,
     fit_phi,
     lead_at_equal_parameters,

@@ -7,8 +7,15 @@ import pytest
 
 from t5x_diffeq.data.tokenizer import ByteTokenizer
 from t5x_diffeq.experiments.drawing import draw, losses_over_steps
-from t5x_diffeq.experiments.notes import compare_pairs, list_pages, paired_table
-from t5x_diffeq.experiments.present import TableSpec, add_task_scores, cells, format_markdown
+from t5x_diffeq.experiments.present import (
+    TableSpec,
+    add_task_scores,
+    cells,
+    compare_pairs,
+    format_markdown,
+    list_pages,
+    paired_table,
+)
 from t5x_diffeq.experiments.runs import ExperimentRun, read_numbers
 from t5x_diffeq.experiments.tokenizers import TOKENS, is_papers, remark
 from t5x_diffeq.runtime.config import Config

@@ -7,15 +7,14 @@ import numpy as np
 import pytest
 from helpers import call
 
-from t5x_diffeq.contrib.quantization import __main__ as command
-from t5x_diffeq.contrib.quantization import rounding
+from studies import quantization
 from t5x_diffeq.data.corpus import load_corpus
 from t5x_diffeq.runs.load import load_run
 
 
 def test_an_entry_moves_by_half_a_step_of_its_output():
     kernel = jax.random.normal(jax.random.key(0), (3, 8, 5)) * np.arange(5)
-    rounded = np.asarray(rounding.round_to_bits(kernel, 4, (1,)))
+    rounded = np.asarray(quantization.round_to_bits(kernel, 4, (1,)))
     largest = np.abs(kernel).max(1, keepdims=True)
     assert (np.abs(rounded - kernel) <= largest / 7 / 2 * (1 + 1e-5)).all()
     assert (rounded[..., 0] == 0).all()  # of an output whose kernel is zero
@@ -33,8 +32,8 @@ def run_and_corpus(run_on_lines):
 @pytest.mark.in_turns("trainings")
 def test_layers_that_are_not_rounded_compute_the_same(run_and_corpus, monkeypatch):
     run, corpus = run_and_corpus
-    monkeypatch.setattr(rounding, "round_to_bits", lambda kernel, bits, inputs: kernel)
-    losses = rounding.evaluate_rounded(run, corpus, [8], 4, 2)
+    monkeypatch.setattr(quantization, "round_to_bits", lambda kernel, bits, inputs: kernel)
+    losses = quantization.evaluate_rounded(run, corpus, [8], 4, 2)
     assert losses["parameters, 8 bits"] == losses["loss"]
     assert losses["weights, 8 bits"] == pytest.approx(losses["loss"], abs=1e-6)
 
@@ -42,7 +41,7 @@ def test_layers_that_are_not_rounded_compute_the_same(run_and_corpus, monkeypatc
 @pytest.mark.slow
 def test_kernels_alone_are_rounded(run_and_corpus):
     run, _ = run_and_corpus
-    rounded = rounding.with_rounded_params(run, 4).params
+    rounded = quantization.with_rounded_params(run, 4).params
     changed = jax.tree.map(lambda a, b: bool((a != b).any()), run.params, rounded)
     paths = {
         "/".join(key.key for key in path)
@@ -56,7 +55,7 @@ def test_kernels_alone_are_rounded(run_and_corpus):
 
 @pytest.mark.slow
 def test_fewer_bits_cost_more(run_on_lines, capsys):
-    call(command, f"--workdir={run_on_lines}", "--bits=8", "--bits=2", "--eval_batches=2")
+    call(quantization, f"--workdir={run_on_lines}", "--bits=8", "--bits=2", "--eval_batches=2")
     losses = json.loads(capsys.readouterr().out)
     for place in ("weights", "parameters"):
         near, far = (abs(losses[f"{place}, {bits} bits"] - losses["loss"]) for bits in (8, 2))

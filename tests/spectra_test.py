@@ -1,7 +1,5 @@
 """Spectra against numpy's eigenvalues of the full products, and what must be true of them."""
 
-from itertools import permutations
-
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -13,13 +11,10 @@ from t5x_diffeq.analysis.spectra import (
     eigenvalues,
     growth,
     positive_fraction,
-    rank_correlation,
     roughness,
     spectra,
-    trend,
     weights_at,
 )
-from t5x_diffeq.analysis.spectra_section import conclude
 from t5x_diffeq.models.sub_fields import make_block
 from t5x_diffeq.ode.schemes import grid
 from t5x_diffeq.runtime.errors import InputError
@@ -116,30 +111,6 @@ def test_growth():
     assert found["rank_correlation"] == pytest.approx(1)
     assert growth(values[::-1])["rank_correlation"] == pytest.approx(-1)
     assert growth(np.ones((3, 2), complex))["rank_correlation"] == 0
-
-
-def magnitudes(*values):
-    return np.array(values, complex)[:, None] * np.ones(2)
-
-
-def test_a_trend_needs_nodes_rank_and_size():
-    up = [1, 2, 3, 4, 5, 6]
-    assert trend(magnitudes(*up)) == "grow" and trend(magnitudes(*up[::-1])) == "shrink"
-    assert trend(magnitudes(*up[:5])) == ""  # too few nodes
-    assert trend(magnitudes(1, 3, 2, 6, 4, 5)) == ""  # a weak rank correlation
-    assert trend(magnitudes(*(1 + 0.001 * np.array(up)))) == ""  # hardly any change
-    orders = [
-        rank_correlation(np.array(order), np.arange(6.0)) for order in permutations(np.arange(6.0))
-    ]
-    assert np.sum(np.abs(orders) >= 0.9) == 12  # of 720, as its docstring says
-
-
-def test_the_conclusion_speaks_of_no_trend_that_is_not_there():
-    weak = magnitudes(1, 3, 2, 6, 4, 5)
-    found = conclude({"qk": weak, "mlp": magnitudes(6, 5, 4, 3, 2, 1)}, "nodes")
-    assert "W_up W_down (to 0.27 times) shrink" in found
-    assert "W_Q W_K^T (0.77) show no trend" in found and "grow" not in found
-    assert "2 layers are too few" in conclude({"qk": weak[:2]}, "layers")
 
 
 def test_roughness():

@@ -1,14 +1,17 @@
-"""The report's section on clustering."""
+"""The report's section on clustering, and its figures."""
 
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from scipy.stats import fisher_exact
 
-from t5x_diffeq.analysis import clustering, clustering_plots
-from t5x_diffeq.analysis.figures import make_drawing
+from t5x_diffeq.analysis import clustering
+from t5x_diffeq.analysis.clustering import Clustering
+from t5x_diffeq.analysis.figures import WIDTH, make_drawing, make_panels
 from t5x_diffeq.analysis.report import Drawing, Section, Table
 from t5x_diffeq.runtime.console import Progress
 
@@ -24,7 +27,7 @@ _METHOD = (
     "square of |x|, a cluster what is linked.",
 )
 _LONG = 10.0  # the horizon of the figure in which constant weights form clusters
-_CHANCE = 0.01  # p-value below which a difference of counts is reported
+_ENDS = {"start": "#2980b9", "end": "#c0392b"}  # of a particle's trajectory
 
 
 def clustering_section(seeds: int) -> Section:
@@ -51,9 +54,6 @@ def clustering_section(seeds: int) -> Section:
     return Section(
         name="clustering",
         title="Clustering under attention alone",
-        conclusion=_conclude(rows, seeds),
-        advice="See whether tokens of a trained run come together: the pairwise distances of its "
-        "y(t), `td.load(DIR).trajectory(TEXT)`, are those of a model with an MLP and norms.",
         method=_METHOD,
         tables=[_outcome_table(rows, seeds)],
         drawings=_clustering_drawings(found, longer, seeds),
@@ -61,27 +61,9 @@ def clustering_section(seeds: int) -> Section:
     )
 
 
-def _conclude(rows: Sequence[dict[str, Any]], seeds: int) -> str:
-    """Whether growing weights keep particles apart at the longest horizon, for the first choice."""
-    last = max(rows, key=lambda row: row["horizon"])
-    chosen = {key: last[key] for key in ("scale", "horizon", "half_range")}
-    few = {r["power"]: r["few"] for r in rows if all(r[key] == chosen[key] for key in chosen)}
-    constant, growing = few[0], few[max(few)]
-    chance = fisher_exact([[constant, seeds - constant], [growing, seeds - growing]]).pvalue
-    verdict = "no significant difference"
-    if chance < _CHANCE:
-        verdict = "weights that grow " + ("do cluster" if growing > constant else "stay apart")
-    return (
-        f"At horizon {chosen['horizon']:g} (scale={chosen['scale']}, half range "
-        f"{chosen['half_range']:g}), {constant} of {seeds} draws end in 5 clusters or fewer with "
-        f"constant weights and {growing} with t^{max(few)}: {verdict} (Fisher's exact test: "
-        f"{chance:.2g}). This concerns random weights, not this run."
-    )
-
-
 def _clustering_drawings(
-    found: dict[str, clustering.Clustering],
-    longer: dict[str, clustering.Clustering],
+    found: dict[str, Clustering],
+    longer: dict[str, Clustering],
     seeds: int,
 ) -> dict[str, Drawing]:
     """Trajectories of the first seed, and measures over all seeds.
@@ -97,14 +79,14 @@ def _clustering_drawings(
     }
     drawings = {
         name: make_drawing(
-            partial(clustering_plots.trajectories, runs),
+            partial(trajectories, runs),
             f"Trajectories of 40 particles up to horizon {horizon} for constant and growing "
             "weights, seed 0; each panel has its own scale.",
         )
         for name, (runs, horizon) in shown.items()
     }
     drawings["over_time"] = make_drawing(
-        partial(clustering_plots.clustering_over_time, longer),
+        partial(clustering_over_time, longer),
         "Number of clusters, mean pairwise distance over the root mean square of |x| (spread) and "
         f"over its initial value (distance): medians and middle half of {seeds} draws, up to "
         f"horizon {_LONG:g}. "
@@ -114,17 +96,81 @@ def _clustering_drawings(
 
 
 def _outcome_table(rows: Sequence[dict[str, Any]], seeds: int) -> Table:
-    choices: dict[tuple, dict[int, str]] = {}
+    choices: dict[tuple, list[dict[str, Any]]] = {}
     for row in rows:
-        key = (row["scale"], row["horizon"], row["half_range"])
-        lost = seeds - row["finite"]
-        cell = f"{row['clusters']:g} ({row['few']})" + (f", {lost} lost" if lost else "")
-        cell = cell if row["finite"] else "all lost"
-        choices.setdefault(key, {})[row["power"]] = cell
+        choices.setdefault((row["scale"], row["horizon"], row["half_range"]), []).append(row)
     powers = [f"t^{p}" if p else "constant" for p in clustering.POWERS]
     title = (
         f"Clusters at the end: median over {seeds} seeds (how many ended in 5 or fewer); lost: "
-        "beyond what float32 holds"
+        "beyond what float32 holds; p: Fisher's exact test of these counts, constant against "
+        f"{powers[-1]}"
     )
-    table = [(*key, *by_power.values()) for key, by_power in choices.items()]
-    return Table(title, ("scale", "horizon", "half range", *powers), table)
+    table = [
+        (*choice, *(_ending(row, seeds) for row in of_choice), _chance(of_choice, seeds))
+        for choice, of_choice in choices.items()
+    ]
+    return Table(title, ("scale", "horizon", "half range", *powers, "p"), table)
+
+
+def _ending(row: dict[str, Any], seeds: int) -> str:
+    lost = seeds - row["finite"]
+    if not row["finite"]:
+        return "all lost"
+    return f"{row['clusters']:g} ({row['few']})" + (f", {lost} lost" if lost else "")
+
+
+def _chance(by_power: Sequence[dict[str, Any]], seeds: int) -> float:
+    counts = [by_power[end]["few"] for end in (0, -1)]
+    return float(fisher_exact([[few, seeds - few] for few in counts]).pvalue)
+
+
+def trajectories(found: dict[str, Clustering], width: float = WIDTH) -> Figure:
+    """The first three coordinates of every particle of seed 0, in panels (figures 2c, 2d, 13).
+
+    Each panel is scaled by its own largest |x| at the end.
+    """
+    kind = {"projection": "3d"}
+    figure, panels = make_panels(len(found), width, 2.2, 2.1, subplot_kw=kind)
+    axes: list[Any] = list(panels)  # the stubs of matplotlib have no Axes3D
+    for ax, (title, each) in zip(axes, found.items(), strict=True):
+        paths = each.states[0]
+        for particle in range(paths.shape[1]):
+            ax.plot(*paths[::4, particle, :3].T, color="#7f8c8d", linewidth=0.35, alpha=0.7)
+        for end, size, colour in zip((0, -1), (4, 7), _ENDS.values(), strict=True):
+            ax.scatter(*paths[end, :, :3].T, s=size, color=colour, depthshade=False)
+        ax.set(xticklabels=[], yticklabels=[], zticklabels=[])
+        for axis in (ax.xaxis, ax.yaxis, ax.zaxis):
+            axis.set_pane_color((0, 0, 0, 0))
+        count = each.clusters[0, -1]
+        ax.set_title(
+            f"{_tex_power(title)}: {count:.0f} cluster{'' if count == 1 else 's'}", fontsize=8
+        )
+    dot: dict[str, Any] = {"marker": "o", "linestyle": "", "markersize": 3}
+    dots = [Line2D([], [], color=colour, **dot) for colour in _ENDS.values()]
+    figure.legend(dots, _ENDS, loc="outside lower right", ncols=2)
+    return figure
+
+
+def clustering_over_time(found: dict[str, Clustering], width: float = WIDTH) -> Figure:
+    """Clusters, spread and distance: medians over the seeds, with the middle half shaded.
+
+    The distance has a logarithmic axis, on which there is no place for a distance of 0.
+    """
+    columns = ("clusters", "spread", "distance")
+    figure, axes = make_panels(len(columns), width, 2.2, 1.9)
+    for ax, column in zip(axes, columns, strict=True):
+        for title, each in found.items():
+            quantiles = np.nanquantile(getattr(each, column), (0.25, 0.5, 0.75), axis=0)
+            if column == "distance":
+                quantiles = np.where(quantiles > 0, quantiles, np.nan)
+            low, middle, high = quantiles
+            (line,) = ax.plot(each.times, middle, label=_tex_power(title))
+            ax.fill_between(each.times, low, high, color=line.get_color(), alpha=0.12, linewidth=0)
+        ax.set(xlabel="time", ylabel=column)
+        ax.set_ylim(bottom=0) if column != "distance" else ax.set_yscale("log")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=5)
+    return figure
+
+
+def _tex_power(name: str) -> str:
+    return f"${name}$" if "^" in name else name

@@ -17,7 +17,7 @@ from t5x_diffeq.analysis.prompt_plots import (
 )
 from t5x_diffeq.analysis.report import Drawing, Section, Table, as_code, prompt_markup
 from t5x_diffeq.analysis.rollout import attention_rollout
-from t5x_diffeq.analysis.spectra import LEAST_TIMES, STRONG, rank_correlation
+from t5x_diffeq.analysis.spectra import rank_correlation
 from t5x_diffeq.layers.array_types import Tokens
 from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.models.sub_fields import has_method
@@ -33,11 +33,6 @@ _ROLLOUT = (
     "heads."
 )
 _NO_ROLLOUT = "The block has no `attention_matrix`, so attention rollout is left out."
-_OTHER = {
-    "pair": "full`, which counts the paths through other tokens too",
-    "official": "full`, which counts the paths through other tokens too",
-    "full": "pair`, which leaves out the paths through other tokens",
-}
 _METHOD = {
     "pair": (
         "M <- (I + dt J_jk) M at each step from M = I, J_jk the Jacobian of the vector field at "
@@ -81,23 +76,24 @@ def lyapunov_section(
     rolls_out = has_method(model.config, "attention_matrix")
     flow = attention_rollout(model, params, tokens, outputs) if rolls_out else None
     columns = (*_COLUMNS, "rollout") if rolls_out else _COLUMNS
-    markup, rows, sentences = "", [], []
+    markup, rows, findings = "", [], []
     drawings: dict[str, Drawing] = {}
     for p, text in enumerate(pieces):
         shown = {f"Largest exponent ({convention})": found.largest[p, : len(text)]}
         if flow is not None:
             shown["Attention rollout"] = flow[p, : len(text)]
+            rank = rank_correlation(*(values[:-1] for values in shown.values()))
+            findings.append(
+                f"Prompt {p + 1}: the rank correlation of the largest exponents with attention "
+                f"rollout, over the {len(text) - 1} tokens before the last, is {rank:.2f}."
+            )
         markup += "".join(_shade_prompt(p, text, title, values) for title, values in shown.items())
         drawings |= _prompt_drawings(p, text, shown, found)
         rows += list(_prompt_rows(p, text, found, flow))
-        sentences.append(_prompt_findings(p, text, *shown.values()))
     return Section(
         name="lyapunov",
         title="Sensitivity to tokens",
-        conclusion=sentences[0],
-        advice="Repeat it with prompts of your own (`--prompt=TEXT`, several times) and with "
-        f"`--convention={_OTHER[convention]}, before you draw conclusions about the model.",
-        findings=sentences[1:],
+        findings=findings,
         method=[*_METHOD[convention], _ROLLOUT if rolls_out else _NO_ROLLOUT],
         tables=[Table(f"Finite-time exponents ({convention}) of each input token", columns, rows)],
         drawings=drawings,
@@ -137,29 +133,6 @@ def _prompt_drawings(
             "before the last with the largest exponents. It ends at the mean of the table.",
         )
     return drawings
-
-
-def _prompt_findings(
-    p: int,
-    text: Sequence[str],
-    largest: Float[np.ndarray, " L"],
-    flow: Float[np.ndarray, " L"] | None = None,
-) -> str:
-    """The tokens to which the last token's output is most and least sensitive, and rollout's."""
-    if len(text) < 2:
-        return f"Prompt {p + 1} has one token: there is no other that its output could depend on."
-    others = largest[:-1]
-    most, least = int(np.nanargmax(others)), int(np.nanargmin(others))
-    told = (
-        f"Prompt {p + 1}: of the {len(others)} tokens before the last, its output is most "
-        f"sensitive to token {most}, {as_code(text[most])} (largest exponent {others[most]:.3g}), "
-        f"and least to token {least}, {as_code(text[least])} ({others[least]:.3g})"
-    )
-    if flow is None or len(others) < LEAST_TIMES:
-        return told + "."
-    rank = rank_correlation(others, flow[:-1])
-    verb = "orders them alike" if rank >= STRONG else "orders them otherwise"
-    return f"{told}; attention rollout {verb} (rank correlation {rank:.2f})."
 
 
 def _prompt_rows(

@@ -52,21 +52,17 @@ class Section:
     Attributes:
       name: stem of its files' names.
       title: title of the section.
-      conclusion: what a reader should conclude, in a sentence.
-      advice: what to try next, in a sentence.
       method: how it was computed: paragraphs.
       tables: tables of numbers.
       drawings: figures by name.
       arrays: results by name: the array, with its axes and unit in words.
-      findings: further findings: paragraphs.
+      findings: numbers that no table or figure has: paragraphs.
       markup: additional HTML, shown before the figures.
       numbers: its main results by name, which `analyze` prints.
     """
 
     name: str
     title: str
-    conclusion: str
-    advice: str
     method: Sequence[str]
     tables: Sequence[Table]
     drawings: dict[str, Drawing]
@@ -110,8 +106,6 @@ def _write_section(folder: AnyPath, section: Section, facts: dict[str, object]) 
         "file": f"{section.name}.npz",
         "sha256": digest([content.getvalue()]),
         "of": facts,
-        "concluded": section.conclusion,
-        "try_next": section.advice,
         "found": list(section.findings),
         "how": list(section.method),
         "arrays": arrays,
@@ -130,8 +124,7 @@ def _page_markup(title: str, facts: dict[str, object], sections: Sequence[Sectio
         for key, value in facts.items()
     )
     contents = "".join(
-        f'<li><a href="#{each.name}">{html.escape(each.title)}</a>: {typeset(each.conclusion)}</li>'
-        for each in sections
+        f'<li><a href="#{each.name}">{html.escape(each.title)}</a></li>' for each in sections
     )
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
@@ -140,13 +133,13 @@ def _page_markup(title: str, facts: dict[str, object], sections: Sequence[Sectio
         f"<style>{_STYLE.read_text('utf-8')}</style></head>"
         '<body><header><p class="over">Neural ODE transformer</p>'
         f"<h1>{html.escape(title)}</h1><dl>{about}</dl></header>"
-        f'<nav aria-label="Contents"><p class="over">In short</p><ul>{contents}</ul></nav>'
+        f'<nav aria-label="Contents"><p class="over">Contents</p><ul>{contents}</ul></nav>'
         f"<main>{''.join(map(_section_markup, sections))}</main></body></html>"
     )
 
 
 def _section_markup(section: Section) -> str:
-    """A section in HTML: conclusion, advice, figures, numbers and method."""
+    """A section in HTML: findings, figures, tables and method."""
     found = "".join(f"<p>{typeset(text)}</p>" for text in section.findings)
     how = "".join(f'<p class="small">{typeset(text)}</p>' for text in section.method)
     figures = "".join(
@@ -167,8 +160,6 @@ def _section_markup(section: Section) -> str:
     tables = "".join(map(table_markup, section.tables))
     return (
         f'<section id="{section.name}"><h2>{html.escape(section.title)}</h2>'
-        f'<p class="conclusion">{typeset(section.conclusion)}</p>'
-        f'<p class="advice"><strong>Try next.</strong> {typeset(section.advice)}</p>'
         f"{found}{section.markup}{figures}{tables}<h3>Method</h3>{how}{links}</section>"
     )
 

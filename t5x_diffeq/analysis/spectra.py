@@ -27,7 +27,6 @@ from t5x_diffeq.models.sub_fields import need_methods
 from t5x_diffeq.ode.schemes import grid
 from t5x_diffeq.runtime.errors import InputError
 
-LEAST_TIMES, STRONG = 6, 0.9  # of what is called a trend, see `trend`
 _TITLES = {"qk": "W_Q W_K^T", "ov": "W_V W_O", "mlp": "W_up W_down"}
 # By the name of the product: eigenvalues by decreasing magnitude, at N times or layers. Those of
 # attention have an axis of heads (of query heads, of which several may share a key head).
@@ -135,22 +134,6 @@ def growth(values: Complex[np.ndarray, "times *rest"]) -> dict[str, float]:
         "rank_correlation": rank_correlation(means, np.arange(float(len(means)))),
         "radius_ratio": float(radii[-third:].mean() / radii[:third].mean()) if first else 1.0,
     }
-
-
-def trend(values: Complex[np.ndarray, "times *rest"]) -> str:
-    """How mean |lambda| changes with depth: "grow", "shrink", or "" if neither is to be said.
-
-    A trend needs `LEAST_TIMES` times, a rank correlation of `STRONG` in size, and a last third that
-    is a tenth larger or smaller than the first. In six times of random order the correlation is so
-    strong with probability 12 / 720.
-    """
-    grown = growth(values)
-    rank = grown["rank_correlation"]
-    if len(values) < LEAST_TIMES or abs(rank) < STRONG:
-        return ""
-    if rank > 0:
-        return "grow" if grown["ratio"] > 1.1 else ""
-    return "shrink" if grown["ratio"] < 1 / 1.1 else ""
 
 
 def rank_correlation(x: Float[np.ndarray, " n"], y: Float[np.ndarray, " n"]) -> float:

@@ -60,8 +60,6 @@ def spectra_section(
     return Section(
         name="spectra",
         title="Spectra",
-        conclusion=conclude(own, "layers" if layers else "nodes"),
-        advice=_advise(config, len(at), rough),
         findings=[] if layers else [_describe_between(rough, perplexities)],
         method=_describe_method(config),
         tables=[_growth_table(own), *([_heads_table(heads)] if heads else [])],
@@ -75,63 +73,13 @@ def spectra_section(
     )
 
 
-def conclude(own: spectra.Spectra, nodes: str) -> str:
-    """Which products' eigenvalues grow or shrink with depth, in one sentence.
-
-    Args:
-      own: the spectra at the nodes.
-      nodes: what the nodes are called.
-    """
-    count = len(next(iter(own.values())))
-    if count < spectra.LEAST_TIMES:
-        return (
-            f"{count} {nodes} are too few to say whether eigenvalues grow or shrink with depth: "
-            f"any order of fewer than {spectra.LEAST_TIMES} can arise by chance."
-        )
-    by_trend: dict[str, list[str]] = {}
-    for kind, values in own.items():
-        name, grown, verb = spectra.title_of(kind), spectra.growth(values), spectra.trend(values)
-        told = f"to {grown['ratio']:.2g} times" if verb else f"{grown['rank_correlation']:.2f}"
-        by_trend.setdefault(verb, []).append(f"{name} ({told})")
-    told = "; ".join(
-        f"the eigenvalues of {', '.join(names)} "
-        + (verb or "show no trend (in brackets, the rank correlation)")
-        for verb, names in sorted(by_trend.items(), reverse=True)
-    )
-    return f"With depth, over the {count} {nodes} of this run, {told}."
-
-
-def _advise(config: ModelConfig, count: int, rough: float) -> str:
-    source = source_of(config)
-    if source.constant:
-        return "Weights are the same at all times: analyse a run of time-dependent weights."
-    if not source.any_time:
-        return "Analyse the same experiment with `model.weights=time_dependent`, and compare."
-    if rough >= _SMOOTH:
-        return (
-            "Train the variant `:smooth` of the config, whose W(t) is a smooth function, and see "
-            "what its spectra do between the nodes."
-        )
-    if count < spectra.LEAST_TIMES:
-        return "Take more solver steps by `--num_steps`, as W(t) is smooth between the nodes."
-    return (
-        "Train the same config with other seeds (the verb `sweep`) before you generalise from "
-        "this run: seeds of one setting differ in the sign of the rank correlation."
-    )
-
-
 def _describe_between(rough: float, perplexities: dict[int, float]) -> str:
-    """Whether W(t) is smooth between the nodes, and the model's perplexity there."""
-    told = (
-        "so curves show it between the dots, which are the nodes"
-        if rough < _SMOOTH
-        else "so only the nodes are meaningful, and dotted lines merely join them"
-    )
+    """How smooth W(t) is between the nodes, and the model's perplexity there."""
     measured = " and ".join(f"{value:.4g} with {n} steps" for n, value in perplexities.items())
     return (
         f"Halfway between nodes, W(t) is {rough:.2f} times half their distance away from the "
-        f"straight line (0: straight; 1.73: unrelated to the nodes; smooth below {_SMOOTH:g}), "
-        f"{told}. The perplexity on the validation split is {measured}."
+        "straight line (0: straight; 1.73: unrelated to the nodes; curves between the nodes are "
+        f"drawn below {_SMOOTH:g}). The perplexity on the validation split is {measured}."
     )
 
 
@@ -140,10 +88,7 @@ def _describe_method(config: ModelConfig) -> list[str]:
         "Eigenvalues of W_Q W_K^T and W_V W_O of each head and of W_up W_down, in float64; those "
         "of a head from the product of the size of a head, which has the same nonzero ones. "
         "Biases, norm scales and gates are left out. Complex pairs are kept; real parts and "
-        "magnitudes are shown.",
-        f"A trend is reported if there are at least {spectra.LEAST_TIMES} nodes, the rank "
-        f"correlation with depth is at least {spectra.STRONG:g} in size, and the last third is a "
-        "tenth larger or smaller than the first. Neighbouring nodes are alike, so this describes "
+        "magnitudes are shown. Neighbouring nodes are alike, so a correlation with depth describes "
         "one run; docs/lab/spectra.md compares seeds of small models.",
     ]
     if config.architecture == "llama" and not config.block:
@@ -154,12 +99,11 @@ def _describe_method(config: ModelConfig) -> list[str]:
 def _growth_table(own: spectra.Spectra) -> Table:
     """A table that tests the paper's claim that spectra grow with depth."""
     rows: list[Row] = [
-        (spectra.title_of(kind), *spectra.growth(values).values(), spectra.trend(values) or "none")
-        for kind, values in own.items()
+        (spectra.title_of(kind), *spectra.growth(values).values()) for kind, values in own.items()
     ]
     columns = (
         *("first third", "last third", "last / first", "rank correlation"),
-        *("largest |lambda|, last / first", "trend"),
+        "largest |lambda|, last / first",
     )
     title = (
         "Mean |lambda| in the first and the last third of the depth and their ratio, Spearman's "

@@ -9,14 +9,11 @@ from absl import flags
 
 from t5x_diffeq.runtime import command_line, run_flags
 from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.runtime.files import AnyPath
 
 EXPERIMENTS = (
     "table1",
     "table2",
-    "budgets",
-    "equal_time",
-    "ladder",
-    "controls",
     "table4",
     "table5",
     "figure2",
@@ -34,54 +31,70 @@ EXPERIMENTS = (
 )
 _SCALES = ("laptop", "paper")
 CHOICES = {"experiment": EXPERIMENTS, "scale": _SCALES}  # for completion
+
+
+def define_flags(own: flags.FlagValues) -> None:
+    """Defines the flags of an experiment, but for its name."""
+    flags.DEFINE_string(
+        "output", None, "Folder for workdirs, logs, results, tables and figures.", flag_values=own
+    )
+    flags.DEFINE_string(
+        "scale", "laptop", "Scale: laptop, or paper for the paper's sizes.", flag_values=own
+    )
+    flags.DEFINE_multi_string(
+        "text",
+        [],
+        "NAME=PATH of a text, or NAME=SOURCE:PATH with a SOURCE of data.source; may be repeated. "
+        "In PATH, {tokenizer} stands for gpt2 or llama.",
+        flag_values=own,
+    )
+    flags.DEFINE_integer(
+        "seeds",
+        None,
+        "Number of seeds per training. [default: 3 at laptop scale, 1 at paper scale]",
+        flag_values=own,
+    )
+    flags.DEFINE_string(
+        "tokenizers",
+        "tokenizers",
+        "At paper scale: the folder with the paper's tokenizers, gpt2.json and llama.model, or "
+        "'own' to train tokenizers on the text.",
+        flag_values=own,
+    )
+    run_flags.define_part(own)
+    run_flags.define_dry_run(own)
+
+
+def check_flags(own: flags.FlagValues) -> tuple[AnyPath, tuple[int, int]]:
+    """The folder of the runs, and the part of them that is asked for.
+
+    Raises:
+      InputError: if the scale, the folder or the part can't be used.
+    """
+    if own.scale not in _SCALES:
+        raise InputError(f"--scale={own.scale} must be laptop or paper")
+    return command_line.parse_folder(own["output"], "reproduce"), command_line.parse_part(
+        own["part"]
+    )
+
+
 FLAGS = flags.FlagValues()
 _EXPERIMENT = flags.DEFINE_string(
     "experiment", None, f"One of {', '.join(EXPERIMENTS)}.", flag_values=FLAGS
 )
-_OUTPUT = flags.DEFINE_string(
-    "output", None, "Folder for workdirs, logs, results, tables and figures.", flag_values=FLAGS
-)
-_SCALE = flags.DEFINE_string(
-    "scale", "laptop", "Scale: laptop, or paper for the paper's sizes.", flag_values=FLAGS
-)
-_TEXT = flags.DEFINE_multi_string(
-    "text",
-    [],
-    "NAME=PATH of a text, or NAME=SOURCE:PATH with a SOURCE of data.source; may be repeated. "
-    "In PATH, {tokenizer} stands for gpt2 or llama.",
-    flag_values=FLAGS,
-)
-_SEEDS = flags.DEFINE_integer(
-    "seeds",
-    None,
-    "Number of seeds per training. [default: 3 at laptop scale, 1 at paper scale]",
-    flag_values=FLAGS,
-)
-_TOKENIZERS = flags.DEFINE_string(
-    "tokenizers",
-    "tokenizers",
-    "At paper scale: the folder with the paper's tokenizers, gpt2.json and llama.model, or 'own' "
-    "to train tokenizers on the text.",
-    flag_values=FLAGS,
-)
-_PART = run_flags.define_part(FLAGS)
-run_flags.define_dry_run(FLAGS)
+define_flags(FLAGS)
 
 
 def main() -> int:
     """Runs the verb."""
-    if _SCALE.value not in _SCALES:
-        raise InputError(f"--scale={_SCALE.value} must be laptop or paper")
-    if _EXPERIMENT.value not in EXPERIMENTS:
-        raise InputError(f"--experiment={_EXPERIMENT.value} must be {', '.join(EXPERIMENTS)}")
-    output, own_part = (
-        command_line.parse_folder(_OUTPUT, "reproduce"),
-        command_line.parse_part(_PART),
-    )
+    name = _EXPERIMENT.value
+    if name not in EXPERIMENTS:
+        raise InputError(f"--experiment={name} must be {', '.join(EXPERIMENTS)}")
+    output, part = check_flags(FLAGS)
 
-    from t5x_diffeq.verbs.reproduce import reproduce  # importing JAX takes seconds
+    from t5x_diffeq.verbs.reproduce import SCALES, reproduce  # importing JAX takes seconds
 
-    return reproduce(output, own_part, FLAGS)
+    return reproduce(name, SCALES[FLAGS.scale][name], output, part, FLAGS)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,15 @@
-"""Experiments: trainings, what follows each of them, and what is shown of the outcomes."""
+"""Experiments: trainings, what follows each of them, and what is shown of the outcomes.
+
+In a `Sweep` each model is at its best learning rate.
+"""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
+from math import inf
 from typing import Any
 
-from t5x_diffeq.experiments.notes import list_pages, paired_table
-from t5x_diffeq.experiments.present import TableSpec
+from t5x_diffeq.experiments.present import TableSpec, list_pages, paired_table
 from t5x_diffeq.experiments.runs import ExperimentRun, format_flags, name_choices
 from t5x_diffeq.experiments.tokenizers import fill_in_tokenizer
 from t5x_diffeq.runtime.config_files import values_of
@@ -15,8 +18,10 @@ from t5x_diffeq.runtime.files import AnyPath
 
 Keys = Mapping[str, Any]  # values by key of the config
 Texts = Mapping[str, Keys]  # by the text's name, the keys of the config for it
+Group = tuple[str, str]  # text, model
 
-_WIDTH = "model.time_embed_dim"
+RATE_NAME = "learning_rate"  # in tables
+_WIDTH, _RATE = "model.time_embed_dim", f"optimizer.{RATE_NAME}"
 
 
 @dataclass(frozen=True)
@@ -145,7 +150,7 @@ class Experiment:
           InputError: if there are too few texts, or too many.
         """
         if self.trainings:
-            need_text(texts)
+            _need_text(texts)
         runs: list[ExperimentRun] = []
         for text, seed in product(texts, seeds):
             for training in self.trainings_on.get(text, self.trainings):
@@ -166,7 +171,7 @@ class Experiment:
         return [*list_pages(outcomes), *paired_table(outcomes, output)]
 
 
-def need_text(texts: Texts) -> None:
+def _need_text(texts: Texts) -> None:
     """Checks that there is a text.
 
     Raises:
@@ -174,3 +179,78 @@ def need_text(texts: Texts) -> None:
     """
     if not texts:
         raise InputError("this experiment needs a text; set --text=NAME=PATH or --text=stdlib")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep(Experiment):
+    """Models on every text, each at its best learning rate, with several seeds.
+
+    The first seed tries each model's rates, then half the smallest or twice the largest while
+    that one is the best, so the optimum is interior. A rate at which training diverges is the
+    worst. The other seeds run only at the optimum.
+    """
+
+    tables: tuple[TableSpec, ...] = (
+        *(TableSpec(("model",), "text", value, RATE_NAME) for value in ("loss", "perplexity")),
+        TableSpec(("text", "model"), RATE_NAME, "loss", log=True, same_seeds=True),
+    )
+
+    def runs(
+        self, texts: Texts, seeds: Sequence[int], done: dict[str, dict]
+    ) -> list[ExperimentRun]:
+        """The runs that the outcomes so far determine.
+
+        Runs come in rounds, each added when the previous round is done. A new round leaves the
+        order of earlier runs unchanged, so the jobs of an array agree on which runs are whose.
+        """
+        return self.progress(texts, seeds, done)[0]
+
+    def progress(
+        self,
+        texts: Texts,
+        seeds: Sequence[int],
+        done: dict[str, dict],
+        first_rates: Mapping[Group, Sequence[float]] | None = None,
+    ) -> tuple[list[ExperimentRun], dict[Group, float]]:
+        """The runs; and each group's best rate, {} while there are still rates to try.
+
+        Args:
+          texts: the texts to train on.
+          seeds: seeds of the trainings.
+          done: outcomes so far, by the name of their run.
+          first_rates: the rates with which each group begins; None for those of its training.
+        """
+        _need_text(texts)
+        groups = {(text, each.name): each for text, each in product(texts, self.trainings)}
+
+        def run(group: Group, rate: float, seed: int = seeds[0]) -> ExperimentRun:
+            return at_rate(groups[group], rate).run(group[0], texts[group[0]], seed)
+
+        wanted: dict[Group, Sequence[float]] = {
+            group: (first_rates or {}).get(group, x.rates) for group, x in groups.items()
+        }
+        losses: dict[Group, dict[float, float]] = {group: {} for group in groups}
+        runs: list[ExperimentRun] = []
+        while any(wanted.values()):
+            runs += [run(group, rate) for group, rates in wanted.items() for rate in rates]
+            if any(each.name not in done for each in runs):
+                return runs, {}
+            for group, rates in wanted.items():
+                for rate in rates:
+                    losses[group][rate] = done[run(group, rate).name].get("loss", inf)
+            wanted = {group: _next_rates(tried) for group, tried in losses.items()}
+        best = {group: min(tried, key=tried.__getitem__) for group, tried in losses.items()}
+        others = [run(group, rate, seed) for group, rate in best.items() for seed in seeds[1:]]
+        return runs + others, best
+
+
+def at_rate(training: Training, rate: float) -> Training:
+    """The training with this learning rate."""
+    return replace(training, keys={**training.keys, _RATE: rate})
+
+
+def _next_rates(losses: dict[float, float]) -> list[float]:
+    """The rates to try next: the neighbour that the best one lacks, if it is at an end."""
+    best = min(losses, key=losses.__getitem__)
+    neighbours = {min(losses): best / 2, max(losses): best * 2}
+    return [neighbours[best]] if best in neighbours else []

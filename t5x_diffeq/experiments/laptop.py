@@ -4,11 +4,7 @@ The text's name selects the config: configs/shakespeare.py for `shakespeare`, el
 configs/laptop.py.
 """
 
-from t5x_diffeq.experiments.beyond_paper import (
-    compare_budgets,
-    sweep_controls,
-)
-from t5x_diffeq.experiments.experiment import Experiment, Training, trainings
+from t5x_diffeq.experiments.experiment import Experiment, Sweep, Training, trainings
 from t5x_diffeq.experiments.figure5 import Figure5
 from t5x_diffeq.experiments.follow_ups import (
     CLUSTERING,
@@ -22,8 +18,6 @@ from t5x_diffeq.experiments.follow_ups import (
     ask_own_tasks,
     time_steps,
 )
-from t5x_diffeq.experiments.ladder import Ladder
-from t5x_diffeq.experiments.learning_rates import EqualTime, Sweep
 from t5x_diffeq.experiments.present import TableSpec
 
 _BASELINE = Training("baseline", rates=(4e-3, 8e-3))
@@ -31,26 +25,10 @@ _ODE, _SHARED = (Training(variant, rates=(2e-3, 4e-3, 8e-3)) for variant in ("od
 _OVER_STEPS = (TableSpec(("text",), "model", "loss", over_steps=True),)
 _BOTH = ("ode", "baseline")
 _VARIANTS = ("baseline", "ode", "shared")
-_WORKSTATION = "workstation.py"
-_PENALTY = {"train.velocity_penalty": 0.1}
 
 LAPTOP: dict[str, Experiment] = {
     "table1": Sweep(trainings=(_BASELINE, _ODE, _SHARED)),
     "table2": Sweep(trainings=(_BASELINE, _ODE)),
-    "budgets": compare_budgets(),
-    "equal_time": EqualTime(
-        config=_WORKSTATION,
-        trainings=(
-            *(
-                Training(variant, config=_WORKSTATION, rates=(2e-3, 4e-3))
-                for variant in (*_VARIANTS, "compact", "smooth")
-            ),
-            Training("baseline", _PENALTY, "baseline with penalty", _WORKSTATION, (1e-3, 2e-3)),
-            Training("compact", _PENALTY, "compact with penalty", _WORKSTATION, (2e-3, 4e-3)),
-        ),
-    ),
-    "ladder": Ladder(),
-    "controls": sweep_controls("ladder.py", (8e-3, 1.6e-2), "-32"),
     "table4": Experiment(
         trainings=trainings(_VARIANTS, {"model.architecture": ("gpt",)}),
         follow_up=ask_own_tasks,

@@ -6,10 +6,6 @@ rate, batch size, steps and T are in the models' own configs unless they are set
 trains each model once; `--seeds=3` gives standard errors.
 """
 
-from t5x_diffeq.experiments.beyond_paper import (
-    compare_budgets,
-    sweep_controls,
-)
 from t5x_diffeq.experiments.experiment import Experiment, Keys, Training, trainings
 from t5x_diffeq.experiments.figure5 import Figure5
 from t5x_diffeq.experiments.follow_ups import (
@@ -24,8 +20,6 @@ from t5x_diffeq.experiments.follow_ups import (
     ask_papers_tasks,
     time_steps,
 )
-from t5x_diffeq.experiments.ladder import Ladder
-from t5x_diffeq.experiments.learning_rates import EqualTime
 from t5x_diffeq.experiments.present import TableSpec
 
 _BOTH = ("ode", "baseline")
@@ -40,7 +34,6 @@ _WIKITEXT: dict[str | None, Keys] = {
     _SMALL: _WIKITEXT_RUN,
     _MEDIUM: {**_WIKITEXT_RUN, "model.time_embed_dim": 48},
 }
-_RATES = (3e-4, 6e-4, 1.2e-3)
 _PERPLEXITY = tuple(TableSpec(("text", "size"), "model", value) for value in ("perplexity", "loss"))
 _OVER_STEPS = (TableSpec(("text", "size"), "model", "perplexity", over_steps=True),)
 # Apart from its method, a tuning has the settings of the training before; every weight decays.
@@ -61,17 +54,6 @@ PAPER: dict[str, Experiment] = {
     "table2": Experiment(
         trainings=trainings(_BOTH, configs=_OPENWEBTEXT), tables=_PERPLEXITY, seeds=1
     ),
-    "budgets": compare_budgets(_SMALL, seeds=1),  # not in the paper
-    "equal_time": EqualTime(
-        config=_SMALL,
-        trainings=tuple(
-            Training(variant, config=_SMALL, rates=_RATES)
-            for variant in (*_BOTH, "compact", "smooth")
-        ),
-        seeds=1,
-    ),  # not in the paper
-    "ladder": Ladder(),  # not in the paper
-    "controls": sweep_controls(_SMALL, _RATES, seeds=1),  # not in the paper
     "table4": Experiment(
         trainings=trainings(("baseline", "ode"), configs={_LARGE: {}}),
         follow_up=ask_papers_tasks,

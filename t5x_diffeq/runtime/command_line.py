@@ -327,7 +327,7 @@ def given_keys(verb_flags: flags.FlagValues) -> set[str]:
     return {name.removeprefix("config.") for name in named}
 
 
-def parse_folder(flag: flags.FlagHolder, verb: str) -> AnyPath:
+def parse_folder(flag: flags.FlagHolder | flags.Flag, verb: str) -> AnyPath:
     """The folder that a flag names, on this machine or in a bucket.
 
     Raises:
@@ -357,7 +357,7 @@ def _parse_folder(text: str, name: str) -> AnyPath:
     return path
 
 
-def parse_part(flag: flags.FlagHolder) -> tuple[int, int]:
+def parse_part(flag: flags.FlagHolder | flags.Flag) -> tuple[int, int]:
     """(i, n) of a flag's `i/n`, the i-th of n parts; without a value, the whole.
 
     Raises:

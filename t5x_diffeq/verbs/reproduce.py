@@ -24,7 +24,7 @@ from t5x_diffeq.runtime.console import say
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.files import AnyPath, files_matching, parse_path, write_whole
 
-EXPERIMENTS = {"laptop": LAPTOP, "paper": PAPER}
+SCALES = {"laptop": LAPTOP, "paper": PAPER}
 
 
 def texts(flags: FlagValues) -> dict[str, dict[str, object]]:
@@ -104,15 +104,18 @@ def present(
     print(*tables, *notes, sep="\n\n")
 
 
-def reproduce(output: AnyPath, part: tuple[int, int], flags: FlagValues) -> int:
+def reproduce(
+    name: str, experiment: Experiment, output: AnyPath, part: tuple[int, int], flags: FlagValues
+) -> int:
     """Carries out the runs of an experiment, then presents them; returns the exit status.
 
     Args:
+      name: the experiment's name, that of the folder of its tables and figures.
+      experiment: the experiment.
       output: the folder of the runs.
       part: (i, n), the i-th of n parts of the runs.
       flags: the verb's flags.
     """
-    experiment = EXPERIMENTS[flags.scale][flags.experiment]
     of_texts, seeds, (i, n) = texts(flags), _seeds_of(experiment, flags.seeds), part
     runs = experiment.runs(of_texts, seeds, read_results(output))
     if flags.dry_run:
@@ -126,7 +129,7 @@ def reproduce(output: AnyPath, part: tuple[int, int], flags: FlagValues) -> int:
         except StoppedError as stopped:
             done = read_results(output)
             if shown := [run for run in runs if run.name in done]:
-                present(experiment, shown, output, output / flags.experiment, [])
+                present(experiment, shown, output, output / name, [])
             say(f"stopped, saved; {len(shown)} runs are done; the same command continues")
             return stopped.status
         if others := _remaining_runs(runs, output):
@@ -137,5 +140,5 @@ def reproduce(output: AnyPath, part: tuple[int, int], flags: FlagValues) -> int:
             return 0
         runs = experiment.runs(of_texts, seeds, read_results(output))  # a sweep adds runs
     caveats = remark(runs, output) if flags.scale == "paper" else []
-    present(experiment, runs, output, output / flags.experiment, caveats)
+    present(experiment, runs, output, output / name, caveats)
     return 0

@@ -1,51 +1,16 @@
-"""Experiments that the paper doesn't have, at a laptop's size or the paper's."""
+"""Where the ODE's lead comes from: models between it and the baseline, each at its best rate.
 
-from collections.abc import Callable
-from typing import Any
+    python -m studies.controls --text=stdlib
+    python -m studies.controls --scale=paper --text=openwebtext=stream:Skylion007/openwebtext
 
-from t5x_diffeq.experiments.experiment import Experiment, Keys, Training
-from t5x_diffeq.experiments.learning_rates import Sweep
-from t5x_diffeq.experiments.present import TableSpec
+`sweep_controls` says which they are.
+"""
+
+from studies.study import run_study
+from t5x_diffeq.experiments.experiment import Keys, Sweep, Training
 from t5x_diffeq.runtime.config_files import values_of
 
-_T, _N, _STEPS = "model.time_embed_dim", "model.num_steps", "train.total_steps"
-
-
-def compare_budgets(config: str | None = None, seeds: int = 3) -> Experiment:
-    """ODE against baseline at equal optimizer steps, equal time and equal parameters.
-
-    The baseline, and four ODEs: the config's own, a narrower one, a narrower one whose depth grows
-    during training, and one with as many parameters as the baseline: W0 and the T matrices of P
-    have as many as N layers if T = N - 1. Trainings of several lengths have a full schedule each.
-    """
-
-    def multiply_steps(factor: float) -> Callable[[Keys], Any]:
-        return lambda defaults: round(factor * defaults[_STEPS])
-
-    narrow: Keys = {_T: lambda defaults: defaults[_T] // 3}
-    growing: Keys = {
-        "train.depths": lambda defaults: (defaults[_N] // 2,),
-        "train.depths_until": 0.5,
-    }
-    equal: Keys = {_T: lambda defaults: defaults[_N] - 1}
-    contenders: list[tuple[str, tuple[float, ...], Keys]] = [
-        ("baseline", (1, 1.25), {}),
-        ("ode", (1,), {}),
-        ("ode, T / 3", (0.8, 1), narrow),
-        ("ode, T / 3, growing", (1,), {**narrow, **growing}),
-        ("ode, equal parameters", (1,), equal),
-    ]
-    return Experiment(
-        trainings=tuple(
-            Training(name.partition(",")[0], {**keys, _STEPS: multiply_steps(x)}, name, config)
-            for name, factors, keys in contenders
-            for x in factors
-        ),
-        tables=tuple(
-            TableSpec(("text", "model"), "total_steps", x) for x in ("loss", "training_seconds")
-        ),
-        seeds=seeds,
-    )
+_N = "model.num_steps"
 
 
 def _changes(keys: Keys, defaults: Keys) -> bool:
@@ -125,3 +90,10 @@ def sweep_controls(config: str, rates: tuple[float, ...], size: str = "", seeds:
         ),
         seeds=seeds,
     )
+
+
+LAPTOP = sweep_controls("ladder.py", (8e-3, 1.6e-2), "-32")
+PAPER = sweep_controls("gpt_small.py", (3e-4, 6e-4, 1.2e-3), seeds=1)
+
+if __name__ == "__main__":
+    run_study("controls", __doc__, LAPTOP, PAPER)

@@ -1,24 +1,47 @@
-"""Kernels rounded to integers with a scale for each output, and the loss that a run has with them.
+"""The loss of a trained run with rounded weights: are W(t) as robust as layers?
 
-Every scale is the largest entry of an output's column over the largest integer, without zero
-points; embeddings, biases and norms stay as they are.
+    python -m studies.quantization --workdir=DIR --bits=8 --bits=4
+
+Prints the validation loss, the loss with rounded weights W(t), as if they had been written out as
+layers to serve them, and that with rounded parameters W0 and P, which make them, as JSON. Kernels
+are rounded to integers with a scale for each output: the largest entry of its column over the
+largest integer, without zero points. Embeddings, biases and norms stay as they are.
 """
 
+import json
 from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
+from absl import flags
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxtyping import Array, Float
 
-from t5x_diffeq.data.corpus import Corpus
+from t5x_diffeq.data.corpus import Corpus, load_corpus
 from t5x_diffeq.inference.split_loss import evaluate_split
 from t5x_diffeq.layers.array_types import Weights
 from t5x_diffeq.layers.parameter import Parameter, flatten_parameters, num_inputs
 from t5x_diffeq.models.sub_fields import declared_leaves
-from t5x_diffeq.runs.load import Run, discretise
+from t5x_diffeq.runs.load import Run, discretise, load_run
+from t5x_diffeq.runtime import command_line, run_flags
 from t5x_diffeq.training.placed_model import place_model
 from t5x_diffeq.training.state import declared_params
+
+FLAGS = flags.FlagValues()
+_WORKDIR = run_flags.define_workdir(FLAGS)
+_CHECKPOINT = run_flags.define_checkpoint(FLAGS)
+_NUM_STEPS = run_flags.define_num_steps(FLAGS)
+_BITS = flags.DEFINE_multi_integer(
+    "bits", [8, 4], "Bits of an integer; may be repeated.", 2, 8, flag_values=FLAGS
+)
+_BATCH_SIZE = flags.DEFINE_integer("batch_size", 32, "Sequences per batch.", 1, flag_values=FLAGS)
+_EVAL_BATCHES = flags.DEFINE_integer(
+    "eval_batches",
+    None,
+    "Evaluate only this many batches. [default: the whole validation split]",
+    1,
+    flag_values=FLAGS,
+)
 
 
 def round_to_bits(
@@ -105,3 +128,22 @@ def evaluate_rounded(
         losses[f"weights, {each} bits"] = loss(with_rounded_weights(run, each))
         losses[f"parameters, {each} bits"] = loss(with_rounded_params(run, each))
     return losses
+
+
+def main() -> None:
+    """The command."""
+    workdir = command_line.parse_folder(_WORKDIR, "quantization")
+    corpus = load_corpus(workdir)
+    run = load_run(
+        workdir,
+        corpus.tokenizer.vocab_size,
+        batch_size=1,
+        checkpoint=_CHECKPOINT.value,
+        grids=[(_NUM_STEPS.value, None)],
+    ).at_depth(_NUM_STEPS.value)
+    losses = evaluate_rounded(run, corpus, _BITS.value, _BATCH_SIZE.value, _EVAL_BATCHES.value)
+    print(json.dumps(losses))
+
+
+if __name__ == "__main__":
+    command_line.run(main, __doc__, FLAGS)

@@ -2,7 +2,14 @@
 
 Each rung is a width of configs/ladder.py. The first two sweep the learning rate of each model,
 the second from where the first ended; further rungs follow from both. On these two rungs baselines
-of other numbers of layers show how many unique layers a model is worth.
+of other numbers of layers show how many unique layers a model is worth: phi, the
+recurrence-equivalence exponent.
+
+    python -m studies.ladder --text=stdlib [--seeds=3] [--part=0/2]
+    timeout 8h python -m studies.ladder --text=stdlib
+
+It begins with the smallest size. When it is stopped, it saves the run, and shows and writes the
+tables of what is done; the same command continues.
 """
 
 import json
@@ -10,9 +17,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log
 
-from t5x_diffeq.experiments.experiment import Keys, Texts, Training
-from t5x_diffeq.experiments.ladder_fits import BASELINE, RungRun, at_best_rate, format_notes
-from t5x_diffeq.experiments.learning_rates import Group, Sweep, at_rate
+from studies.ladder_fits import BASELINE, RungRun, at_best_rate, format_notes
+from studies.study import run_study
+from t5x_diffeq.experiments.experiment import Group, Keys, Sweep, Texts, Training, at_rate
 from t5x_diffeq.experiments.present import TableSpec
 from t5x_diffeq.experiments.runs import ExperimentRun
 from t5x_diffeq.runtime.files import AnyPath
@@ -139,3 +146,9 @@ def _read_run(outcome: dict, output: AnyPath) -> RungRun:
         tokens=tokens,
         parameters=int(total.replace(",", "")),
     )
+
+
+LAPTOP = PAPER = Ladder()
+
+if __name__ == "__main__":
+    run_study("ladder", __doc__, LAPTOP, PAPER)
