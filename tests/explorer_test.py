@@ -6,6 +6,7 @@ import threading
 
 import numpy as np
 import pytest
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.testclient import TestClient
 
@@ -245,3 +246,21 @@ def test_what_nobody_waits_for_is_not_computed():
 
     asyncio.run(check())
     assert computed == ["third"]
+
+
+def test_a_crowd_is_sent_away_but_not_who_has_a_part_of_the_answer():
+    release = threading.Event()
+
+    async def check():
+        worker = Worker("test")
+        crowd = [asyncio.create_task(worker.run(Client(), release.wait)) for _ in range(32)]
+        await asyncio.sleep(0)
+        with pytest.raises(HTTPException, match="32 requests are waiting"):
+            await worker.run(Client(), int)
+        begun = asyncio.create_task(worker.run(Client(), int, begun=True))
+        await asyncio.sleep(0)
+        release.set()
+        assert await begun == 0
+        await asyncio.gather(*crowd)
+
+    asyncio.run(check())
