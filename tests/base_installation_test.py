@@ -38,6 +38,7 @@ OF_STREAM = ("--config.data.source=stream", "--config.data.path=owner/corpus")
 WITHOUT_EXTRA = {  # a command that needs each extra; `run` is the workdir of a run
     "adaptive": ["evaluate", "--workdir=run", "--scheme=tsit5"],
     "analysis": ["analyze", "spectra", "--workdir=run", "--output=spectra"],
+    "chat": ["generate", "--workdir=run", "--chat", "--prompt=a"],
     "data": ["train", CONFIG, "--workdir=other", *OF_STREAM],
     "eval": ["evaluate", "--workdir=run", "--tasks=arc_easy"],
     "explore": ["explore", "--workdir=run"],

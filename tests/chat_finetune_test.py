@@ -4,6 +4,7 @@ import json
 import math
 
 import pytest
+from chats import needs_chat
 from helpers import call, small_config
 
 from configs import finetune as finetune_config
@@ -16,7 +17,8 @@ from t5x_diffeq.verbs.finetune import finetune
 
 # Short, because the base reads 16 bytes: `u1+1|a2|`.
 TEMPLATE = (
-    "{% for m in messages %}{{ m.role[0] + m.content + '|' }}{% endfor %}"
+    "{% for m in messages %}{{ m.role[0] }}{% if m.role == 'user' %}{{ m.content + '|' }}{% else %}"
+    "{% generation %}{{ m.content + '|' }}{% endgeneration %}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}a{% endif %}"
 )
 SUMS = [(f"{a}+{b}", str(a + b)) for a in range(9) for b in range(9)]
@@ -51,6 +53,7 @@ def tuning_config(base, folder):
     return config
 
 
+@needs_chat
 @pytest.mark.slow
 @pytest.mark.in_turns("trainings")
 def test_a_model_that_answers(finished, folder, tmp_path, capsys):

@@ -1,126 +1,141 @@
-"""Conversations become one text by the tokenizer's template, and it is known who wrote what."""
+"""The chat template that a tokenizer's files have, and what transformers writes with it."""
 
 import json
-import sys
 from datetime import datetime
+from itertools import product
 
 import pytest
-from chats import CHATML, FILE_TOKENS, HEADERS, INSTRUCT, MARKED, TWO_TURNS, tokenizer_json
+from chats import (
+    CHATML,
+    FILE_TOKENS,
+    HEADERS,
+    MARKED,
+    TEMPLATES,
+    TWO_TURNS,
+    chat_tokenizer_of,
+    needs_chat,
+    tokenizer_json,
+)
 from helpers import small_config
 
-from t5x_diffeq.data.chat_template import (
-    ChatFormat,
-    ChatTemplate,
-    TemplateError,
-    read_chat_format,
-    read_template,
-)
+from t5x_diffeq.data.chat import Chat, TemplateError
+from t5x_diffeq.data.chat_template import ChatFormat, read_chat_format, read_template
+from t5x_diffeq.data.fast_tokenizer import parse_sentencepiece
 from t5x_diffeq.data.recipe import adopt_tokenizer, tokenizer_in
-from t5x_diffeq.data.tokenizer import ByteTokenizer, load_tokenizer, make_tokenizer, with_template
+from t5x_diffeq.data.tokenizer import (
+    ByteTokenizer,
+    SentencePieceTokenizer,
+    load_tokenizer,
+    make_tokenizer,
+    with_template,
+)
+from t5x_diffeq.exchange.tokenizer_files import write_tokenizer
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError
 
 TURN = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
 
 
-def template_of(text):
-    return ChatTemplate(ChatFormat(text, FILE_TOKENS, "here"), {})
+def chat_of(template, kind="bytes"):
+    return Chat(chat_tokenizer_of(kind, template))
 
 
-def written_by_assistant(template, messages):
-    text, spans = template.render_spans(messages, "assistant")
-    return [text[start:stop] for start, stop in spans]
+@needs_chat
+def test_an_exported_tokenizer_writes_conversations_as_ours(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    from transformers import AutoTokenizer
+
+    for kind, (name, template) in product(("bytes", "json", "prefixed"), TEMPLATES.items()):
+        if (kind, name) == ("bytes", "instruct"):
+            continue  # bytes have no eos_token to write
+        tokenizer = chat_tokenizer_of(kind, template)
+        if (kind, name) == ("prefixed", "marked"):
+            tokenizer.open_with(tokenizer.processor.bos_id())
+        messages = TWO_TURNS if name != "instruct" else TWO_TURNS[1:]
+        folder = tmp_path / f"{kind}_{name}"
+        folder.mkdir()
+        write_tokenizer(tokenizer, folder, max_length=100)
+        theirs = AutoTokenizer.from_pretrained(folder)
+        plain = tokenizer.open(tokenizer.encode(["a plain text"])[0])
+        assert theirs("a plain text").input_ids == plain, folder
+        tokens, trained = Chat(tokenizer).encode(messages)
+        found = theirs.apply_chat_template(messages, return_assistant_tokens_mask=True)
+        assert list(found["input_ids"]) == tokens.tolist(), folder
+        assert list(found["assistant_masks"]) == trained.astype(int).tolist(), folder
+        asked = theirs.apply_chat_template(TURN[:1], add_generation_prompt=True)
+        assert list(asked["input_ids"]) == Chat(tokenizer).ask("a"), folder
 
 
-def test_templates_write_what_they_say():
-    assert template_of(CHATML).render(TURN) == (
-        "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\nb<|im_end|>\n"
-    )
-    assert template_of(HEADERS).render(TURN[:1], prompting=True) == (
-        "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\na<|eot_id|>"
-        "<|start_header_id|>assistant<|end_header_id|>\n\n"
-    )
-    assert template_of(INSTRUCT).render(TURN) == "[INST] a [/INST] b<|endoftext|>"
-    unlike_html = template_of(INSTRUCT).render([{"role": "tool", "content": "<é>"}])
-    assert json.loads(unlike_html) == {"role": "tool", "content": "<é>"} and "<é>" in unlike_html
+@needs_chat
+def test_a_template_asks_for_the_day():
+    """And training data is the same on any day."""
+    day = chat_tokenizer_of("bytes", "{{ strftime_now('%d %b %Y') }}{{ unset_token }}")
+    assert ByteTokenizer().decode(Chat(day).encode(TURN)[0]) == "26 Jul 2024"
+    assert ByteTokenizer().decode(Chat(day, datetime(2031, 1, 2)).ask("a")) == "02 Jan 2031"
 
 
-def test_the_environment_is_that_of_transformers():
-    blocks = template_of("{% if true %}\n    {% set x = 1 %}\nx{{ x }}\n{% endif %}\ny")
-    assert blocks.render([]) == "x1\ny"  # trim_blocks, lstrip_blocks
-    loop = template_of(
-        "{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}m{% endfor %}"
-    )
-    assert loop.render(TURN) == "m"
-    day = ChatFormat("{{ strftime_now('%d %b %Y') }}{{ unset_token }}")
-    assert ChatTemplate(day, {}).render([]) == "26 Jul 2024"  # training data is the same on any day
-    assert ChatTemplate(day, {}, datetime(2031, 1, 2)).render([]) == "02 Jan 2031"
-    tools = template_of("{{ tools | tojson }}").render([], tools=[{"name": "é"}])
-    assert tools == '[{"name": "é"}]'
-    for unsafe in ("{{ messages.__class__.__mro__ }}", "{{ messages.append(1) }}"):
-        with pytest.raises(TemplateError):
-            template_of(unsafe).render(TURN)
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (CHATML, ["é 日本<|im_end|>\n", "É!\n\nÉ!<|im_end|>\n"]),
-        (MARKED, ["é 日本<|im_end|>", "É!\n\nÉ!<|im_end|>"]),
-        (HEADERS, ["é 日本<|eot_id|>", "É!\n\nÉ!<|eot_id|>"]),
-    ],
-    ids=["chatml", "marked", "headers"],
-)
-def test_what_the_assistant_wrote(text, expected):
-    assert written_by_assistant(template_of(text), TWO_TURNS) == expected
-
-
+@needs_chat
 def test_the_plain_template_is_built_in(small):
     small.data.chat_template = "plain"
     tokenizer = with_template(ByteTokenizer(), Config.of(small).data)
-    template = ChatTemplate(tokenizer.chat, tokenizer.special_tokens)
-    text, spans = template.render_spans(TWO_TURNS, "assistant")
+    tokens, trained = Chat(tokenizer).encode(TWO_TURNS)
     asked, answered = (TWO_TURNS[n]["content"] for n in (-2, -1))
+    text = tokenizer.decode(tokens)
     assert text.endswith(f"User:\n{asked}\n\nAssistant:\n{answered}\n\n")
-    assert text[slice(*spans[-1])].startswith(answered)
-    assert template.render(TWO_TURNS[:-1], prompting=True).endswith("\n\nAssistant:\n")
+    assert tokenizer.decode(tokens[trained]) == f"{TWO_TURNS[2]['content']}\n\n{answered}\n\n"
+    assert tokenizer.decode(Chat(tokenizer).ask("a")) == "User:\na\n\nAssistant:\n"
 
 
-def test_without_generation_prompt_the_answer_begins_after_the_question():
-    assert written_by_assistant(template_of(INSTRUCT), TURN) == [" b<|endoftext|>"]
-
-
+@needs_chat
 def test_templates_that_hide_who_wrote_what_are_refused():
-    last_role = "{{ m.role if loop.last else '' }}{{ m.content }}|"
-    short_history = "{{ m.content if loop.last or m.role != 'assistant' else m.content[:1] }}|"
-    prompts = ["", "", "{{ 'thinks' if add_generation_prompt }}"]
-    for each, prompt in zip((last_role, short_history, "{{ m.content }}"), prompts, strict=True):
-        template = template_of("{% for m in messages %}" + each + "{% endfor %}" + prompt)
-        with pytest.raises(InputError, match=r"of here writes message 2 of .* endgeneration %}, a"):
-            template.render_spans(TWO_TURNS, "assistant")
-    shouted = (
-        "{% filter upper %}{% generation %}"
-        + "{{ messages[0].content }}"
-        + ("{% endgeneration %}{% endfilter %}")
+    in_macro = (
+        "{% macro say(m) %}<{{ m.role }}>{% generation %}{{ m.content }}{% endgeneration %}"
+        "{% endmacro %}{% for m in messages %}{{ say(m) }}{% endfor %}"
     )
-    assert written_by_assistant(template_of(shouted), TURN) == ["A"]
-    trimmed = shouted.replace("upper", "trim")
-    spaced = [{"role": "user", "content": " a "}]
-    with pytest.raises(InputError, match=r"changes what its {% generation %} blocks hold"):
-        template_of(trimmed).render_spans(spaced, "assistant")
+    everything = (
+        "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
+    )
+    for template in (CHATML, in_macro, everything):
+        with pytest.raises(InputError, match=r"the tokenizer doesn't mark .*endgeneration %}, out"):
+            chat_of(template).check_marks()
+    for template in TEMPLATES.values():
+        chat_of(template, "json").check_marks()
+    chat_of("{{ raise_exception('a system message is needed') }}").check_marks()
 
 
-def test_templates_that_refuse_a_conversation():
+@needs_chat
+def test_what_can_not_be_written():
     with pytest.raises(TemplateError, match=r"^the user speaks first$"):
-        template_of(MARKED).render(TURN[1:])
-    with pytest.raises(TemplateError, match="can only concatenate str"):
-        template_of(CHATML).render([{"role": "user", "content": 3}])
+        chat_of(MARKED).encode(TURN[1:])
+    for unsafe in ("{{ messages.__class__.__mro__ }}", "{{ messages.append(1) }}"):
+        with pytest.raises(TemplateError):
+            chat_of(unsafe).ask("a")
+    with pytest.raises(InputError, match=r"template of the tokenizer is invalid: .*; fix it, or n"):
+        chat_of("{% if %}").ask("a")
+    model = chat_tokenizer_of("sentencepiece").model
+    normalising = SentencePieceTokenizer(model)
+    proto = parse_sentencepiece(normalising)
+    proto.normalizer_spec.precompiled_charsmap = b"some"
+    normalising.model = proto.SerializeToString()
+    with pytest.raises(InputError, match=r"is not a plain byte-pair .*; name its tokenizer.json"):
+        Chat(normalising)
 
 
+@needs_chat
 def test_what_ends_an_answer():
-    assert template_of(CHATML).end_of_answer() == "<|im_end|>"
-    assert template_of(INSTRUCT).end_of_answer() == "<|endoftext|>"
-    assert template_of("{{ messages[0].content }}").end_of_answer() == ""
+    assert chat_of(CHATML).end_of_answer() == "<|im_end|>"
+    assert chat_of(TEMPLATES["instruct"], "json").end_of_answer() == "<|endoftext|>"
+    assert chat_of("{{ messages[0].content }}").end_of_answer() == ""
+    assert chat_of("{{ raise_exception('no') }}").end_of_answer() == ""
+
+
+def test_without_the_extra_it_is_named_before_a_tokenizer_is_trained(small, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    small.data.update(tokenizer="sentencepiece", chat_template="plain")
+    with pytest.raises(InputError, match=r"^data.chat_template needs .*t5x_diffeq\[chat\]'$"):
+        make_tokenizer(Config.of(small).data, [])
+    with pytest.raises(InputError, match=r"^a chat template needs .*t5x_diffeq\[chat\]'$"):
+        chat_of(MARKED)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +146,7 @@ def test_what_ends_an_answer():
         {
             "tokenizer_config.json": {
                 "chat_template": [
-                    {"name": "tool_use", "template": INSTRUCT},
+                    {"name": "tool_use", "template": MARKED},
                     {"name": "default", "template": CHATML},
                 ],
                 "eos_token": {"content": "<|endoftext|>", "lstrip": False},
@@ -165,17 +180,13 @@ def test_files_that_can_not_be_used(tmp_path, monkeypatch):
     with pytest.raises(InputError, match=r"the chat templates rag, and none is the default; write"):
         read_chat_format(tmp_path)
     config.write_text("{")
-    with pytest.raises(InputError, match=r"tokenizer_config.json is damaged"):
+    with pytest.raises(InputError, match=r"tokenizer_config.json can't be read"):
         read_chat_format(tmp_path)
     with pytest.raises(InputError, match=r"the chat template .*none.jinja can't be read as text"):
         read_template(tmp_path / "none.jinja", {})
-    with pytest.raises(InputError, match=r"template of here is invalid: .*; fix it, or name"):
-        template_of("{% if %}")
-    monkeypatch.setitem(sys.modules, "jinja2", None)
-    with pytest.raises(InputError, match=r"the package jinja2; pip install 't5x_diffeq\[data\]'"):
-        template_of(CHATML)
 
 
+@needs_chat
 def test_a_template_comes_with_the_tokenizers_file_or_by_name(small, tmp_path):
     """And a folder's tokenizer that was made with another template is refused."""
     (tmp_path / "tokenizer.json").write_bytes(tokenizer_json())

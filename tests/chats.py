@@ -1,10 +1,12 @@
 """Chat templates in the styles of today's models, a tokenizer for them, and conversations."""
 
 from functools import cache
+from importlib.util import find_spec
 
+import pytest
 from sentencepiece import sentencepiece_model_pb2 as pb2
 
-from t5x_diffeq.data.chat_template import ChatFormat
+from t5x_diffeq.data.chat_template import PLAIN_TEMPLATE, ChatFormat
 from t5x_diffeq.data.tokenizer import (
     ByteTokenizer,
     HuggingFaceTokenizer,
@@ -12,6 +14,10 @@ from t5x_diffeq.data.tokenizer import (
     Tokenizer,
 )
 
+needs_chat = pytest.mark.skipif(
+    find_spec("transformers") is None, reason="transformers isn't installed: the extra `chat`"
+)
+# Without marks of what the assistant writes, as most templates are.
 CHATML = """\
 {%- for message in messages %}
     {{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}
@@ -42,7 +48,11 @@ HEADERS = """\
 {{- bos_token }}
 {%- for message in messages %}
     {{- '<|start_header_id|>' + message.role + '<|end_header_id|>\\n\\n' }}
-    {{- message.content | trim }}{{- '<|eot_id|>' }}
+    {%- if message.role == 'assistant' %}
+        {%- generation %}{{- message.content | trim }}{{- '<|eot_id|>' }}{%- endgeneration %}
+    {%- else %}
+        {{- message.content | trim }}{{- '<|eot_id|>' }}
+    {%- endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}
     {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}
@@ -54,13 +64,13 @@ INSTRUCT = """\
     {%- if message.role == 'user' %}
         {{- '[INST] ' + message.content + ' [/INST]' }}
     {%- elif message.role == 'assistant' %}
-        {{- ' ' + message.content + eos_token }}
+        {%- generation %}{{- ' ' + message.content + eos_token }}{%- endgeneration %}
     {%- else %}
         {{- message | tojson }}
     {%- endif %}
 {%- endfor %}
 """
-TEMPLATES = {"chatml": CHATML, "marked": MARKED, "headers": HEADERS, "instruct": INSTRUCT}
+TEMPLATES = {"plain": PLAIN_TEMPLATE, "marked": MARKED, "headers": HEADERS, "instruct": INSTRUCT}
 SPECIAL = [
     "<|endoftext|>",
     "<|im_start|>",
@@ -104,7 +114,7 @@ def _prefixed():
     return model.SerializeToString()
 
 
-def chat_tokenizer_of(kind: str, template: str = CHATML) -> Tokenizer:
+def chat_tokenizer_of(kind: str, template: str = MARKED) -> Tokenizer:
     """A tokenizer with a chat template: bytes, json, sentencepiece or prefixed."""
     made: Tokenizer
     if kind == "bytes":

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from chats import CHATML, MARKED, chat_tokenizer_of
+from chats import CHATML, MARKED, chat_tokenizer_of, needs_chat
 from clu import metrics as clu_metrics
 from helpers import corpus_of, small_config, train_keys
 from small_models import random_params
@@ -145,7 +145,7 @@ def test_shards_of_whole_texts_hold_no_masks(config, tmp_path):
     folder = tmp_path / "tuned" / "tokenizer"
     adopt_tokenizer(chat_tokenizer_of("bytes"), folder, DataKeys(**config.data))
     tuned = corpus_of(config.data, tmp_path / "tuned", new=True)
-    assert tuned.tokenizer.chat.template == CHATML  # that of the run in init_from
+    assert tuned.tokenizer.chat.template == MARKED  # that of the run in init_from
     config.data.loss_on = "completion"
     with pytest.raises(InputError, match=r"on=completion: the shards in .* with data.loss_on=all"):
         corpus_of(config.data, tmp_path / "refused", new=True)
@@ -163,6 +163,7 @@ def test_conversations_longer_than_a_sequence_are_counted(config, tmp_path, caps
     assert "36 of 36 conversations are longer than data.sequence_length=8 and are cut" in told
 
 
+@needs_chat
 def test_a_template_is_part_of_the_data(config, folder, tmp_path, capsys):
     config.data.chat_template = str(folder / "chat.jinja")
     corpus = corpus_of(config.data, tmp_path, new=True)

@@ -5,13 +5,12 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from chats import CHATML, HEADERS, INSTRUCT, MARKED, TWO_TURNS, chat_tokenizer_of
+from chats import HEADERS, INSTRUCT, MARKED, TWO_TURNS, chat_tokenizer_of, needs_chat
 from helpers import small_config
 from row import Row
 
 from t5x_diffeq.data.conversations import conversation_of
 from t5x_diffeq.data.encoding import ConversationEncoder
-from t5x_diffeq.data.offsets import encode_with_offsets
 from t5x_diffeq.data.packing import Windows
 from t5x_diffeq.data.preparation import tokenise_documents
 from t5x_diffeq.data.rows import Skipped
@@ -50,28 +49,22 @@ def test_of_a_prompt_and_its_completion_the_completion_is_trained_on(kind):
     assert runs(spaced[:-1], tokenizer) == ["Say: ", "qz"]
 
 
-@pytest.mark.parametrize(
-    ("template", "read", "end"),
-    [
-        (CHATML, "<|im_end|>\n", ""),
-        (MARKED, "<|im_end|>", "\n"),
-    ],
-    ids=["by prefixes", "by generation blocks"],
-)
+@needs_chat
 @pytest.mark.parametrize("kind", ["bytes", "json", "sentencepiece"])
-def test_of_several_turns_every_answer_is_trained_on(kind, template, read, end):
-    tokenizer = chat_tokenizer_of(kind, template)
+def test_of_several_turns_every_answer_is_trained_on(kind):
+    tokenizer = chat_tokenizer_of(kind)
     codes = codes_of({"messages": TWO_TURNS}, tokenizer)
     assert codes[-1] == tokenizer.end_of_text
     assert runs(codes[:-1], tokenizer) == [
         "<|im_start|>system\nYou are terse.<|im_end|>\n<|im_start|>user\nSay é.<|im_end|>\n"
         "<|im_start|>assistant\n",
-        f"é 日本{read}",
-        f"{end}<|im_start|>user\nAgain, <b>loud</b>!<|im_end|>\n<|im_start|>assistant\n",
-        f"É!\n\nÉ!{read}",
+        "é 日本<|im_end|>",
+        "\n<|im_start|>user\nAgain, <b>loud</b>!<|im_end|>\n<|im_start|>assistant\n",
+        "É!\n\nÉ!<|im_end|>",
     ]
 
 
+@needs_chat
 def test_special_tokens_of_a_template_are_these_tokens():
     tokenizer = chat_tokenizer_of("json", HEADERS)
     tokens = tokens_of(codes_of({"messages": TWO_TURNS}, tokenizer)).tolist()
@@ -85,22 +78,7 @@ def test_special_tokens_of_a_template_are_these_tokens():
     assert "</s>" not in sentencepiece.decode(tokens)
 
 
-@pytest.mark.parametrize("kind", ["bytes", "json", "sentencepiece"])
-def test_tokens_lie_where_their_characters_are(kind):
-    tokenizer = chat_tokenizer_of(kind)
-    text = " <|im_start|>é日本</s>  end"
-    (placed,) = encode_with_offsets(tokenizer, [text])
-    assert tokenizer.decode(placed.tokens).replace("</s>", "") == text.replace("</s>", "")
-    for position, sign in enumerate(text):
-        over = placed.tokens[placed.overlap([(position, position + 1)], len(text))]
-        if kind == "bytes":
-            assert tokenizer.decode(over) == sign
-        elif sign in "é日本":
-            assert sign in tokenizer.decode(over)
-    everything = placed.overlap([(0, len(text))], len(text))
-    assert everything.all() and not placed.overlap([], len(text)).any()
-
-
+@needs_chat
 def test_a_template_that_writes_end_of_text_does_not_end_the_document():
     """Attention goes on to the second turn; the last one closes the document, once."""
     tokenizer = chat_tokenizer_of("json", INSTRUCT)
@@ -223,6 +201,7 @@ def test_parquet_and_datasets_hold_conversations_too(tmp_path):
 # ---------------------------------------------------------------- what is skipped
 
 
+@needs_chat
 @pytest.mark.parametrize(
     ("record", "reason"),
     [

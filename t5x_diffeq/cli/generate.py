@@ -8,6 +8,7 @@ from absl import flags
 
 from t5x_diffeq.runtime import command_line, run_flags
 from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.runtime.extras import need_package
 from t5x_diffeq.runtime.keys.values import INT32
 
 FLAGS = flags.FlagValues()
@@ -55,6 +56,8 @@ run_flags.define_adapters(FLAGS)
 def _check_flags() -> None:
     if _CHAT.value and not _PROMPT.value:
         raise InputError("--chat needs a message to answer; give --prompt=TEXT")
+    if _CHAT.value:
+        need_package("transformers", "--chat")
     if not 0 < _TOP_P.value <= 1:
         raise InputError(f"--top_p={_TOP_P.value} must be above 0, and at most 1")
     if _TEMPERATURE.value != 0 and not 1e-3 <= _TEMPERATURE.value <= 1e3:

@@ -5,16 +5,14 @@ plain text that is long has several pieces; a conversation has one.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 from jaxtyping import Integer
 
-from t5x_diffeq.data.chat_template import ChatTemplate, Span, TemplateError
+from t5x_diffeq.data.chat import Chat, TemplateError
 from t5x_diffeq.data.conversations import ANSWERER, find_conversation_fault, find_text_fault
-from t5x_diffeq.data.offsets import encode_with_offsets
 from t5x_diffeq.data.rows import Skipped, Unreadable
 from t5x_diffeq.data.token_codes import CODE_DTYPE, encode_tokens, token_dtype
 from t5x_diffeq.data.tokenizer import Tokenizer
@@ -66,17 +64,6 @@ class TextEncoder:
         return self.tokenizer.encode(pieces)
 
 
-@dataclass(frozen=True)
-class RenderedConversation:
-    """The text of a conversation, and the spans of it that are trained on."""
-
-    text: str
-    spans: list[Span]
-
-    def __len__(self) -> int:
-        return len(self.text)
-
-
 class ConversationEncoder(TextEncoder):
     """Conversations, of which only what the assistant wrote is trained on.
 
@@ -95,21 +82,23 @@ class ConversationEncoder(TextEncoder):
         return digest(map(str.encode, parts))
 
     @cached_property
-    def template(self) -> ChatTemplate:
-        """The compiled chat template, which only records with messages need.
+    def chat(self) -> Chat:
+        """What writes records with messages; others need no chat template.
 
         Raises:
-          InputError: if the tokenizer has none, or it is invalid.
+          InputError: if the tokenizer has no template, or none that can be trained with.
         """
         if self.tokenizer.chat.template is None:
             raise InputError(
                 "data.loss_on=completion: the records have messages, but the tokenizer has no chat "
                 "template to write them with; set --config.data.chat_template=plain, or FILE.jinja"
             )
-        return ChatTemplate(self.tokenizer.chat, self.tokenizer.special_tokens)
+        chat = Chat(self.tokenizer)
+        chat.check_marks()
+        return chat
 
     def cut(self, documents: Iterable[str], skipped: Skipped) -> Iterator[tuple[Any, bool]]:
-        """The rendered conversations."""
+        """The codes of each conversation up to the last token that is trained on."""
         for document in documents:
             reason = _reason(document)
             if not reason:
@@ -117,34 +106,32 @@ class ConversationEncoder(TextEncoder):
                 reason = find_conversation_fault(conversation)
             if not reason:
                 try:
-                    yield self._render(conversation), True
+                    yield self._encode(conversation), True
                     continue
                 except TemplateError as error:
                     reason = f"rejected by the chat template ({error})"[:_REASON_CHARACTERS]
             skipped.skip(document, reason)
 
-    def _render(self, conversation: dict) -> RenderedConversation:
-        if "prompt" in conversation:
-            prompt, text = conversation["prompt"], "".join(conversation.values())
-            return RenderedConversation(text, [(len(prompt), len(text))])
-        messages, tools = conversation["messages"], conversation.get("tools")
-        text, spans = self.template.render_spans(messages, ANSWERER, tools)
-        if not any(start < stop for start, stop in spans):
-            raise TemplateError(f"it leaves out the messages of the {ANSWERER}")
-        return RenderedConversation(text, spans)
-
     def encode(self, pieces: Sequence[Any]) -> list[Codes]:
-        """The codes of each conversation up to the last token that is trained on."""
-        codes, texts = [], [piece.text for piece in pieces]
-        for placed, piece in zip(encode_with_offsets(self.tokenizer, texts), pieces, strict=True):
-            trained = placed.overlap(piece.spans, len(piece.text))
-            stop = int(np.flatnonzero(trained).max(initial=-1)) + 1
-            if stop and placed.tokens[stop - 1] == self.end_of_text:
-                stop -= 1  # the template wrote the one that closes the document
-            tokens = placed.tokens[:stop]
-            start = int(stop > 0 and tokens[0] == self.tokenizer.opener)  # windows put it there
-            codes.append(encode_tokens(tokens[start:], trained[start:stop], self.end_of_text))
-        return codes
+        """The pieces: they are codes."""
+        return [*pieces]
+
+    def _encode(self, conversation: dict) -> Codes:
+        if "prompt" in conversation:
+            prompt, completion = conversation["prompt"], conversation["completion"]
+            before, tokens = self.tokenizer.encode([prompt, prompt + completion])
+            size = min(len(before), len(tokens))
+            same = np.cumprod(before[:size] == tokens[:size]).sum()  # tokens of the prompt alone
+            trained = np.arange(len(tokens)) >= same
+        else:
+            tokens, trained = self.chat.encode(conversation["messages"], conversation.get("tools"))
+            if not trained.any():
+                raise TemplateError(f"it leaves out the messages of the {ANSWERER}")
+        stop = int(np.flatnonzero(trained).max(initial=-1)) + 1
+        if stop and tokens[stop - 1] == self.end_of_text:
+            stop -= 1  # the template wrote the one that closes the document
+        start = int(stop > 0 and tokens[0] == self.tokenizer.opener)  # windows put it there
+        return encode_tokens(tokens[start:stop], trained[start:stop], self.end_of_text)
 
 
 def _reason(document: str) -> str | None:

@@ -161,7 +161,7 @@ def _(tokenizer: ByteTokenizer) -> _Vocabulary:
 
 @_vocabulary.register
 def _(tokenizer: SentencePieceTokenizer) -> _Vocabulary:
-    """The library encodes the text between control pieces (see `offsets`), each with a prefix."""
+    """Chats encode the text between control pieces (`fast_tokenizer`), each with a prefix."""
     processor, tokens = tokenizer.processor, range(tokenizer.vocab_size)
     control = [i for i in tokens if processor.is_control(i)]
     known = {i: 1 for i in tokens if processor.is_byte(i)}

@@ -5,6 +5,7 @@ import json
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -13,10 +14,10 @@ import sentencepiece
 from jaxtyping import Integer
 
 from t5x_diffeq.data.chat_template import (
-    PLAIN,
+    PLAIN_TEMPLATE,
     ChatFormat,
-    plain_format,
     read_chat_format,
+    read_settings,
     read_template,
 )
 from t5x_diffeq.data.conversations import find_text_fault, text_of_conversation
@@ -32,7 +33,6 @@ from t5x_diffeq.runtime.files import (
     digest,
     parse_json,
     parse_path,
-    read_json_object,
     write_whole,
 )
 
@@ -335,6 +335,8 @@ def make_tokenizer(data: DataKeys, documents: Documents) -> Tokenizer:
     Raises:
       InputError: if there is no such tokenizer, or it or its chat template can't be read or made.
     """
+    if data.chat_template is not None:
+        need_package("transformers", "data.chat_template")  # before a tokenizer is trained
     return with_template(_make_tokenizer(data, documents), data)
 
 
@@ -377,13 +379,10 @@ def _opener_of(tokenizer: FileTokenizer, folder: AnyPath) -> int | None:
     Raises:
       InputError: if its config can't be read, or names a token that doesn't exist.
     """
-    path = folder / _CONFIG_FILE
     if isinstance(tokenizer, HuggingFaceTokenizer):
         return tokenizer.opener
-    try:
-        config = read_json_object(path) if path.exists() else {}
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} can't be read: {describe_error(error)}; restore it") from error
+    path = folder / _CONFIG_FILE
+    config = read_settings(path)
     if not config.get("add_bos_token"):
         return None
     named = config.get("bos_token", tokenizer.special_tokens.get("bos_token"))
@@ -417,8 +416,8 @@ def with_template(tokenizer: Tokenizer, data: DataKeys) -> Tokenizer:
     Raises:
       InputError: if it can't be read.
     """
-    if data.chat_template == PLAIN:
-        tokenizer.chat = plain_format(tokenizer.chat.tokens)
+    if data.chat_template == "plain":
+        tokenizer.chat = replace(tokenizer.chat, template=PLAIN_TEMPLATE, origin="plain")
     elif data.chat_template is not None:
         path = parse_path(data.chat_template, "data.chat_template")
         tokenizer.chat = read_template(path, tokenizer.chat.tokens)

@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.runtime.files import read_json_object
+from t5x_diffeq.data.chat_template import read_settings
 
 GENERATION_FILE, TOKENIZER_FILE = "generation_config.json", "tokenizer_config.json"
 _IDS = ("bos_token_id", "eos_token_id", "pad_token_id")  # in `config.json`
@@ -33,10 +32,6 @@ def read_imported(folder: Path, found: Mapping[str, Any]) -> dict[str, dict[str,
     """
     kept = {"config.json": {key: found[key] for key in _IDS if key in found}}
     for file, left_out in _NOT_KEPT.items():
-        path = folder / file
-        try:
-            content = read_json_object(path) if path.exists() else {}
-        except (OSError, ValueError) as error:
-            raise InputError(f"{path} can't be read: {error}; restore it") from error
+        content = read_settings(folder / file)
         kept[file] = {key: value for key, value in content.items() if key not in left_out}
     return kept

@@ -8,21 +8,15 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from t5x_diffeq.data.tokenizer import (
-    ByteTokenizer,
-    HuggingFaceTokenizer,
-    SentencePieceTokenizer,
-    Tokenizer,
-)
+from t5x_diffeq.data.chat_template import read_settings
+from t5x_diffeq.data.fast_tokenizer import fast_tokenizer, parse_sentencepiece
+from t5x_diffeq.data.tokenizer import HuggingFaceTokenizer, SentencePieceTokenizer, Tokenizer
 from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.runtime.files import read_json_object
 
 _MODEL_FILE = "tokenizer.model"
 _JSON_FILE = "tokenizer.json"
 _CONFIG_FILE = "tokenizer_config.json"
 _ADDED_FILE = "added_tokens.json"
-_SPACE = "\u2581"  # sentencepiece's sign for a space
-_BPE = 2  # sentencepiece's enum value for byte-pair encoding
 
 
 class _TokenizerFiles(NamedTuple):
@@ -70,45 +64,17 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int) -> str 
 def _convert_tokenizer(tokenizer: Tokenizer) -> _TokenizerFiles:
     if isinstance(tokenizer, HuggingFaceTokenizer):
         return _TokenizerFiles(json=tokenizer.model)
-    if isinstance(tokenizer, ByteTokenizer):
-        return _TokenizerFiles(json=_encode(_of_bytes()))
-    if isinstance(tokenizer, SentencePieceTokenizer):
-        return _convert_sentencepiece(tokenizer)
-    raise TypeError(f"{type(tokenizer).__name__} has no form in Hugging Face's library")
-
-
-def _encode(tokenizer: Any) -> bytes:
-    return tokenizer.to_str(pretty=True).encode()
-
-
-def _of_bytes() -> Any:
-    """A `tokenizers.Tokenizer` with a token for each byte."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
-    # The printable character that stands for each byte in byte-level encodings (GPT-2).
-    visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    hidden = (chr(0x100 + n) for n in range(0x100))
-    signs = [chr(byte) if byte in visible else next(hidden) for byte in range(0x100)]
-    made = Tokenizer(models.BPE({sign: byte for byte, sign in enumerate(signs)}, []))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    made.decoder = decoders.ByteLevel()
-    return made
-
-
-def _convert_sentencepiece(tokenizer: SentencePieceTokenizer) -> _TokenizerFiles:
-    from sentencepiece import sentencepiece_model_pb2 as pb2  # this import brings protobuf with it
-
-    model = tokenizer.model
-    proto = pb2.ModelProto.FromString(model)  # type: ignore[attr-defined]  # made at import
-    rules = proto.normalizer_spec
-    if proto.trainer_spec.model_type != _BPE or rules.precompiled_charsmap:
+    made = fast_tokenizer(tokenizer)
+    if not isinstance(tokenizer, SentencePieceTokenizer):
+        return _TokenizerFiles(json=_encode(made))
+    if made is None:
         lacking = (
             "the tokenizer is not a plain byte-pair encoding, so there is no tokenizer.json: use "
             "tokenizer.model with the library sentencepiece"
         )
-        return _TokenizerFiles(model=model, lacking=lacking)
+        return _TokenizerFiles(model=tokenizer.model, lacking=lacking)
+    rules = parse_sentencepiece(tokenizer).normalizer_spec
     settings = {"add_prefix_space": rules.add_dummy_prefix, "legacy": False}
-    made = _of_sentencepiece(proto)
     if tokenizer.opener is not None:
         from tokenizers.processors import TemplateProcessing
 
@@ -116,49 +82,11 @@ def _convert_sentencepiece(tokenizer: SentencePieceTokenizer) -> _TokenizerFiles
         made.post_processor = TemplateProcessing(
             f"{opener} $A", special_tokens=[(opener, tokenizer.opener)]
         )
-    return _TokenizerFiles(_encode(made), model, settings)
+    return _TokenizerFiles(_encode(made), tokenizer.model, settings)
 
 
-def _of_sentencepiece(proto: Any) -> Any:
-    """The `tokenizers.Tokenizer` of a sentencepiece byte-pair encoding, a parsed model."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
-
-    pieces = list(proto.pieces)
-    kind = type(pieces[0])
-    made = Tokenizer(
-        models.BPE(
-            {piece.piece: number for number, piece in enumerate(pieces)},
-            _merges([(each.piece, each.score) for each in pieces if each.type == kind.NORMAL]),
-            unk_token=next((each.piece for each in pieces if each.type == kind.UNKNOWN), None),
-            fuse_unk=True,
-            byte_fallback=proto.trainer_spec.byte_fallback,
-        )
-    )
-    normal: list[Any] = [normalizers.Replace(" ", _SPACE)]
-    decoding: list[Any] = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
-    if proto.normalizer_spec.add_dummy_prefix:
-        normal.insert(0, normalizers.Prepend(_SPACE))
-        decoding.append(decoders.Strip(" ", 1, 0))
-    made.normalizer = normalizers.Sequence(normal)
-    made.decoder = decoders.Sequence(decoding)
-    special = (kind.UNKNOWN, kind.CONTROL)
-    made.add_special_tokens([each.piece for each in pieces if each.type in special])
-    # A single character needs no entry of its own: nothing merges with it.
-    users = (each.piece for each in pieces if each.type == kind.USER_DEFINED)
-    made.add_tokens([AddedToken(piece, normalized=False) for piece in users if len(piece) > 1])
-    return made
-
-
-def _merges(pieces: list[tuple[str, float]]) -> list[tuple[str, str]]:
-    """The merges of a byte-pair encoding, best first: every pair of pieces that forms a piece."""
-    known = {piece for piece, _ in pieces}
-    best_first = sorted(pieces, key=lambda piece: -piece[1])
-    return [
-        (piece[:cut], piece[cut:])
-        for piece, _ in best_first
-        for cut in range(1, len(piece))
-        if piece[:cut] in known and piece[cut:] in known
-    ]
+def _encode(tokenizer: Any) -> bytes:
+    return tokenizer.to_str(pretty=True).encode()
 
 
 def tokenizer_file(folder: Path) -> Path | None:
@@ -175,12 +103,12 @@ def tokenizer_file(folder: Path) -> Path | None:
         return complete if complete.exists() else None
     known = _pieces_of(model)
     if complete.exists():
-        content = _read_json(complete)
+        content = read_settings(complete)
         vocabulary = content.get("model", {}).get("vocab", {})
         names = vocabulary if isinstance(vocabulary, dict) else (each[0] for each in vocabulary)
         added = (each["content"] for each in content.get("added_tokens", ()))
         return model if known.issuperset((*names, *added)) else complete
-    lacking = sorted(_read_json(folder / _ADDED_FILE).keys() - known)
+    lacking = sorted(read_settings(folder / _ADDED_FILE).keys() - known)
     if lacking:
         raise InputError(
             f"--input={folder}: {_ADDED_FILE} has the token {lacking[0]} ({len(lacking)} such), "
@@ -198,13 +126,6 @@ def _pieces_of(model: Path) -> set[str]:
     except (RuntimeError, OSError) as error:
         raise InputError(f"{model} can't be read: {error}; restore it") from error
     return set(processor.id_to_piece(list(range(processor.get_piece_size()))))
-
-
-def _read_json(path: Path) -> dict:
-    try:
-        return read_json_object(path) if path.exists() else {}
-    except (ValueError, OSError) as error:
-        raise InputError(f"{path} can't be read: {error}; restore it") from error
 
 
 def token_of_id(file: Path, number: int) -> str:

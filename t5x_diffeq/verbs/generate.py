@@ -7,9 +7,8 @@ from datetime import datetime
 import jax
 from absl.flags import FlagValues
 
-from t5x_diffeq.data.chat_template import ChatTemplate, TemplateError
+from t5x_diffeq.data.chat import Chat, TemplateError
 from t5x_diffeq.data.corpus import load_corpus
-from t5x_diffeq.data.offsets import encode_with_offsets
 from t5x_diffeq.data.tokenizer import Tokenizer
 from t5x_diffeq.inference.continuation import Continuation, grow
 from t5x_diffeq.inference.sampling import Sampling, generate
@@ -22,13 +21,12 @@ _OPENING = 16  # tokens of the validation text that form the prompt if none is g
 
 
 def _encode_prompt(
-    tokenizer: Tokenizer, text: str, max_length: int, chat: ChatTemplate | None
+    tokenizer: Tokenizer, text: str, max_length: int, chat: Chat | None
 ) -> list[int]:
     """The prompt's tokens; with a template, of a user's message and what precedes the answer."""
     try:
         if chat:
-            written = chat.render([{"role": "user", "content": text}], prompting=True)
-            tokens = encode_with_offsets(tokenizer, [written])[0].tokens.tolist()
+            tokens = chat.ask(text)
             opener = tokenizer.border.opener  # which opens a conversation in training
             tokens = tokens if tokens[:1] == [opener] else [opener, *tokens]
         else:
@@ -45,13 +43,13 @@ def _encode_prompt(
     return tokens
 
 
-def _chat_template(tokenizer: Tokenizer, workdir: AnyPath) -> ChatTemplate:
+def _chat_of(tokenizer: Tokenizer, workdir: AnyPath) -> Chat:
     if tokenizer.chat.template is None:
         raise InputError(
             f"--chat: the run in {workdir} has no chat template; tune it with "
             "--config.data.loss_on=completion --config.data.chat_template=plain (or FILE.jinja)"
         )
-    return ChatTemplate(tokenizer.chat, tokenizer.special_tokens, datetime.now())
+    return Chat(tokenizer, datetime.now())
 
 
 def _continue_rows(rows: list[Continuation], run: Run, max_tokens: int, flags: FlagValues) -> None:
@@ -86,7 +84,7 @@ def continue_prompts(workdir: AnyPath, flags: FlagValues) -> None:
     limit = run.placed.model.config.max_length
     opening = corpus.parts[0].validation[0][: min(_OPENING, limit // 2)]
     texts = flags.prompt or [tokenizer.decode(opening)]
-    chat = _chat_template(tokenizer, workdir) if flags.chat else None
+    chat = _chat_of(tokenizer, workdir) if flags.chat else None
     stops = [*flags.stop, *([end] if chat and (end := chat.end_of_answer()) else [])]
     rows = [
         Continuation(tokenizer, _encode_prompt(tokenizer, text, limit, chat), stops)

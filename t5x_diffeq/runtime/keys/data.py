@@ -61,7 +61,8 @@ class DataKeys(Section):
         None,
         """how messages become text. `None`: by the tokenizer's own template
         (`chat_template.jinja` or `tokenizer_config.json` beside its file). `plain`: with
-        `User:` and `Assistant:` before each message. Otherwise the path of a .jinja file""",
+        `User:` and `Assistant:` before each message. Otherwise the path of a .jinja file, with
+        `{% generation %}` marks around what the assistant writes""",
     )
     data_dir: TextOrNone = _key(
         None, "the folder in which dataset libraries keep their files. `None`: their default"
