@@ -35,10 +35,10 @@ SMALL = [
 ]
 CONFIG = "--config=configs/tiny.py"
 OF_STREAM = ("--config.data.source=stream", "--config.data.path=owner/corpus")
+CHAT = ["generate", "--workdir=run", "--chat", "--prompt=a"]
 WITHOUT_EXTRA = {  # a command that needs each extra; `run` is the workdir of a run
     "adaptive": ["evaluate", "--workdir=run", "--scheme=tsit5"],
     "analysis": ["analyze", "spectra", "--workdir=run", "--output=spectra"],
-    "chat": ["generate", "--workdir=run", "--chat", "--prompt=a"],
     "data": ["train", CONFIG, "--workdir=other", *OF_STREAM],
     "eval": ["evaluate", "--workdir=run", "--tasks=arc_easy"],
     "explore": ["explore", "--workdir=run"],
@@ -119,7 +119,7 @@ def test_the_base_installation_runs_the_commands_of_the_readme(wheel, tmp_path):
     assert second.returncode == 0, second.stderr
     assert re.search(r"programs: [1-9]\d* read, 0 compiled", second.stdout), first.stdout
 
-    for extra, command in WITHOUT_EXTRA.items():
+    for extra, command in (*WITHOUT_EXTRA.items(), ("data", CHAT)):
         refused = run_verb(*command)
         assert refused.returncode == 2, refused.stderr
         assert refused.stderr.count("\n") == 1, refused.stderr

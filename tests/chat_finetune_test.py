@@ -4,7 +4,6 @@ import json
 import math
 
 import pytest
-from chats import needs_chat
 from helpers import call, small_config
 
 from configs import finetune as finetune_config
@@ -53,7 +52,6 @@ def tuning_config(base, folder):
     return config
 
 
-@needs_chat
 @pytest.mark.slow
 @pytest.mark.in_turns("trainings")
 def test_a_model_that_answers(finished, folder, tmp_path, capsys):

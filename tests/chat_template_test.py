@@ -13,7 +13,6 @@ from chats import (
     TEMPLATES,
     TWO_TURNS,
     chat_tokenizer_of,
-    needs_chat,
     tokenizer_json,
 )
 from helpers import small_config
@@ -40,7 +39,6 @@ def chat_of(template, kind="bytes"):
     return Chat(chat_tokenizer_of(kind, template))
 
 
-@needs_chat
 def test_an_exported_tokenizer_writes_conversations_as_ours(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     from transformers import AutoTokenizer
@@ -66,7 +64,6 @@ def test_an_exported_tokenizer_writes_conversations_as_ours(tmp_path, monkeypatc
         assert list(asked["input_ids"]) == Chat(tokenizer).ask("a"), folder
 
 
-@needs_chat
 def test_a_template_asks_for_the_day():
     """And training data is the same on any day."""
     day = chat_tokenizer_of("bytes", "{{ strftime_now('%d %b %Y') }}{{ unset_token }}")
@@ -74,7 +71,6 @@ def test_a_template_asks_for_the_day():
     assert ByteTokenizer().decode(Chat(day, datetime(2031, 1, 2)).ask("a")) == "02 Jan 2031"
 
 
-@needs_chat
 def test_the_plain_template_is_built_in(small):
     small.data.chat_template = "plain"
     tokenizer = with_template(ByteTokenizer(), Config.of(small).data)
@@ -86,7 +82,6 @@ def test_the_plain_template_is_built_in(small):
     assert tokenizer.decode(Chat(tokenizer).ask("a")) == "User:\na\n\nAssistant:\n"
 
 
-@needs_chat
 def test_templates_that_hide_who_wrote_what_are_refused():
     in_macro = (
         "{% macro say(m) %}<{{ m.role }}>{% generation %}{{ m.content }}{% endgeneration %}"
@@ -103,7 +98,6 @@ def test_templates_that_hide_who_wrote_what_are_refused():
     chat_of("{{ raise_exception('a system message is needed') }}").check_marks()
 
 
-@needs_chat
 def test_what_can_not_be_written():
     with pytest.raises(TemplateError, match=r"^the user speaks first$"):
         chat_of(MARKED).encode(TURN[1:])
@@ -121,7 +115,6 @@ def test_what_can_not_be_written():
         Chat(normalising)
 
 
-@needs_chat
 def test_what_ends_an_answer():
     assert chat_of(CHATML).end_of_answer() == "<|im_end|>"
     assert chat_of(TEMPLATES["instruct"], "json").end_of_answer() == "<|endoftext|>"
@@ -186,7 +179,6 @@ def test_files_that_can_not_be_used(tmp_path, monkeypatch):
         read_template(tmp_path / "none.jinja", {})
 
 
-@needs_chat
 def test_a_template_comes_with_the_tokenizers_file_or_by_name(small, tmp_path):
     """And a folder's tokenizer that was made with another template is refused."""
     (tmp_path / "tokenizer.json").write_bytes(tokenizer_json())

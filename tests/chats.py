@@ -1,9 +1,7 @@
 """Chat templates in the styles of today's models, a tokenizer for them, and conversations."""
 
 from functools import cache
-from importlib.util import find_spec
 
-import pytest
 from sentencepiece import sentencepiece_model_pb2 as pb2
 
 from t5x_diffeq.data.chat_template import PLAIN_TEMPLATE, ChatFormat
@@ -14,9 +12,6 @@ from t5x_diffeq.data.tokenizer import (
     Tokenizer,
 )
 
-needs_chat = pytest.mark.skipif(
-    find_spec("transformers") is None, reason="transformers isn't installed: the extra `chat`"
-)
 # Without marks of what the assistant writes, as most templates are.
 CHATML = """\
 {%- for message in messages %}

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from chats import CHATML, MARKED, chat_tokenizer_of, needs_chat
+from chats import CHATML, MARKED, chat_tokenizer_of
 from clu import metrics as clu_metrics
 from helpers import corpus_of, small_config, train_keys
 from small_models import random_params
@@ -163,7 +163,6 @@ def test_conversations_longer_than_a_sequence_are_counted(config, tmp_path, caps
     assert "36 of 36 conversations are longer than data.sequence_length=8 and are cut" in told
 
 
-@needs_chat
 def test_a_template_is_part_of_the_data(config, folder, tmp_path, capsys):
     config.data.chat_template = str(folder / "chat.jinja")
     corpus = corpus_of(config.data, tmp_path, new=True)

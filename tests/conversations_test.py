@@ -5,7 +5,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from chats import HEADERS, INSTRUCT, MARKED, TWO_TURNS, chat_tokenizer_of, needs_chat
+from chats import HEADERS, INSTRUCT, MARKED, TWO_TURNS, chat_tokenizer_of
 from helpers import small_config
 from row import Row
 
@@ -49,7 +49,6 @@ def test_of_a_prompt_and_its_completion_the_completion_is_trained_on(kind):
     assert runs(spaced[:-1], tokenizer) == ["Say: ", "qz"]
 
 
-@needs_chat
 @pytest.mark.parametrize("kind", ["bytes", "json", "sentencepiece"])
 def test_of_several_turns_every_answer_is_trained_on(kind):
     tokenizer = chat_tokenizer_of(kind)
@@ -64,7 +63,6 @@ def test_of_several_turns_every_answer_is_trained_on(kind):
     ]
 
 
-@needs_chat
 def test_special_tokens_of_a_template_are_these_tokens():
     tokenizer = chat_tokenizer_of("json", HEADERS)
     tokens = tokens_of(codes_of({"messages": TWO_TURNS}, tokenizer)).tolist()
@@ -78,7 +76,6 @@ def test_special_tokens_of_a_template_are_these_tokens():
     assert "</s>" not in sentencepiece.decode(tokens)
 
 
-@needs_chat
 def test_a_template_that_writes_end_of_text_does_not_end_the_document():
     """Attention goes on to the second turn; the last one closes the document, once."""
     tokenizer = chat_tokenizer_of("json", INSTRUCT)
@@ -201,7 +198,6 @@ def test_parquet_and_datasets_hold_conversations_too(tmp_path):
 # ---------------------------------------------------------------- what is skipped
 
 
-@needs_chat
 @pytest.mark.parametrize(
     ("record", "reason"),
     [

