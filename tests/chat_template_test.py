@@ -125,9 +125,9 @@ def test_what_ends_an_answer():
 def test_without_the_extra_it_is_named_before_a_tokenizer_is_trained(small, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     small.data.update(tokenizer="sentencepiece", chat_template="plain")
-    with pytest.raises(InputError, match=r"^data.chat_template needs .*t5x_diffeq\[chat\]'$"):
+    with pytest.raises(InputError, match=r"^data.chat_template needs .*t5x_diffeq\[data\]'$"):
         make_tokenizer(Config.of(small).data, [])
-    with pytest.raises(InputError, match=r"^a chat template needs .*t5x_diffeq\[chat\]'$"):
+    with pytest.raises(InputError, match=r"^a chat template needs .*t5x_diffeq\[data\]'$"):
         chat_of(MARKED)
 
 
