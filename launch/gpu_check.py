@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
+    from t5x_diffeq.runs.contestants import Contestant
     from t5x_diffeq.runtime.config import Config
-    from t5x_diffeq.verbs.benchmark import Contestant
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]  # tests/ has the recorded arrays and their models
@@ -221,7 +221,7 @@ def time_gpt_small(small: bool) -> Iterator[Row]:
 
 def take_turns(models: "dict[str, Config]") -> "dict[str, Contestant]":
     """The models after some steps in turns; `seconds` has the times of steps after the warm-up."""
-    from t5x_diffeq.verbs.benchmark import Contestant
+    from t5x_diffeq.runs.contestants import Contestant
 
     contestants = {name: Contestant(name, config) for name, config in models.items()}
     for round in range(_WARM_UP + _TIMED):

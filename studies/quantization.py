@@ -23,24 +23,24 @@ from t5x_diffeq.layers.array_types import Weights
 from t5x_diffeq.layers.parameter import Parameter, flatten_parameters, num_inputs
 from t5x_diffeq.models.sub_fields import declared_leaves
 from t5x_diffeq.runs.load import Run, discretise, load_run
-from t5x_diffeq.runtime import command_line, run_flags
+from t5x_diffeq.runtime import command_line
+from t5x_diffeq.runtime.run_flags import VerbFlags
 from t5x_diffeq.training.placed_model import place_model
 from t5x_diffeq.training.state import declared_params
 
-FLAGS = flags.FlagValues()
-_WORKDIR = run_flags.define_workdir(FLAGS)
-_CHECKPOINT = run_flags.define_checkpoint(FLAGS)
-_NUM_STEPS = run_flags.define_num_steps(FLAGS)
+FLAGS = VerbFlags("studies.quantization")
+_WORKDIR = FLAGS.define_workdir()
+_CHECKPOINT = FLAGS.define_checkpoint()
+_NUM_STEPS = FLAGS.define_num_steps()
 _BITS = flags.DEFINE_multi_integer(
     "bits", [8, 4], "Bits of an integer; may be repeated.", 2, 8, flag_values=FLAGS
 )
-_BATCH_SIZE = flags.DEFINE_integer("batch_size", 32, "Sequences per batch.", 1, flag_values=FLAGS)
-_EVAL_BATCHES = flags.DEFINE_integer(
+_BATCH_SIZE = FLAGS.define_integer("batch_size", "Sequences per batch.", 32, 1)
+_EVAL_BATCHES = FLAGS.define_integer(
     "eval_batches",
-    None,
     "Evaluate only this many batches. [default: the whole validation split]",
+    None,
     1,
-    flag_values=FLAGS,
 )
 
 

@@ -1,11 +1,8 @@
 """How a study is run: with the flags of `reproduce`, in the folder of its runs."""
 
-from absl import flags
-
-from t5x_diffeq.cli.reproduce import check_flags, define_flags
+from t5x_diffeq.cli.reproduce import ExperimentFlags, carry_out_at_scale
 from t5x_diffeq.experiments.experiment import Experiment
 from t5x_diffeq.runtime import command_line
-from t5x_diffeq.verbs.reproduce import reproduce
 
 
 def run_study(name: str, doc: str, laptop: Experiment, paper: Experiment) -> None:
@@ -17,12 +14,6 @@ def run_study(name: str, doc: str, laptop: Experiment, paper: Experiment) -> Non
       laptop: its experiment at a laptop's scale.
       paper: its experiment at the paper's scale.
     """
-    own = flags.FlagValues()
-    define_flags(own)
-    own.set_default("output", "reproduced")
-
-    def main() -> int:
-        output, part = check_flags(own)
-        return reproduce(name, paper if own.scale == "paper" else laptop, output, part, own)
-
-    command_line.run(main, doc, own)
+    flags = ExperimentFlags(__name__, output="reproduced")
+    scales = {"laptop": laptop, "paper": paper}
+    command_line.run(lambda: carry_out_at_scale(name, scales.__getitem__, flags), doc, flags)

@@ -1,12 +1,12 @@
 """A training system for neural ODE transformers."""
 
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from t5x_diffeq.runtime.version import __version__
 
 if TYPE_CHECKING:
+    from t5x_diffeq.cli.train import train
     from t5x_diffeq.inference.sampling import Sampling
     from t5x_diffeq.inference.trained_run import TrainedRun, load
     from t5x_diffeq.models.block import Block
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from t5x_diffeq.ode.weight_source import WeightSource
     from t5x_diffeq.runs.hooks import Hook
     from t5x_diffeq.runtime.config_files import load_config
-    from t5x_diffeq.verbs.train_in_python import train
 
 __all__ = [
     "Block",
@@ -48,9 +47,8 @@ _HOMES = {  # the module of each name, and its name there
     "integrate": ("ode.own_field", "integrate_field"),
     "load": ("inference.trained_run", "load"),
     "load_config": ("runtime.config_files", "load_config"),
-    "train": ("verbs.train_in_python", "train"),
+    "train": ("cli.train", "train"),
 }
-__path__.append(str(Path(__file__).parent / "cli"))  # so that python -m t5x_diffeq.train finds it
 
 
 def __getattr__(name: str) -> object:

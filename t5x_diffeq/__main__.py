@@ -1,12 +1,12 @@
 """Runs a verb, or lists them."""
 
 import ast
-import runpy
+import os
 import sys
 from difflib import get_close_matches
 from pathlib import Path
 
-from t5x_diffeq.cli import VERBS
+from t5x_diffeq.cli import VERBS, run_verb
 from t5x_diffeq.runtime.version import __version__
 
 
@@ -24,10 +24,12 @@ def list_verbs() -> str:
 
 def main() -> None:
     """Runs the verb that the first argument names, with the arguments after it."""
+    if not (sys.flags.safe_path or sys.path[0] == os.getcwd()):
+        sys.path.insert(0, os.getcwd())  # as `python -m` does: a plug-in may be in this folder
     first = sys.argv[1] if sys.argv[1:] else "--help"
     if first in VERBS:
         del sys.argv[1]
-        runpy.run_module(f"t5x_diffeq.cli.{first}", run_name="__main__", alter_sys=True)
+        run_verb(first)
     elif first == "--version":
         print(f"t5x_diffeq {__version__}")
     elif first in ("--help", "-h"):

@@ -12,17 +12,18 @@ from pathlib import Path
 
 import pytest
 from absl import flags
-from helpers import ROOT
+from helpers import ROOT, forget_flags
 from ml_collections.config_flags import config_flags
 from patience import patience
 
 from t5x_diffeq.cli import VERBS
+from t5x_diffeq.cli.train import train_to_end
 from t5x_diffeq.inference.downstream import DownstreamTasks
+from t5x_diffeq.runs import loop
 from t5x_diffeq.runtime import command_line
 from t5x_diffeq.runtime.config import KEYS, Config, flatten
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training.setup import make_setup
-from t5x_diffeq.verbs import train
 
 NUMBERS = ("nan", "inf", "-inf", "-2", "0", "1e300", "1000000000000", "1.5", "many", "True")
 TEXTS = ("", "nope", "0", "None", "[1, 2]", "('a',)", "x" * 300, "s3://bucket", "/dev/null")
@@ -127,13 +128,12 @@ KEYS_BY_TYPE = by_type(KEYS, lambda key: KEYS[key].values.type)
 @pytest.mark.parametrize("kind", KEYS_BY_TYPE)
 def test_keys_of_every_type(end, config_file, tmp_path, monkeypatch, kind, sample):
     """Through the command line; what it can't say, through Python."""
-    monkeypatch.setattr(train, "prepare_corpus", end_checks)
-    hooks = [hook for hook in train.HOOKS if hook is not DownstreamTasks]
-    monkeypatch.setattr(train, "HOOKS", hooks)  # the harness knows its own tasks
-    monkeypatch.setattr(train, "make_setup", setup_of)
+    monkeypatch.setattr(loop, "prepare_corpus", end_checks)
+    monkeypatch.setattr(DownstreamTasks, "check", lambda *_: None)  # the harness knows its tasks
+    monkeypatch.setattr(loop, "make_setup", setup_of)
 
     def main():
-        return train.train(Config.of(config.value), tmp_path / "run")
+        return train_to_end(Config.of(config.value), tmp_path / "run")
 
     for key in sample(KEYS_BY_TYPE[kind], most=OF_A_TYPE):
         for text in sample(NUMBERS + TEXTS):
@@ -176,15 +176,15 @@ def test_keys_of_every_type(end, config_file, tmp_path, monkeypatch, kind, sampl
 def test_absurd_sizes_are_refused_before_anything_is_made(small, tmp_path, key, value, message):
     small.update_from_flattened_dict({key: value})
     with pytest.raises(InputError, match=message):
-        train.train(Config.of(small), tmp_path / "run")
+        train_to_end(Config.of(small), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
 # -------------------------------------------------------------------------------- flags
 
-# Of each verb: arguments that are good, and the names of what begins when they are.
+# Of each verb: arguments that are good, and the functions that begin when they are.
 GOOD = {
-    "train": (["--config={config}", "--workdir={new}"], ["prepare_corpus"]),
+    "train": (["--config={config}", "--workdir={new}"], ["runs.loop.prepare_corpus"]),
     "finetune": (
         [
             "--config=configs/finetune.py:lora",
@@ -192,30 +192,30 @@ GOOD = {
             "--config.data.source=text_files",
             "--workdir={new}",
         ],
-        ["train"],
+        ["cli.finetune.train_to_end"],
     ),
-    "evaluate": (["--workdir={run}"], ["load_run", "evaluate_tasks"]),
-    "generate": (["--workdir={run}"], ["load_run"]),
-    "status": (["--workdir={run}"], ["show_status"]),
-    "prepare_data": (["--config={config}", "--output={new}"], ["load_source"]),
+    "evaluate": (["--workdir={run}"], ["runs.load.load_run", "cli.evaluate._evaluate_tasks"]),
+    "generate": (["--workdir={run}"], ["runs.load.load_run"]),
+    "status": (["--workdir={run}"], ["cli.status.RunStatus"]),
+    "prepare_data": (["--config={config}", "--output={new}"], ["data.sources.load_source"]),
     "benchmark": (
         ["--config={config}"],
-        ["compare_models", "show_generation"],
+        ["runs.contestants.compare_models", "cli.benchmark.show_generation"],
     ),
-    "explore": (["--workdir={run}", "--port=0"], ["load"]),
-    "plan": (["--config={config}", "--topology=cpu:1"], ["show_plans", "sweep"]),
-    "analyze": (["--what=spectra", "--workdir={run}", "--output={new}"], ["load_run"]),
-    "export": (["--workdir={run}", "--output={new}"], ["load_run"]),
-    "convert": (["--input={run}", "--workdir={new}"], ["load_folder"]),
+    "explore": (["--workdir={run}", "--port=0"], ["inference.trained_run.load"]),
+    "plan": (["--config={config}", "--topology=cpu:1"], ["cli.plan.show_plans", "cli.plan.sweep"]),
+    "analyze": (["--what=spectra", "--workdir={run}", "--output={new}"], ["runs.load.load_run"]),
+    "export": (["--workdir={run}", "--output={new}"], ["runs.load.load_run"]),
+    "convert": (["--input={run}", "--workdir={new}"], ["cli.convert.load_folder"]),
     "sweep": (
         ["--config={config}", "--output={new}", "--grid=model.num_steps=1,2"],
-        ["carry_out", "part_of"],
+        ["experiments.runs.carry_out", "experiments.runs.part_of"],
     ),
     "reproduce": (
         ["--experiment=table1", "--output={new}", "--text=a={file}"],
-        ["carry_out", "part_of"],
+        ["experiments.runs.carry_out", "experiments.runs.part_of"],
     ),
-    "make_tasks": (["--workdir={run}", "--output={new}"], ["load_corpus"]),
+    "make_tasks": (["--workdir={run}", "--output={new}"], ["data.corpus.load_corpus"]),
 }
 FOLDERS = ("workdir", "output", "input")
 
@@ -258,17 +258,14 @@ def try_flags(end, config_file, tmp_path, run_on_lines, monkeypatch):
 
     def try_flags(verb, *more):
         module, (arguments, works) = importlib.import_module(f"t5x_diffeq.cli.{verb}"), GOOD[verb]
-        for name in works:
-            monkeypatch.setattr(
-                importlib.import_module(f"t5x_diffeq.verbs.{verb}"), name, end_checks
-            )
         names = {each.split("=")[0] for each in more}
         good = [argument.format(**paths) for argument in arguments]
         kept = [each for each in good if each.split("=")[0] not in names]
-        for override in [name for name in module.FLAGS if "." in name]:
-            delattr(module.FLAGS, override)  # a process has them once
-        module.FLAGS.unparse_flags()
-        return end(module.main, module.FLAGS, *kept, *more)
+        forget_flags(module)
+        with monkeypatch.context() as patch:
+            for name in works:
+                patch.setattr(f"t5x_diffeq.{name}", end_checks)
+            return end(module.main, module.FLAGS, *kept, *more)
 
     return try_flags
 

@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 from helpers import call, metrics_of, small_config
 
-from t5x_diffeq.cli import train as train_flags
+from t5x_diffeq.cli import train as verb
+from t5x_diffeq.cli.train import train_to_end
 from t5x_diffeq.runs import branch
 from t5x_diffeq.runs.load import load_run
 from t5x_diffeq.runs.workdir import read_config
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.verbs import train as verb
-from t5x_diffeq.verbs.train import train
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +25,7 @@ def stable(text, tmp_path_factory):
     config.optimizer.update(schedule="wsd", warmup_fraction=0.0)
     config.train.update(ema_decay=0.9, eval_every=6, eval_batches=1)
     workdir = tmp_path_factory.mktemp("stable") / "run"
-    assert train(Config.of(config), workdir) == 0
+    assert train_to_end(Config.of(config), workdir) == 0
     return config, workdir
 
 
@@ -38,7 +37,7 @@ def config_of_branch(source, workdir, step=None, **values):
 
 def branch_off(*arguments, **values):
     """What `train --branch_from` does."""
-    return train(config_of_branch(*arguments, **values), arguments[1])
+    return train_to_end(config_of_branch(*arguments, **values), arguments[1])
 
 
 def params_of(workdir, averages=False):
@@ -114,8 +113,8 @@ def test_the_command_line(stable, tmp_path, monkeypatch):
     ]
     monkeypatch.setattr(sys, "argv", ["verb", *arguments])
     made = []
-    monkeypatch.setattr(verb, "train", lambda config, workdir: made.append(config) or 0)
-    assert call(train_flags, *arguments) == 0
+    monkeypatch.setattr(verb, "train_to_end", lambda config, workdir: made.append(config) or 0)
+    assert call(verb, *arguments) == 0
     assert made[0].model == read_config(stable[1]).model
     assert (made[0].train.total_steps, made[0].optimizer.cooldown_steps) == (5, 1)
 
@@ -131,7 +130,7 @@ def test_a_copy_that_was_cut_off_is_made_again(finished, tmp_path, monkeypatch):
         with pytest.raises(OSError, match="cut off"):
             config_of_branch(source, tmp_path, train__total_steps=7)
     with pytest.raises(InputError, match=r"holds checkpoints but no config.json"):
-        train(Config.of(config), tmp_path)
+        train_to_end(Config.of(config), tmp_path)
     (tmp_path / "checkpoints" / "6" / "left over").touch()
     made = config_of_branch(source, tmp_path, train__total_steps=7)
     assert made == read_config(tmp_path)

@@ -31,12 +31,12 @@ from t5x_diffeq.checkpoints.checkpoint import Checkpoints
 from t5x_diffeq.checkpoints.checkpoint_folder import check_path, count_arrays
 from t5x_diffeq.checkpoints.stored import ITEMS, RunFacts
 from t5x_diffeq.checkpoints.trained_params import restore_params
+from t5x_diffeq.cli.train import train_to_end
 from t5x_diffeq.diagnostics.diagnosis import not_finite_error
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError, RunError
 from t5x_diffeq.tracking.jsonl import JsonlWriter, warn_if_lost
 from t5x_diffeq.training.state import TrainState
-from t5x_diffeq.verbs.train import train
 
 
 @pytest.mark.parametrize("way", [delete, flip])
@@ -267,7 +267,7 @@ def test_what_checksums_cost(tmp_path, capsys, whole):
 def test_a_path_in_which_orbax_would_lose_the_checkpoints(small, tmp_path, name):
     """It looks for their parts by a glob that begins with the path."""
     with pytest.raises(InputError, match=r"choose a --workdir without \[, \* and \?"):
-        train(Config.of(small), tmp_path / name)
+        train_to_end(Config.of(small), tmp_path / name)
     assert not (tmp_path / name).exists()
 
 

@@ -1,8 +1,10 @@
 """Every verb's bad arguments end in one line and exit status 2; help in 0."""
 
+import importlib
 import os
 import subprocess
 import sys
+import tomllib
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +12,7 @@ from absl import flags
 from helpers import ROOT
 from patience import patience
 
+import t5x_diffeq as td
 from t5x_diffeq.cli import VERBS
 from t5x_diffeq.runtime import command_line, processes
 from t5x_diffeq.runtime.errors import InputError
@@ -123,6 +126,50 @@ def test_verbs_are_listed():
     ended = run("t5x_diffeq")
     assert ended.returncode == 0
     assert tuple(line.split()[0] for line in ended.stdout.splitlines()[1:]) == VERBS
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_verb_has_a_module_to_run(verb):
+    """`python -m t5x_diffeq.VERB` runs it; importing it fails, and names what to import."""
+    with pytest.raises(ImportError, match=f"import t5x_diffeq.cli.{verb} instead"):
+        importlib.import_module(f"t5x_diffeq.{verb}")
+    assert td.train is importlib.import_module("t5x_diffeq.cli.train").train
+
+
+def test_the_command_runs_verbs(tmp_path):
+    """What `pip` makes of [project.scripts] finds plug-ins in this folder, as `python -m` does."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    module, _, function = project["scripts"]["t5x_diffeq"].partition(":")
+    script = tmp_path / "t5x_diffeq"
+    script.write_text(f"import sys\nfrom {module} import {function}\nsys.exit({function}())\n")
+
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "mine.py").write_text("raise SystemExit('found')\n")
+
+    def run_script(*words):
+        ended = subprocess.run(
+            [sys.executable, script, *words],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            cwd=tmp_path / "here",
+            capture_output=True,
+            text=True,
+        )
+        return ended.returncode, ended.stdout, ended.stderr
+
+    assert run_script("status", "--help") == (0, run("t5x_diffeq.status", "--help").stdout, "")
+    assert run_script("trian")[::2] == (2, "error: there is no verb 'trian'; did you mean train?\n")
+    plugin = ("--config=configs/tiny.py", "--config.model.block=mine:Block", "--workdir=run")
+    assert run_script("train", *plugin)[2].endswith("found\n")
+
+
+def test_a_verbs_file_is_no_script():
+    script = ROOT / "t5x_diffeq" / "cli" / "status.py"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ended = subprocess.run(
+        [sys.executable, script], env=environment, capture_output=True, text=True
+    )
+    told = "error: this file is no script; run python -m t5x_diffeq.status\n"
+    assert (ended.returncode, ended.stdout, ended.stderr) == (2, "", told)
 
 
 def test_library_messages_become_one_line():

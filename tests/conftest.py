@@ -49,7 +49,7 @@ from helpers import LENGTH_OF_LINES, LINES, numbered_lines, small_config
 from ml_collections import ConfigDict
 from stand_ins import StandIns
 
-from t5x_diffeq.verbs import train
+from t5x_diffeq.cli.train import train_to_end
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -196,7 +196,7 @@ def finished(text: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Conf
     config.mesh.fsdp = 1
     config.train.update(eval_batches=1, eval_all_at_end=True)
     workdir = tmp_path_factory.mktemp("finished")
-    assert train.train(Config.of(config), workdir) == 0
+    assert train_to_end(Config.of(config), workdir) == 0
     return config, workdir
 
 
@@ -210,5 +210,5 @@ def run_on_lines(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config.mesh.fsdp = 1
     config.optimizer.learning_rate = 0.01
     config.train.update(total_steps=20, checkpoint_every=20, eval_every=20)
-    assert train.train(Config.of(config), folder / "run") == 0
+    assert train_to_end(Config.of(config), folder / "run") == 0
     return folder / "run"

@@ -12,6 +12,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from small_models import random_params as random_params_of
 from small_models import small as small_model
 
+from t5x_diffeq.cli.finetune import complete_config
+from t5x_diffeq.cli.train import train_to_end
 from t5x_diffeq.data.batches import own_rows, put_on_devices
 from t5x_diffeq.data.tokenizer import ByteTokenizer
 from t5x_diffeq.diagnostics.watch import sizes
@@ -29,8 +31,6 @@ from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training.partitioning import mesh_context
 from t5x_diffeq.training.step import make_gradient
-from t5x_diffeq.verbs.finetune import complete_config
-from t5x_diffeq.verbs.train import train
 
 RULES = (
     ("batch", "fsdp"),
@@ -210,11 +210,11 @@ def test_attention_reads_what_one_device_reads(tmp_path):
 def test_a_run_with_split_sequences_equals_one_without(small, tmp_path):
     """Training and evaluation, stopped on eight devices and continued on one."""
     small.mesh.fsdp = 1
-    assert train(Config.of(small), tmp_path / "alone") == 0
+    assert train_to_end(Config.of(small), tmp_path / "alone") == 0
     split = small.copy_and_resolve_references()
     split.mesh.update(fsdp=2, context=2, tensor=2)
     assert stop_after(3, Config.of(split), tmp_path / "split") == 42
-    assert train(Config.of(small), tmp_path / "split") == 0
+    assert train_to_end(Config.of(small), tmp_path / "split") == 0
     found, expected = (metrics_of(tmp_path / name) for name in ("split", "alone"))
     for name in ("train/loss", "train/grad_norm", "eval/loss"):
         ours, theirs = ([line[name] for line in run if name in line] for run in (found, expected))

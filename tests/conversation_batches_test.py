@@ -12,6 +12,7 @@ from helpers import corpus_of, small_config, train_keys
 from small_models import random_params
 from small_models import small as small_model
 
+from t5x_diffeq.cli.prepare_data import prepare_data
 from t5x_diffeq.data import shards
 from t5x_diffeq.data.batches import train_dataset
 from t5x_diffeq.data.encoding import TextEncoder
@@ -26,7 +27,6 @@ from t5x_diffeq.runtime.config import Config, DataKeys
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training.evaluation import EvalMetrics, evaluate_loss
 from t5x_diffeq.training.step import make_gradient
-from t5x_diffeq.verbs.prepare_data import prepare_data
 
 END = 0  # of bytes
 PAIRS = [(f"[question {n}?]", f"answer {n * n}") for n in range(40)]

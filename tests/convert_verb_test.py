@@ -252,10 +252,10 @@ def test_flags_and_files_that_dont_fit(good_folder, tmp_path):
 
 
 def test_what_is_the_folders_cant_be_set(good_folder, tmp_path, text):
-    convert.check_overrides(["data.path", "model.dtype", "train.batch_size"])
+    convert._check_overrides(["data.path", "model.dtype", "train.batch_size"])
     for key in ("model.num_steps", "data.sequence_length"):
         with pytest.raises(InputError, match=f"--config.{key} can't be set: it comes from --input"):
-            convert.check_overrides(["data.path", key])
+            convert._check_overrides(["data.path", key])
     text.data.tokenizer = "bytes"  # instead of the folder's own
     with pytest.raises(InputError, match="has vectors for 320 tokens, and the tokenizer has 256"):
         call(convert, f"--input={good_folder}", f"--workdir={tmp_path / 'run'}")

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from helpers import setup_of
 
+from t5x_diffeq.cli.train import train_to_end
 from t5x_diffeq.runs.load import load_run
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError
@@ -19,7 +20,6 @@ from t5x_diffeq.training.depths import (
     full_grid_from,
     rows_of_depths,
 )
-from t5x_diffeq.verbs.train import train
 
 SEVERAL = {"train.depths": (2, 4), "train.depths_per_step": 2}
 
@@ -71,7 +71,7 @@ def test_a_run_says_its_depths_and_learns_at_each(small, tmp_path, capsys):
     small.mesh.fsdp = 1
     small.train.update(depths=(1, 4), total_steps=12)
     small.optimizer.learning_rate = 1e-2
-    assert train(Config.of(small), tmp_path) == 0
+    assert train_to_end(Config.of(small), tmp_path) == 0
     assert "1 of 1, 4 solver step(s) in each optimizer step\n" in capsys.readouterr().err
     steps = [line for line in read_metrics(tmp_path) if "train/loss" in line]
     assert [(line["train/num_steps"],) for line in steps] == [

@@ -8,6 +8,7 @@ from helpers import assert_close, auto_mesh, setup_of, small_config, stop_after,
 from small_models import random_params, uneven_batch
 from small_models import small as small_model
 
+from t5x_diffeq.cli.train import train_to_end
 from t5x_diffeq.data.tokenizer import ByteTokenizer, HuggingFaceTokenizer
 from t5x_diffeq.runs.teacher import check_teacher, check_teachers_tokenizer
 from t5x_diffeq.runs.workdir import save_config
@@ -17,7 +18,6 @@ from t5x_diffeq.tracking.jsonl import read_metrics
 from t5x_diffeq.training.partitioning import mesh_context
 from t5x_diffeq.training.programs import lower_train_step
 from t5x_diffeq.training.step import make_gradient
-from t5x_diffeq.verbs.train import train
 
 BATCH = uneven_batch(np.random.default_rng(0), 8)
 RULES = (("batch", "fsdp"), ("embed", "fsdp"), ("vocab", "tensor"), ("mlp", "tensor"))
@@ -106,11 +106,11 @@ def test_a_teacher_on_a_mesh_after_a_resume(finished, text, tmp_path, capsys):
     config.model.num_steps = 3
     config.train.update(distill_from=str(finished[1]), eval_every=6, eval_batches=1)
     one, eight = tmp_path / "one", tmp_path / "eight"
-    assert train(Config.of(config), one) == 0
+    assert train_to_end(Config.of(config), one) == 0
     assert f"learns from {finished[1]} at its step 6" in capsys.readouterr().err
     assert stop_after(2, Config.of(config), eight) == 42
     config.mesh.update(data=2, fsdp=2, tensor=2)
-    assert train(Config.of(config), eight) == 0
+    assert train_to_end(Config.of(config), eight) == 0
     of_one, of_eight = (
         [line["train/distillation"] for line in read_metrics(workdir) if "train/loss" in line]
         for workdir in (one, eight)
@@ -120,7 +120,7 @@ def test_a_teacher_on_a_mesh_after_a_resume(finished, text, tmp_path, capsys):
     np.testing.assert_allclose(of_eight, of_one, atol=1e-5)
     other = Config.of(config).with_values({"train.distill_weight": 1.0})
     with pytest.raises(InputError, match=r"train\.distill_weight was 0\.5, is 1\.0"):
-        train(other, eight)
+        train_to_end(other, eight)
 
 
 # ------------------------------------------------------------------------------- refusals
@@ -139,10 +139,10 @@ def teacher(small, tmp_path):
 def test_teachers_that_cant_be_used(small, teacher, tmp_path):
     small.train.distill_from = str(tmp_path / "nowhere")
     with pytest.raises(InputError, match="nowhere holds no run: there is no such folder"):
-        train(Config.of(small), tmp_path / "run")
+        train_to_end(Config.of(small), tmp_path / "run")
     small.train.distill_from = str(teacher)
     with pytest.raises(InputError, match="teacher holds no checkpoint"):
-        train(Config.of(small), tmp_path / "run")
+        train_to_end(Config.of(small), tmp_path / "run")
     small.data.sequence_length = 17
     with pytest.raises(InputError, match=r"data\.sequence_length=17 is longer than the 16 tokens"):
         check_teacher(Config.of(small))

@@ -12,6 +12,7 @@ from helpers import ROOT, call
 
 from studies import budgets, controls, equal_time, ladder
 from t5x_diffeq.cli import reproduce
+from t5x_diffeq.cli.make_tasks import documents, passage
 from t5x_diffeq.data.tokenizer import ByteTokenizer
 from t5x_diffeq.experiments.experiment import Experiment
 from t5x_diffeq.experiments.laptop import LAPTOP
@@ -27,8 +28,6 @@ from t5x_diffeq.experiments.runs import (
 )
 from t5x_diffeq.runtime.errors import InputError, RunError
 from t5x_diffeq.runtime.mistakes import check_keys
-from t5x_diffeq.verbs import reproduce as reproduce_verb
-from t5x_diffeq.verbs.make_tasks import documents, passage
 
 STUDIES = (budgets, controls, equal_time, ladder)
 EVERY = {
@@ -237,7 +236,7 @@ def test_labels_are_those_of_the_experiment_that_shows_them(commands, tmp_path, 
     carry_out([make_printing_run("a", 2, model="x"), make_printing_run("b", 3)], tmp_path)
     shown = Experiment(tables=(TableSpec(("model",), "rate", "loss"),))
     runs = [make_printing_run("a", 2, model="y", rate=7), make_printing_run("b", 3)]
-    reproduce_verb.present(shown, runs, tmp_path, tmp_path / "own", ["A caveat."])
+    reproduce.present(shown, runs, tmp_path, tmp_path / "own", ["A caveat."])
     assert "| y | 2 |" in capsys.readouterr().out
     assert "| y | 2 |" in (tmp_path / "own" / "tables.md").read_text()
     assert (tmp_path / "own" / "tables.md").read_text().endswith("A caveat.\n\n")

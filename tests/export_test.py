@@ -26,6 +26,7 @@ from numpy_model import norm, rotary, softmax
 from safetensors.numpy import load_file
 
 from t5x_diffeq.cli import export
+from t5x_diffeq.cli.convert import write_run
 from t5x_diffeq.exchange import check_folder
 from t5x_diffeq.exchange import folder as folder_module
 from t5x_diffeq.exchange import save_pretrained as save_pretrained_module
@@ -36,7 +37,6 @@ from t5x_diffeq.exchange.save_pretrained import check_form, save_pretrained
 from t5x_diffeq.exchange.tokenizer_files import write_tokenizer
 from t5x_diffeq.runs import load
 from t5x_diffeq.runtime.errors import InputError, RunError
-from t5x_diffeq.verbs.convert import write_run
 
 TOKENS = np.random.default_rng(1).integers(256, size=(1, LENGTH))
 

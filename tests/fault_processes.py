@@ -132,9 +132,8 @@ def train(arguments, environment, log, phase, mark, number, pause):
     """A process of the run, in a child of the server."""
     from t5x_diffeq.checkpoints import checkpoint, checksums
     from t5x_diffeq.cli import train as verb
-    from t5x_diffeq.runs import basic_hooks
+    from t5x_diffeq.runs import basic_hooks, loop
     from t5x_diffeq.runtime import command_line
-    from t5x_diffeq.verbs import train as work
 
     os.environ.update(environment)
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -156,10 +155,10 @@ def train(arguments, environment, log, phase, mark, number, pause):
 
         setattr(place, name, stop_then_call)
 
-    stop_in(work, "make_setup", "start-up")
+    stop_in(loop, "make_setup", "start-up")
     stop_in(checkpoint.Checkpoints, "restore", "restore")
-    stop_in(work, "compile_train_steps", "compile")
-    stop_in(work, "depths_of", "loop", number)
+    stop_in(loop, "compile_train_steps", "compile")
+    stop_in(loop, "depths_of", "loop", number)
     stop_in(basic_hooks, "evaluate_loss", "evaluate")
     stop_in(checksums, "save_own", "save", number=2)
     command_line.run(verb.main, verb.__doc__, verb.FLAGS, several=True)

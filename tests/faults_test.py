@@ -27,11 +27,11 @@ from patience import patience
 
 from t5x_diffeq.checkpoints.checkpoint import Checkpoints
 from t5x_diffeq.checkpoints.trained_params import restore_params
-from t5x_diffeq.runs import basic_hooks
+from t5x_diffeq.cli.train import train_to_end
+from t5x_diffeq.runs import basic_hooks, loop
 from t5x_diffeq.runs.history import Clock
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError, RunError
-from t5x_diffeq.verbs import train as verb
 
 pytestmark = pytest.mark.in_turns
 
@@ -152,8 +152,8 @@ def test_full_disks(disk, finished, monkeypatch, survivors):
     """In each phase: one line, and with room again the same command goes on."""
     config, run = Config.of(finished[0]), disk / "run"
     phases = [
-        (verb, "check_config"),  # start-up: the data, or the config
-        (verb, "open_writer"),  # metrics.jsonl is begun
+        (loop, "check_config"),  # start-up: the data, or the config
+        (loop, "open_writer"),  # metrics.jsonl is begun
         (basic_hooks, "evaluate_loss"),  # the evaluation's line
         (Clock, "rates"),  # a step's line
         (Checkpoints, "save"),
@@ -168,10 +168,10 @@ def test_full_disks(disk, finished, monkeypatch, survivors):
         with monkeypatch.context() as patch:
             patch.setattr(owner, name, fill_then_call)
             with pytest.raises(RunError, match="No space left on device"):
-                verb.train(config, run)
+                train_to_end(config, run)
         (disk / "filler").unlink()
         survivors.append(name)
-    assert verb.train(config, run) == 0
+    assert train_to_end(config, run) == 0
     assert metrics_of(run) == metrics_of(finished[1])
 
 

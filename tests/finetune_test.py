@@ -13,6 +13,7 @@ from helpers import assert_close, small_config, train_keys
 from small_models import random_params, small
 
 from configs import finetune as finetune_config
+from t5x_diffeq.cli import finetune as verb
 from t5x_diffeq.layers.linear import ADAPTERS
 from t5x_diffeq.models.adapters import merge
 from t5x_diffeq.models.language_model import LanguageModel
@@ -23,7 +24,6 @@ from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.tracking.jsonl import read_metrics
 from t5x_diffeq.training.setup import make_setup
 from t5x_diffeq.training.step import make_gradient
-from t5x_diffeq.verbs import finetune as verb
 
 TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 50, (2, 10)), jnp.int32)
 ADAPTED = {"weights": "per_layer", "adapter_rank": 3}

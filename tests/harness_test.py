@@ -20,11 +20,11 @@ from process_runs import as_processes
 
 from t5x_diffeq.cli import evaluate as evaluate_verb
 from t5x_diffeq.cli import export as export_verb
+from t5x_diffeq.cli.train import train_to_end
 from t5x_diffeq.inference.downstream import DownstreamTasks
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.tracking.jsonl import read_metrics
-from t5x_diffeq.verbs.train import train
 
 pytest.importorskip("lm_eval", reason="lm_eval is not installed: pip install 't5x_diffeq[eval]'")
 
@@ -87,7 +87,7 @@ def run_with_pieces(tmp_path_factory):
     )
     config.optimizer.learning_rate = 0.01
     config.train.update(total_steps=20, checkpoint_every=20, eval_every=20)
-    assert train(Config.of(config), folder / "run") == 0
+    assert train_to_end(Config.of(config), folder / "run") == 0
     return folder / "run"
 
 
@@ -208,7 +208,7 @@ def test_tasks_while_training(tasks, tmp_path, capsys):
     config.tasks.update(
         names=("local_cloze",), every=2, limit=3, num_fewshot=0, include_path=str(tasks)
     )
-    assert train(Config.of(config), tmp_path / "run") == 0
+    assert train_to_end(Config.of(config), tmp_path / "run") == 0
     reports = read_metrics(tmp_path / "run")
     found = {line["step"]: line for line in reports if "tasks/local_cloze/acc" in line}
     assert list(found) == [2, 4, 5]

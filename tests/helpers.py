@@ -17,9 +17,11 @@ from ml_collections import ConfigDict
 
 from configs import default
 from t5x_diffeq.checkpoints.checkpoint import Checkpoints
+from t5x_diffeq.cli.train import train_to_end
 from t5x_diffeq.data import corpus
 from t5x_diffeq.data.corpus import Corpus
 from t5x_diffeq.data.examples import TrainingData
+from t5x_diffeq.runs import loop
 from t5x_diffeq.runs.history import Clock, History, Stopwatch
 from t5x_diffeq.runs.hooks import Training
 from t5x_diffeq.runtime import command_line
@@ -30,7 +32,6 @@ from t5x_diffeq.runtime.watchdog import Watchdog
 from t5x_diffeq.tracking.jsonl import read_metrics
 from t5x_diffeq.tracking.trackers import RunWriter
 from t5x_diffeq.training import partitioning, setup
-from t5x_diffeq.verbs import train
 
 ROOT = Path(__file__).resolve().parents[1]
 READMES = [path for path in ROOT.rglob("README.md") if not {".venv", "workdirs"} & set(path.parts)]
@@ -131,11 +132,16 @@ def mesh_shape(**sizes: int) -> dict[str, int]:
     return {axis: sizes.get(axis, 1) for axis in partitioning.AXES}
 
 
-def parse(verb, arguments: Sequence[str]) -> None:
-    """Parses a verb's command line, as if for the first time: a process defines overrides once."""
+def forget_flags(verb) -> None:
+    """Lets a verb's command line be parsed as if for the first time: overrides are defined once."""
     for override in [name for name in verb.FLAGS if "." in name]:
         delattr(verb.FLAGS, override)
     verb.FLAGS.unparse_flags()
+
+
+def parse(verb, arguments: Sequence[str]) -> None:
+    """Parses a verb's command line."""
+    forget_flags(verb)
     command_line.parse(list(arguments), verb.FLAGS)
 
 
@@ -168,7 +174,7 @@ def training_of(setup, workdir, tokenizer=None) -> Training:
 
 def stop_after(steps: int, config: Config, workdir: AnyPath, number: int = signal.SIGTERM) -> int:
     """The status of a training that gets a signal as the batch after so many steps is drawn."""
-    draw = train._draw
+    draw = loop._draw
 
     def interrupt(*arguments):
         for n, batch in enumerate(draw(*arguments)):
@@ -177,8 +183,8 @@ def stop_after(steps: int, config: Config, workdir: AnyPath, number: int = signa
             yield batch
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train, "_draw", interrupt)
-        return train.train(config, workdir)
+        patch.setattr(loop, "_draw", interrupt)
+        return train_to_end(config, workdir)
 
 
 def metrics_of(workdir: AnyPath) -> list[dict]:
@@ -195,12 +201,12 @@ def without_machine(line: dict) -> dict:
 def assert_learns_and_resumes(config: ConfigDict, folder: Path) -> None:
     """A run is, bit for bit, itself continued from its checkpoint after two steps."""
     config = Config.of(config)
-    assert train.train(config, folder) == 0
+    assert train_to_end(config, folder) == 0
     lines = metrics_of(folder)
     for checkpoint in (folder / "checkpoints").iterdir():
         if checkpoint.name != "2":
             shutil.rmtree(checkpoint)
-    assert train.train(config, folder) == 0
+    assert train_to_end(config, folder) == 0
     assert metrics_of(folder) == lines
     losses = [line["eval/loss"] for line in lines if "eval/loss" in line]
     assert losses[-1] < losses[0] - 0.2

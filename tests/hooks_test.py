@@ -3,10 +3,10 @@
 import pytest
 from helpers import metrics_of, stop_after
 
+from t5x_diffeq.cli.train import train_to_end
 from t5x_diffeq.runs.hooks import Hook
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.verbs.train import train
 
 
 class Calls(Hook):
@@ -85,7 +85,7 @@ def test_a_hook_is_called_around_steps_and_when_it_is_due(small, tmp_path, noted
         ("exit",),
     ]
     noted.clear()
-    assert train(Config.of(small), tmp_path) == 0
+    assert train_to_end(Config.of(small), tmp_path) == 0
     assert noted[0] == ("restore", len(told) - 1)  # saved between stop and exit
     assert [each[1] for each in noted if each[0] == "run"] == [4, 6]
     assert all(each[2] for each in noted if each[0] == "report")
@@ -98,7 +98,7 @@ def test_a_hook_that_fails_ends_the_run_by_its_name(small, tmp_path, capsys):
     small.mesh.fsdp = 1
     config = Config.of(small).with_values({"train.hooks": (f"{__name__}:Failing(every=3)",)})
     with pytest.raises(ValueError, match="a fault of its own") as raised:
-        train(config, tmp_path)
+        train_to_end(config, tmp_path)
     assert raised.value.__notes__ == ["in the hook failing at step 0"]
 
 
@@ -106,7 +106,7 @@ def test_a_hook_that_fails_ends_the_run_by_its_name(small, tmp_path, capsys):
 def test_what_is_no_hook_is_refused(small, tmp_path, name):
     small.train.hooks = (name,)
     with pytest.raises(InputError, match=r"train\.hooks=json:.* is not a class derived from"):
-        train(Config.of(small), tmp_path)
+        train_to_end(Config.of(small), tmp_path)
 
 
 class Nameless(Hook):
@@ -123,5 +123,5 @@ class Nameless(Hook):
 def test_a_hook_that_cannot_be_made_is_refused_before_the_run(small, tmp_path, hook, message):
     small.train.hooks = (f"{__name__}:{hook}",)
     with pytest.raises(InputError, match=rf"train\.hooks={__name__}:.*{message}"):
-        train(Config.of(small), tmp_path)
+        train_to_end(Config.of(small), tmp_path)
     assert not (tmp_path / "checkpoints").exists()

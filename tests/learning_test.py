@@ -4,9 +4,9 @@ import pytest
 from helpers import small_config
 
 from configs import default
+from t5x_diffeq.cli.train import train_to_end
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.tracking.jsonl import read_metrics
-from t5x_diffeq.verbs.train import train
 
 LETTERS = "abcdefg"
 
@@ -39,7 +39,7 @@ def test_the_loss_after_120_steps(there_and_back, tmp_path, variant, reached):
     config.optimizer.learning_rate = 0.02
     config.train.update(total_steps=120, batch_size=16, log_every=120, eval_every=120)
     config.train.checkpoint_every = 120
-    assert train(Config.of(config), tmp_path) == 0
+    assert train_to_end(Config.of(config), tmp_path) == 0
     first, *_, last = (line["eval/loss"] for line in read_metrics(tmp_path) if "eval/loss" in line)
     assert first > 5
     assert last < reached

@@ -1,10 +1,13 @@
 """Mistakes of a new user: each ends with status 2 and one line that names it and the way out."""
 
 import sys
+from importlib import import_module
 
 import pytest
+from helpers import forget_flags
 
 from t5x_diffeq import __main__
+from t5x_diffeq.cli import VERBS
 
 TINY = "--config=configs/tiny.py"
 
@@ -17,8 +20,8 @@ def said(capsys, monkeypatch, tmp_path):
         monkeypatch.chdir(tmp_path)
         monkeypatch.setattr(sys, "argv", ["t5x_diffeq", *words.split()])
         monkeypatch.setitem(sys.modules, "huggingface_hub", None)  # it isn't installed
-        # `runpy` would store a verb as the hook that checks types has changed it.
-        monkeypatch.setattr(sys, "dont_write_bytecode", True)
+        if (verb := words.split()[0]) in VERBS:
+            forget_flags(import_module(f"t5x_diffeq.cli.{verb}"))
         with pytest.raises(SystemExit) as ended:
             __main__.main()
         assert ended.value.code == 2

@@ -10,6 +10,7 @@ from helpers import assert_close, auto_mesh, train_keys
 from small_models import random_params, uneven_batch
 from small_models import small as small_model
 
+from t5x_diffeq.cli.train import train_to_end
 from t5x_diffeq.ode.integrate import integrate
 from t5x_diffeq.ode.running_cost import StateWithCost, charge_velocity
 from t5x_diffeq.ode.schemes import grid
@@ -19,7 +20,6 @@ from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.tracking.jsonl import read_metrics
 from t5x_diffeq.training.partitioning import mesh_context
 from t5x_diffeq.training.step import make_gradient
-from t5x_diffeq.verbs.train import train
 
 BATCH = uneven_batch(np.random.default_rng(0), 16)
 PENALTY, SHARE = 0.3, 0.75
@@ -222,7 +222,7 @@ def test_a_run_reports_what_it_adds_and_evaluates_the_loss_alone(small, tmp_path
         total_steps=4,
         eval_every=4,
     )
-    assert train(Config.of(small), tmp_path) == 0
+    assert train_to_end(Config.of(small), tmp_path) == 0
     lines = list(read_metrics(tmp_path))
     last = [line for line in lines if "train/loss" in line][-1]
     assert last["train/velocity"] > 0 and last["train/distillation"] > 0

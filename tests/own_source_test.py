@@ -21,6 +21,7 @@ from starlette.testclient import TestClient
 
 import t5x_diffeq as td
 from t5x_diffeq.cli import analyze, evaluate, export
+from t5x_diffeq.cli.train import train_to_end
 from t5x_diffeq.examples.own_basis import Chebyshev
 from t5x_diffeq.explorer.answers import Explorer
 from t5x_diffeq.explorer.app import make_app
@@ -32,7 +33,6 @@ from t5x_diffeq.ode.time_basis import make_time_basis
 from t5x_diffeq.runtime.config import Config, ModelKeys
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.tracking.jsonl import read_metrics
-from t5x_diffeq.verbs.train import train
 
 OWN = {
     "source": {"weights": "t5x_diffeq.examples.own_source:OwnEnds"},
@@ -59,7 +59,7 @@ def config(own, text):
 def workdir(config, tmp_path_factory):
     """The workdir of a run of 20 steps on 8 devices."""
     folder = tmp_path_factory.mktemp("own") / "run"
-    assert train(Config.of(config), folder) == 0
+    assert train_to_end(Config.of(config), folder) == 0
     return folder
 
 
@@ -79,7 +79,7 @@ def test_a_run_learns_and_resumes_where_it_was(config, workdir, tmp_path):
     again = tmp_path / "run"
     shutil.copytree(workdir, again)
     shutil.rmtree(again / "checkpoints" / "20")
-    assert train(Config.of(config), again) == 0
+    assert train_to_end(Config.of(config), again) == 0
     assert losses_of(again) == losses
 
 
@@ -88,7 +88,7 @@ def test_muon_takes_its_kernels(config, tmp_path):
     muon = config.copy_and_resolve_references()
     muon.optimizer.name = "muon"
     muon.train.update(total_steps=4, checkpoint_every=4, eval_every=4)
-    assert train(Config.of(muon), tmp_path / "run") == 0
+    assert train_to_end(Config.of(muon), tmp_path / "run") == 0
     losses = losses_of(tmp_path / "run")
     assert losses[4] < losses[1]
 

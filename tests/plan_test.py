@@ -15,7 +15,7 @@ from helpers import ROOT, call, mesh_shape
 from patience import patience
 
 from configs import default
-from t5x_diffeq.cli import plan as verb
+from t5x_diffeq.cli import plan
 from t5x_diffeq.planner import planning, search, tables
 from t5x_diffeq.planner.estimate import StepTimes
 from t5x_diffeq.planner.flops import step_flops
@@ -26,7 +26,6 @@ from t5x_diffeq.runtime.chips import CHIPS, GIB, Chip
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training.partitioning import make_mesh
-from t5x_diffeq.verbs import plan
 
 SMALL = {
     "model.num_steps": 2,
@@ -137,7 +136,7 @@ def test_bad_slices(name, slices, message):
 
 def test_arguments_are_needed():
     with pytest.raises(InputError, match="plan needs --config=FILE and --topology="):
-        call(verb)
+        call(plan)
 
 
 @pytest.mark.slow

@@ -14,6 +14,8 @@ from helpers import ROOT, call, small_config
 import t5x_diffeq as td
 from configs import finetune as finetune_config
 from t5x_diffeq.cli import analyze, convert, evaluate, export, generate
+from t5x_diffeq.cli.finetune import finetune
+from t5x_diffeq.cli.train import train_to_end
 from t5x_diffeq.data.sources import load_source
 from t5x_diffeq.ode.schemes import find_scheme
 from t5x_diffeq.runs.workdir import read_config
@@ -21,8 +23,6 @@ from t5x_diffeq.runtime import plugins
 from t5x_diffeq.runtime.config import Config, flatten
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.tracking.jsonl import read_metrics
-from t5x_diffeq.verbs.finetune import finetune
-from t5x_diffeq.verbs.train import train
 
 pytestmark = pytest.mark.in_turns
 PACKAGE = ROOT / "tests" / "plugin_package"
@@ -48,7 +48,7 @@ def workdir(tmp_path_factory):
     folder = tmp_path_factory.mktemp("plugin") / "run"
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(PACKAGE)
-        assert train(Config.of(config_of(architecture="llama")), folder) == 0
+        assert train_to_end(Config.of(config_of(architecture="llama")), folder) == 0
     return folder
 
 
@@ -130,7 +130,7 @@ def test_verbs_refuse_a_block_without_their_method(tmp_path, capsys):
     config = config_of()
     config.model.block = f"{PARTS}:SilentBlock"
     config.train.update(total_steps=1)
-    assert train(Config.of(config), tmp_path / "run") == 0
+    assert train_to_end(Config.of(config), tmp_path / "run") == 0
     for verb, arguments, message in (
         (analyze, ["--what=spectra", f"--output={tmp_path}"], "spectra needs .*`spectral_factors`"),
         (export, [f"--output={tmp_path / 'out'}"], "export needs the method `pytorch_form`"),

@@ -15,6 +15,7 @@ from patience import patience
 from small_models import TOKENS, random_params
 from small_models import small as small_model
 
+from t5x_diffeq.cli.train import train_to_end
 from t5x_diffeq.models.language_model import in_one_document
 from t5x_diffeq.runs import profiler as profiler_module
 from t5x_diffeq.runs.profiler import Profiler
@@ -23,7 +24,6 @@ from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training.programs import compile_train_step
 from t5x_diffeq.training.setup import Setup
-from t5x_diffeq.verbs.train import train
 
 SCOPES = ("make W(t)", "solver step", "attention", "mlp", "embed", "head", "loss", "optimizer")
 BACKWARD = ("pull back to P", "gradient norm")
@@ -66,7 +66,7 @@ def traced(finished, tmp_path_factory):
     config = finished[0].copy_and_resolve_references()
     config.train.profile = "3:4"
     workdir = tmp_path_factory.mktemp("traced")
-    assert train(Config.of(config), workdir) == 0
+    assert train_to_end(Config.of(config), workdir) == 0
     return config, workdir
 
 

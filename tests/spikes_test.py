@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from helpers import metrics_of, stop_after
 
+from t5x_diffeq.cli.status import RunStatus
+from t5x_diffeq.cli.train import train_to_end
 from t5x_diffeq.data import examples
 from t5x_diffeq.data.batches import train_batches
 from t5x_diffeq.runs.goodput import LOST
@@ -16,8 +18,6 @@ from t5x_diffeq.runs.load import load_run
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError, RunError
 from t5x_diffeq.training.spikes import RecentSteps
-from t5x_diffeq.verbs.status import RunStatus
-from t5x_diffeq.verbs.train import train
 
 pytestmark = pytest.mark.in_turns
 WINDOW = 8
@@ -88,7 +88,7 @@ def assert_equal(a, b):
 def test_a_loss_that_is_not_finite_ends_a_run(poisoned, tmp_path):
     config, _ = poisoned
     with pytest.raises(RunError, match=r"at step 4 loss is nan .*; the last good checkpoint is 2"):
-        train(Config.of(config), tmp_path / "run")
+        train_to_end(Config.of(config), tmp_path / "run")
     assert read_events(tmp_path / "run")[-1]["error"] == "RunError"
     assert RunStatus(tmp_path / "run", 0).state == "failed (RunError)"
 
@@ -103,7 +103,7 @@ def test_a_spike_is_skipped_and_its_count_is_kept(poisoned, tmp_path, capsys):
     config.train.update(on_spike="skip", checkpoint_every=1, keep_checkpoints=10)
     assert stop_after(4, Config.of(config), tmp_path) == 42
     assert "spike at step 4: loss nan" in capsys.readouterr().err
-    assert train(Config.of(config), tmp_path) == 0
+    assert train_to_end(Config.of(config), tmp_path) == 0
     assert "continuing at step 5" in capsys.readouterr().err
     lines = {line["step"]: line for line in metrics_of(tmp_path)}
     assert [lines[step].get("train/spikes") for step in (3, 4, 6, 9)] == [0, 1, 1, 1]
@@ -126,7 +126,7 @@ def test_a_rollback_goes_past_the_data(poisoned, tmp_path, monkeypatch, capsys):
     assert (
         "rolling back to checkpoint 2; the data continues after step 4" in capsys.readouterr().err
     )
-    assert train(Config.of(config), run) == 0
+    assert train_to_end(Config.of(config), run) == 0
     steps = [line["step"] for line in metrics_of(run) if "train/loss" in line]
     assert steps == [*range(1, 11)]
     facts = RunStatus(run, 0).facts()
@@ -145,7 +145,7 @@ def test_a_rollback_goes_past_the_data(poisoned, tmp_path, monkeypatch, capsys):
         return (batch for number, batch in enumerate(batches, start + 1) if number not in (3, 4))
 
     monkeypatch.setattr(examples, "train_batches", without_two)
-    assert train(Config.of(config), tmp_path / "other") == 0
+    assert train_to_end(Config.of(config), tmp_path / "other") == 0
     assert losses_of(tmp_path / "other") == losses_of(run)
     assert_equal(params_of(tmp_path / "other"), params_of(run))
 
@@ -156,10 +156,10 @@ def test_what_does_not_end_is_ended(poisoned, tmp_path):
     bad |= {*range(4, 40)}
     config.train.on_spike = "rollback"
     with pytest.raises(RunError, match="the 6th since the run last got past step 4"):
-        train(Config.of(config), tmp_path / "back")
+        train_to_end(Config.of(config), tmp_path / "back")
     config.train.update(on_spike="skip", total_steps=30)
     with pytest.raises(RunError, match="at step 14 loss is nan"):
-        train(Config.of(config), tmp_path / "skip")
+        train_to_end(Config.of(config), tmp_path / "skip")
 
 
 @pytest.mark.slow
@@ -171,7 +171,7 @@ def test_averages(small, tmp_path):
     with pytest.raises(InputError, match=r"--averages: .* train.ema_decay"):
         params_of(tmp_path, averages=True)
     small.train.ema_decay = 0.9
-    assert train(Config.of(small), tmp_path) == 0
+    assert train_to_end(Config.of(small), tmp_path) == 0
     expected = params_of(tmp_path, checkpoint=3)
     for step in (3, 4, 5):
         d = min(0.9, (1 + step) / (10 + step))
@@ -186,4 +186,4 @@ def test_averages(small, tmp_path):
     assert [line["step"] for line in evaluated] == [3, 6]  # that at 3 was left out by the stop
     assert evaluated[-1]["eval_averages/loss"] != lines[-1].get("eval/loss")
     small.train.update(ema_decay=0.0, total_steps=7)
-    assert train(Config.of(small), tmp_path) == 0  # and they can be given up
+    assert train_to_end(Config.of(small), tmp_path) == 0  # and they can be given up

@@ -10,6 +10,7 @@ import pytest
 from helpers import call, config_with_train, training_of
 
 from t5x_diffeq.cli import status
+from t5x_diffeq.cli.status import RunStatus
 from t5x_diffeq.runs import basic_hooks
 from t5x_diffeq.runs.basic_hooks import MetricsLog
 from t5x_diffeq.runs.goodput import (
@@ -24,7 +25,6 @@ from t5x_diffeq.runs.hooks import DoneStep
 from t5x_diffeq.runtime.errors import InputError, RunError
 from t5x_diffeq.runtime.files import GrowingFile
 from t5x_diffeq.training.setup import Setup
-from t5x_diffeq.verbs.status import RunStatus
 
 
 def event(kind, time, step, **facts):

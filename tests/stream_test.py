@@ -17,6 +17,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from patience import patience
 from process_runs import read_reports, run, stop_at
 
+from t5x_diffeq.cli.train import train_to_end
 from t5x_diffeq.data import stream, stream_files
 from t5x_diffeq.data.encoding import TextEncoder
 from t5x_diffeq.data.examples import check_data, training_data
@@ -26,7 +27,6 @@ from t5x_diffeq.data.tokenizer import ByteTokenizer
 from t5x_diffeq.runs.hooks import Hook
 from t5x_diffeq.runtime.config import Config, DataKeys
 from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.verbs.train import train
 
 datasets = pytest.importorskip("datasets", reason="the Hugging Face library isn't installed")
 datasets.disable_progress_bars()
@@ -256,7 +256,7 @@ def test_a_stopped_run_goes_on_with_the_next_batch(tmp_path, capfd):
     Drawn.batches.clear()
     assert stop_after(4, config, run) == 42
     assert "a stream of 3 files train" in capfd.readouterr().err
-    assert train(config, run) == 0
+    assert train_to_end(config, run) == 0
     data = training_data(config, corpus_of(small.data, run, new=False))
     assert_equal(list(islice(data.batches(one_device(), 0, None), 8)), Drawn.batches)
     (tmp_path / "0.jsonl").write_text('{"text": "changed", "number": 1}\n')

@@ -15,6 +15,7 @@ from helpers import metrics_of, setup_of, stop_after
 from matplotlib.figure import Figure
 from patience import patience
 
+from t5x_diffeq.cli.train import train_to_end
 from t5x_diffeq.runs.watcher import WeightFigures
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError
@@ -24,7 +25,6 @@ from t5x_diffeq.tracking.jsonl import JsonlWriter, read_metrics
 from t5x_diffeq.tracking.tensorboard import TensorBoardTracker
 from t5x_diffeq.tracking.trackers import RunWriter, check_trackers, open_writer, render
 from t5x_diffeq.tracking.wandb import WandbTracker
-from t5x_diffeq.verbs.train import train
 
 IMAGE = np.arange(4 * 6 * 3, dtype=np.uint8).reshape(4, 6, 3)
 BLOCK = 32 * 1024  # of W&B's file, in which no record header crosses a boundary
@@ -255,7 +255,7 @@ def test_what_is_missing_is_said_before_the_run(small, monkeypatch, tmp_path):
         WeightFigures.check(Config.of(small), setup_of(small))
     small.train.trackers = ()
     with pytest.raises(InputError, match=r"figure_every=5 needs a tracker"):
-        train(Config.of(small), tmp_path)
+        train_to_end(Config.of(small), tmp_path)
     with pytest.raises(InputError, match=r"can be tensorboard, wandb"):
         small.train.trackers = ("tensorbord",)
         Config.of(small)
@@ -291,7 +291,7 @@ def test_a_run_with_everything_on_is_the_same_run(finished, tmp_path, offline):
     )
     run = tmp_path / "everything"
     assert stop_after(2, Config.of(config), run) == 42
-    assert train(Config.of(config), run) == 0
+    assert train_to_end(Config.of(config), run) == 0
     assert metrics_of(run) == metrics_of(workdir)
     times = [line for line in read_metrics(run) if "train/loss" in line]
     assert all(line["train/step_seconds"] > 0 for line in times)

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from helpers import corpus_of, metrics_of, stop_after
 
+from t5x_diffeq.cli.train import train_to_end
 from t5x_diffeq.runs import basic_hooks
 from t5x_diffeq.runs.load import load_run
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError, RunError
 from t5x_diffeq.tracking.jsonl import read_metrics
 from t5x_diffeq.training import programs
-from t5x_diffeq.verbs.train import train
 
 
 def losses(workdir):
@@ -44,11 +44,11 @@ def test_stopped_and_resumed_equals_undisturbed(finished, tmp_path, monkeypatch,
     assert [line["step"] for line in metrics_of(tmp_path)] == [0, 1, 2, 3]  # no evaluation at 3
     with monkeypatch.context() as patch:
         interrupt_evaluation(patch, 6)
-        assert train(Config.of(config), tmp_path) == 42
+        assert train_to_end(Config.of(config), tmp_path) == 42
     told = capsys.readouterr().err
     assert "continuing at step 3" in told and "stopped by SIGTERM after step 6, saved" in told
     assert metrics_of(tmp_path) == metrics_of(workdir)[:-1]
-    assert train(Config.of(config), tmp_path) == 0
+    assert train_to_end(Config.of(config), tmp_path) == 0
     assert "continuing at step 6" in capsys.readouterr().err
     assert metrics_of(tmp_path) == metrics_of(workdir)
     params = [load_run(w, 256, batch_size=1).params for w in (workdir, tmp_path)]
@@ -67,7 +67,7 @@ def test_metrics_written_and_falling(finished):
 def test_a_finished_run_says_so(finished, capsys):
     config, workdir = finished
     before = (workdir / "metrics.jsonl").read_bytes()
-    assert train(Config.of(config), workdir) == 0
+    assert train_to_end(Config.of(config), workdir) == 0
     assert "already finished: 6 of 6 steps" in capsys.readouterr().err
     assert (workdir / "metrics.jsonl").read_bytes() == before
 
@@ -77,10 +77,10 @@ def test_another_config_is_refused_and_how_often_may_change(finished):
     other = config.copy_and_resolve_references()
     other.optimizer.learning_rate = 0.5
     with pytest.raises(InputError, match=r"optimizer.learning_rate was 0.003, is 0.5"):
-        train(Config.of(other), workdir)
+        train_to_end(Config.of(other), workdir)
     often = config.copy_and_resolve_references()
     often.train.log_every = 2
-    assert train(Config.of(often), workdir) == 0
+    assert train_to_end(Config.of(often), workdir) == 0
 
 
 def test_other_data_is_refused(small, tmp_path):
@@ -98,7 +98,7 @@ def test_eight_devices_equal_one(finished, tmp_path, capfd, mesh):
     config, workdir = finished
     sharded = config.copy_and_resolve_references()
     sharded.mesh.update(mesh)
-    assert train(Config.of(sharded), tmp_path) == 0
+    assert train_to_end(Config.of(sharded), tmp_path) == 0
     np.testing.assert_allclose(losses(tmp_path), losses(workdir), atol=1e-5)
     assert "Involuntary full rematerialization" not in capfd.readouterr().err
 
@@ -110,7 +110,7 @@ def test_a_state_that_is_not_finite_is_not_saved(small, tmp_path):
     small.train.checkpoint_every = 1
     small.mesh.fsdp = 1
     with pytest.raises(RunError, match=r"at step \d .*last good checkpoint is 1.*learning_rate"):
-        train(Config.of(small), tmp_path)
+        train_to_end(Config.of(small), tmp_path)
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["1"]
 
 
@@ -125,10 +125,10 @@ def test_workdirs_that_lost_a_file(finished, tmp_path):
         copy = tmp_path / lost
         shutil.copytree(workdir, copy, ignore=shutil.ignore_patterns(lost))
         with pytest.raises(InputError, match=message):
-            train(Config.of(config), copy)
+            train_to_end(Config.of(config), copy)
     (copy / "config.json").write_text("[]")
     with pytest.raises(InputError, match=r"config.json is not the config of a run"):
-        train(Config.of(config), copy)
+        train_to_end(Config.of(config), copy)
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_bad_values_are_refused_before_anything_is_begun(small, tmp_path, key, v
     with small.ignore_type():
         small.update_from_flattened_dict({key: value})
     with pytest.raises(InputError, match=message):
-        train(Config.of(small), tmp_path / "run")
+        train_to_end(Config.of(small), tmp_path / "run")
     assert not (tmp_path / "run" / "config.json").exists()
 
 
@@ -167,14 +167,14 @@ def test_a_run_without_a_first_step_leaves_the_workdir_to_another(
     with monkeypatch.context() as patch:
         patch.setattr(programs, "compile_train_step", out_of_memory)
         with pytest.raises(RunError, match="out of memory"):
-            train(Config.of(larger), tmp_path)
+            train_to_end(Config.of(larger), tmp_path)
         interrupt_evaluation(patch, 0)
-        assert train(Config.of(larger), tmp_path) == 42
+        assert train_to_end(Config.of(larger), tmp_path) == 42
         assert "stopped by SIGTERM before the first step; the same" in capsys.readouterr().err
         patch.setattr(basic_hooks, "evaluate_loss", out_of_memory)
         with pytest.raises(RunError, match="out of memory"):
-            train(Config.of(larger), tmp_path)
-    assert train(Config.of(config), tmp_path) == 0
+            train_to_end(Config.of(larger), tmp_path)
+    assert train_to_end(Config.of(config), tmp_path) == 0
     assert metrics_of(tmp_path) == metrics_of(workdir)
 
 

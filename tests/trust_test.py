@@ -13,6 +13,7 @@ import t5x_diffeq as td
 from configs import finetune as finetune_config
 from t5x_diffeq.cli import analyze, evaluate, explore, export, generate, make_tasks
 from t5x_diffeq.cli import train as train_verb
+from t5x_diffeq.cli.finetune import finetune
 from t5x_diffeq.ode.schemes import find_scheme
 from t5x_diffeq.optimizers.optimizer import make_optimizer
 from t5x_diffeq.runs.adapter_files import read_adapter_facts
@@ -21,7 +22,6 @@ from t5x_diffeq.runs.workdir import read_config
 from t5x_diffeq.runtime import plugins
 from t5x_diffeq.runtime.config import Config, flatten
 from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.verbs.finetune import finetune
 
 SHELL = "subprocess:run(args='touch pwned', shell=True)"
 ASKED = rf"names code of other packages, which would be run: model.scheme={'.*'}; if you trust it"

@@ -8,16 +8,14 @@ import numpy as np
 import pytest
 from helpers import call, small_config
 
-from t5x_diffeq.cli import benchmark as benchmark_flags
-from t5x_diffeq.cli import evaluate, generate
+from t5x_diffeq.cli import benchmark, evaluate, generate
+from t5x_diffeq.cli.train import train_to_end
 from t5x_diffeq.inference.sampling import Sampling
-from t5x_diffeq.runs import load
+from t5x_diffeq.runs import contestants, load
 from t5x_diffeq.runtime import console
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.tracking.jsonl import read_metrics
-from t5x_diffeq.verbs import benchmark
-from t5x_diffeq.verbs.train import train
 
 pytestmark = pytest.mark.in_turns
 
@@ -30,7 +28,7 @@ def workdir(text, tmp_path_factory):
     config.model.update(architecture="llama", num_kv_heads=1)
     config.mesh.fsdp = 1
     config.train.total_steps = 3
-    assert train(Config.of(config), folder / "run") == 0
+    assert train_to_end(Config.of(config), folder / "run") == 0
     return folder / "run"
 
 
@@ -171,7 +169,7 @@ def test_sampling():
 def test_benchmark_compares_equal_work(small, tmp_path):
     small.mesh.fsdp = 1
     traces = tmp_path / "traces"
-    model, baseline, ratio = benchmark.compare_models(Config.of(small), {}, 2, traces)
+    model, baseline, ratio = contestants.compare_models(Config.of(small), {}, 2, traces)
     runs = {path.parent.name for path in traces.glob("plugins/profile/*/*.xplane.pb")}
     assert runs == {"model", "baseline"}
     assert ratio["step_ms"] == model["step_ms"] / baseline["step_ms"] > 0
@@ -190,10 +188,10 @@ def test_benchmark_against_other_configs(small, monkeypatch, capsys):
     asked = {}
     monkeypatch.setattr(benchmark, "show_comparison", lambda *given: asked.update(given[1]))
     given = "configs/tiny.py:baseline,train.batch_size=4,train.depths=(2,3)"
-    call(benchmark_flags, "--config=configs/tiny.py", f"--against={given}")
+    call(benchmark, "--config=configs/tiny.py", f"--against={given}")
     assert (asked[given].train.batch_size, asked[given].train.depths) == (4, (2, 3))
     wider = config.with_values({"model.mlp_dim": 64})
-    model, other, ratio = benchmark.compare_models(config, {"wider": wider}, 2)
+    model, other, ratio = contestants.compare_models(config, {"wider": wider}, 2)
     assert (other["name"], ratio["name"]) == ("wider", "model / wider")
     assert model["parameters"] < other["parameters"]
 
@@ -202,7 +200,7 @@ def test_benchmark_against_other_configs(small, monkeypatch, capsys):
 def test_benchmark_of_a_run_that_grows(small):
     small.mesh.fsdp = 1
     small.train.update(depths=(1,), depths_until=0.5)
-    _, _, coarse, _, ratio = benchmark.compare_models(Config.of(small), {}, rounds=2)
+    _, _, coarse, _, ratio = contestants.compare_models(Config.of(small), {}, rounds=2)
     assert (coarse["name"], ratio["name"]) == ("depth 1", "model / depth 1")
     assert ratio["flops"] > 1.2  # half of the solver's steps
     assert ratio["parameters"] == 1
@@ -212,7 +210,7 @@ def test_benchmark_of_a_run_that_grows(small):
 def test_benchmark_of_a_step_at_several_depths(small):
     small.mesh.fsdp = 1
     small.train.update(depths=(1, 2), depths_per_step=2)
-    _, _, both, _, ratio = benchmark.compare_models(Config.of(small), {}, rounds=2)
+    _, _, both, _, ratio = contestants.compare_models(Config.of(small), {}, rounds=2)
     assert (both["name"], ratio["name"]) == ("depths 1, 2", "model / depths 1, 2")
     assert 0.5 < ratio["flops"] < 1  # 2 of 3 solver steps, and what doesn't depend on them
 
@@ -222,7 +220,7 @@ def test_benchmark_of_adapters_and_of_generation(small, capsys):
     small.mesh.fsdp = 1
     small.model.update(weights="per_layer", adapter_rank=1)
     small.train.trainable = ("adapters", "embeddings")
-    adapted, full, ratio = benchmark.compare_models(Config.of(small), {}, rounds=2)
+    adapted, full, ratio = contestants.compare_models(Config.of(small), {}, rounds=2)
     assert (full["name"], ratio["name"]) == ("full", "model / full")
     assert ratio["state_bytes"] < 1 < ratio["parameters"]
     assert adapted["flops"] < full["flops"]

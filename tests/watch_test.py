@@ -13,12 +13,12 @@ from small_models import random_params
 from small_models import small as small_model
 
 from t5x_diffeq.analysis.curves import figure_of_curves
+from t5x_diffeq.cli.train import train_to_end
 from t5x_diffeq.models.language_model import in_one_document, nodes
 from t5x_diffeq.models.sub_fields import make_block
 from t5x_diffeq.runs.watcher import Watcher
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.training.programs import compile_train_step, lower_train_step
-from t5x_diffeq.verbs.train import train
 
 pytestmark = pytest.mark.in_turns
 BATCH = 8
@@ -288,7 +288,7 @@ def watched_run(finished, tmp_path_factory):
     config = finished[0].copy_and_resolve_references()
     config.train.watch_every = 2
     workdir = tmp_path_factory.mktemp("watched")
-    assert train(Config.of(config), workdir) == 0
+    assert train_to_end(Config.of(config), workdir) == 0
     return config, workdir
 
 
@@ -307,7 +307,7 @@ def test_a_resumed_run_has_the_same_curves(watched_run, tmp_path):
     assert stop_after(3, Config.of(config), tmp_path) == 42
     with (tmp_path / "curves.jsonl").open("a") as file:
         file.write('{"step": 6, "of": "an attempt that was killed"}\n')
-    assert train(Config.of(config), tmp_path) == 0
+    assert train_to_end(Config.of(config), tmp_path) == 0
     assert read_curves(tmp_path) == read_curves(workdir)
 
 

@@ -1,8 +1,11 @@
-"""The command line: the flags of each verb, in a file of its name.
+"""The command line: a file for each verb, with its flags and then its work.
 
-`python -m t5x_diffeq VERB` and `python -m t5x_diffeq.VERB` run the same file: the package looks for
-its modules in this folder, too. No file imports JAX before its flags are checked.
+`python -m t5x_diffeq.VERB` and `t5x_diffeq VERB` run its `main`. No file imports JAX before its
+flags are checked.
 """
+
+import sys
+from importlib import import_module
 
 VERBS = (
     "train",
@@ -21,3 +24,27 @@ VERBS = (
     "reproduce",
     "make_tasks",
 )
+_SEVERAL = ("train", "finetune", "evaluate")  # those that several processes can run together
+
+
+def run_verb(verb: str, name: str = "__main__") -> None:
+    """Runs a verb with the arguments in `sys.argv`, and exits.
+
+    Args:
+      verb: the verb's name.
+      name: the `__name__` of the module that calls this. A process that the verb starts imports
+        that module, too, and there this does nothing.
+
+    Raises:
+      ImportError: if that module is imported by its name: `t5x_diffeq.train` stays the function.
+    """
+    if name == f"t5x_diffeq.{verb}":
+        raise ImportError(f"{name} is only for `python -m`; import t5x_diffeq.cli.{verb} instead")
+    if name != "__main__":
+        return
+    from t5x_diffeq.runtime import command_line
+
+    module = import_module(f"t5x_diffeq.cli.{verb}")
+    if verb == "analyze":
+        sys.argv = module.name_what(sys.argv)
+    command_line.run(module.main, module.__doc__ or "", module.FLAGS, several=verb in _SEVERAL)

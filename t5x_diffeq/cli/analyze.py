@@ -8,57 +8,50 @@ Needs matplotlib: pip install 't5x_diffeq[analysis]'. Clustering simulates parti
 independently of a run; with --output it needs no --workdir.
 """
 
-import sys
+import datetime
+import json
+from typing import TYPE_CHECKING
 
-from absl import flags
-
-from t5x_diffeq.runtime import command_line, run_flags
+from t5x_diffeq.runtime import command_line
+from t5x_diffeq.runtime.console import Progress, format_count, say
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.extras import need_package
-from t5x_diffeq.runtime.files import AnyPath
+from t5x_diffeq.runtime.files import AnyPath, absolute_path
 from t5x_diffeq.runtime.keys.values import CONVENTIONS
+from t5x_diffeq.runtime.run_flags import VerbFlags
+from t5x_diffeq.runtime.version import __version__
+
+if TYPE_CHECKING:
+    from t5x_diffeq.analysis.report import Section
+    from t5x_diffeq.data.corpus import Corpus
+    from t5x_diffeq.data.tokenizer import Tokenizer
+    from t5x_diffeq.runs.load import Run
 
 _KINDS = ("spectra", "lyapunov", "clustering")
-CHOICES = {"": (*_KINDS, "all"), "convention": CONVENTIONS}  # for completion
+_OPENING = 24  # tokens of the validation text that form the prompt if none is given
+_EVAL_BATCH_SIZE = 32  # sequences per batch, for the perplexity between the nodes
 
-FLAGS = flags.FlagValues()
-_WHAT = flags.DEFINE_string(
-    "what",
-    None,
-    "The analysis: spectra, lyapunov, clustering or all; --what= may be omitted.",
-    flag_values=FLAGS,
+FLAGS = VerbFlags(__name__)
+_WHAT = FLAGS.define_text(
+    "what", "The analysis: spectra, lyapunov, clustering or all; --what= may be omitted."
 )
-_WORKDIR = run_flags.define_workdir(FLAGS)
-_OUTPUT = flags.DEFINE_string(
-    "output", None, "Folder for the results. [default: WORKDIR/analysis]", flag_values=FLAGS
+_WORKDIR = FLAGS.define_workdir()
+_OUTPUT = FLAGS.define_text("output", "Folder for the results. [default: WORKDIR/analysis]")
+_PROMPT = FLAGS.define_prompts("Text whose tokens are analysed")
+_CONVENTION = FLAGS.define_text(
+    "convention", "Definition of the Lyapunov exponents: pair, official or full.", "pair"
 )
-run_flags.define_prompts(FLAGS, "Text whose tokens are analysed")
-_CONVENTION = flags.DEFINE_string(
-    "convention",
-    "pair",
-    "Definition of the Lyapunov exponents: pair, official or full.",
-    flag_values=FLAGS,
+_TIMES = FLAGS.define_integer(
+    "times", "Number of times at which the spectra of an ODE are computed.", 201, 2, 100_000
 )
-_TIMES = flags.DEFINE_integer(
-    "times",
-    201,
-    "Number of times at which the spectra of an ODE are computed.",
-    2,
-    100_000,
-    flag_values=FLAGS,
-)
-_SEEDS = flags.DEFINE_integer(
-    "seeds", 20, "Number of random draws of the clustering.", 1, 100_000, flag_values=FLAGS
-)
-run_flags.define_num_steps(FLAGS)
-_INTERACTIVE = flags.DEFINE_bool(
+_SEEDS = FLAGS.define_integer("seeds", "Number of random draws of the clustering.", 20, 1, 100_000)
+_NUM_STEPS = FLAGS.define_num_steps()
+_INTERACTIVE = FLAGS.define_switch(
     "interactive",
-    False,
     "Also write explore.html: the page of `explore`, for the first prompt, as one file. KIND can "
     "then be omitted.",
-    flag_values=FLAGS,
 )
-run_flags.define_checkpoint(FLAGS)
+_CHECKPOINT = FLAGS.define_checkpoint()
 
 
 def _check_flags() -> None:
@@ -98,11 +91,142 @@ def main() -> None:
         else None
     )
 
-    from t5x_diffeq.verbs.analyze import analyze  # importing JAX takes seconds
+    import jax  # which takes seconds
+    import jax.numpy as jnp
 
-    analyze(kinds, workdir, folder, FLAGS)
+    from t5x_diffeq.analysis.report import write_report
+    from t5x_diffeq.data.corpus import load_corpus
+    from t5x_diffeq.runs.load import load_run
+
+    facts: dict[str, object] = {}
+    sections = []
+    if workdir is not None:
+        corpus = load_corpus(workdir)
+        vocab_size = corpus.tokenizer.vocab_size
+        run = load_run(
+            workdir,
+            vocab_size,
+            batch_size=1,
+            checkpoint=_CHECKPOINT.value,
+            grids=[(_NUM_STEPS.value, None)],
+            methods=("spectral_factors",) if "spectra" in kinds else (),
+        )
+        trained, run = run, run.at_depth(_NUM_STEPS.value)
+        facts = facts_of(workdir, run)
+        params = jax.tree.map(jnp.asarray, jax.device_get(run.params))  # off the mesh
+        if "spectra" in kinds:
+            say("spectra")
+            sections.append(_make_spectra_section(corpus, run, params))
+        if "lyapunov" in kinds:
+            say("Lyapunov exponents")
+            sections.append(_make_lyapunov_section(corpus, run, params))
+    if "clustering" in kinds:
+        from t5x_diffeq.analysis.clustering_section import clustering_section
+
+        sections.append(clustering_section(_SEEDS.value))
+    if _INTERACTIVE.value:
+        print(_write_page(corpus, trained, workdir, folder), flush=True)
+        if not kinds:
+            return
+    if numbers := {key: value for each in sections for key, value in each.numbers.items()}:
+        print(json.dumps(numbers))
+    page, title = f"{_WHAT.value}.html", _WHAT.value.capitalize()
+    if _WHAT.value == "all":
+        page, title = "report.html", "Analysis"
+    title += f" of {absolute_path(workdir).name}" if workdir is not None else ""
+    print(write_report(folder, page, title, facts | facts_today(), sections), flush=True)
 
 
-if __name__ == "__main__":
-    sys.argv = name_what(sys.argv)
-    command_line.run(main, __doc__, FLAGS)
+def perplexity(run: "Run", corpus: "Corpus", num_steps: int) -> float:
+    """The perplexity on the whole validation split with N solver steps, as in `evaluate`."""
+    from t5x_diffeq.inference.split_loss import evaluate_split
+
+    return evaluate_split(run.at_depth(num_steps), corpus, _EVAL_BATCH_SIZE)["perplexity"]
+
+
+def _encode_prompt(tokenizer: "Tokenizer", text: str, limit: int) -> list[int]:
+    """A prompt's tokens."""
+    try:
+        (tokens,) = tokenizer.encode([text])
+    except UnicodeEncodeError as error:
+        raise InputError(f"--prompt={text!r} is not UTF-8 text") from error
+    if not 1 <= len(tokens) <= limit:
+        raise InputError(
+            f"--prompt has {len(tokens)} tokens; the model takes 1 to {limit}: change the prompt"
+        )
+    return tokens.tolist()
+
+
+def _make_spectra_section(corpus: "Corpus", run: "Run", params: dict) -> "Section":
+    from t5x_diffeq.analysis.spectra_section import spectra_section
+    from t5x_diffeq.ode.sources import source_of
+
+    model = run.placed.model
+    steps = [1, 2] if source_of(model.config).any_time else []
+    own = model.config.num_steps
+    perplexities = {own * n: perplexity(run, corpus, own * n) for n in steps}
+    with Progress("eigenvalues"):
+        return spectra_section(model, params, _TIMES.value, perplexities)
+
+
+def _make_lyapunov_section(corpus: "Corpus", run: "Run", params: dict) -> "Section":
+    from t5x_diffeq.analysis.lyapunov_section import lyapunov_section
+
+    prompts = _prompts_of(corpus, run)
+    texts = [corpus.tokenizer.pieces(prompt) for prompt in prompts]
+    return lyapunov_section(run.placed.model, params, prompts, texts, _CONVENTION.value)
+
+
+def _prompts_of(corpus: "Corpus", run: "Run") -> list[list[int]]:
+    limit = run.placed.model.config.max_length
+    opening = corpus.parts[0].validation[0][: min(_OPENING, limit)]
+    prompts = [_encode_prompt(corpus.tokenizer, text, limit) for text in _PROMPT.value]
+    return prompts or [[int(token) for token in opening]]
+
+
+def _write_page(corpus: "Corpus", run: "Run", workdir: AnyPath, folder: AnyPath) -> AnyPath:
+    from t5x_diffeq.explorer.answers import Explorer
+    from t5x_diffeq.explorer.recording import write_recording
+    from t5x_diffeq.inference.trained_run import TrainedRun
+    from t5x_diffeq.runs.workdir import read_config
+
+    name = absolute_path(workdir).name or "run"
+    write_recording(
+        folder / "explore.html",
+        Explorer(name, TrainedRun(run, corpus, workdir, read_config(workdir))),
+        _PROMPT.value[0] if _PROMPT.value else None,
+    )
+    return folder / "explore.html"
+
+
+def facts_of(workdir: AnyPath, run: "Run") -> dict[str, object]:
+    """The description of a run on its page; the loss is the last that training recorded."""
+    import jax
+
+    from t5x_diffeq.tracking.jsonl import read_metrics
+
+    c = run.placed.model.config
+    facts: dict[str, object] = {
+        "run": str(absolute_path(workdir)),
+        "checkpoint": f"step {run.step}",
+        "model": f"{c.block or c.architecture}, {c.weights} weights, {c.num_steps} steps of "
+        f"{c.scheme}, step size {c.step_size}, width {c.embed_dim}, {c.num_heads} heads",
+        "parameters": format_count(sum(leaf.size for leaf in jax.tree.leaves(run.params))),
+    }
+    recorded = [row for row in read_metrics(workdir) if "eval/loss" in row]
+    if upto := [row for row in recorded if row["step"] <= run.step]:
+        last = upto[-1]
+        facts["validation loss"] = (
+            f"{last['eval/loss']:.4g} nats per token (perplexity {last['eval/perplexity']:.4g}), "
+            f"as training recorded at step {last['step']}"
+        )
+    return facts
+
+
+def facts_today() -> dict[str, object]:
+    """When a page was made, and by which versions."""
+    import jax
+
+    return {
+        "made": f"on {datetime.date.today()} by t5x_diffeq {__version__} and jax {jax.__version__}"
+    }

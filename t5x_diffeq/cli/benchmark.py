@@ -6,37 +6,33 @@ with other configs instead. --generation times token generation instead, with a 
 one. --profile=DIR also traces a few steps of each model into DIR, for TensorBoard (XProf).
 """
 
-from absl import flags
-from ml_collections.config_flags import config_flags
+import json
+from collections.abc import Mapping
+from typing import Any
 
-from t5x_diffeq.runtime import command_line
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.config_files import load_config
+from t5x_diffeq.runtime.console import Progress, align, format_count, say
 from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.runtime.files import parse_path
+from t5x_diffeq.runtime.files import AnyPath, parse_path
 from t5x_diffeq.runtime.grid import parse_value, split_values
 from t5x_diffeq.runtime.keys.values import INT32
 from t5x_diffeq.runtime.mistakes import check_keys
+from t5x_diffeq.runtime.run_flags import VerbFlags
 
-FLAGS = flags.FlagValues()
-CONFIG = config_flags.DEFINE_config_file(
-    "config", None, "Config file of the model.", flag_values=FLAGS
-)
-_AGAINST = flags.DEFINE_multi_string(
+FLAGS = VerbFlags(__name__)
+CONFIG = FLAGS.define_config("Config file of the model.")
+_AGAINST = FLAGS.define_texts(
     "against",
-    [],
     "Another config to compare with, such as configs/tiny.py:compact or, with other values, "
     "configs/tiny.py:ode,train.velocity_penalty=0.1 (with semicolons if a value has commas); "
     "--config.KEY=VALUE doesn't change it.",
-    flag_values=FLAGS,
 )
-_GENERATION = flags.DEFINE_bool("generation", False, "Time generation.", flag_values=FLAGS)
-_ROUNDS = flags.DEFINE_integer(
-    "rounds", 20, "Number of timed steps of each model, or of tokens.", 1, INT32, flag_values=FLAGS
+_GENERATION = FLAGS.define_switch("generation", "Time generation.")
+_ROUNDS = FLAGS.define_integer(
+    "rounds", "Number of timed steps of each model, or of tokens.", 20, 1, INT32
 )
-_PROFILE = flags.DEFINE_string(
-    "profile", None, "Folder for traces of some steps of each model.", flag_values=FLAGS
-)
+_PROFILE = FLAGS.define_text("profile", "Folder for traces of some steps of each model.")
 
 
 def main() -> None:
@@ -54,15 +50,12 @@ def main() -> None:
             "take; leave one of them out"
         )
     traces = None if _PROFILE.value is None else parse_path(_PROFILE.value, "--profile")
-
-    from t5x_diffeq.verbs import benchmark  # importing JAX takes seconds
-
     config = Config.of(CONFIG.value)
     if _GENERATION.value:
-        benchmark.show_generation(config, _ROUNDS.value)
+        show_generation(config, _ROUNDS.value)
     else:
         others = {given: _config_of(given) for given in _AGAINST.value}
-        benchmark.show_comparison(config, others, _ROUNDS.value, traces)
+        show_comparison(config, others, _ROUNDS.value, traces)
 
 
 def _config_of(given: str) -> Config:
@@ -80,5 +73,43 @@ def _config_of(given: str) -> Config:
     return load_config(file, values)
 
 
-if __name__ == "__main__":
-    command_line.run(main, __doc__, FLAGS)
+def show_generation(config: Config, rounds: int) -> None:
+    """Prints the rates of generation with and without a cache, and their ratios."""
+    from t5x_diffeq.inference.generation_rate import generation_rates
+    from t5x_diffeq.training.setup import expected_vocab_size, make_setup
+
+    model = make_setup(config, expected_vocab_size(config)).model
+    with Progress("timing generation"):
+        rates = generation_rates(model, rounds)
+    for name, rate in rates.items():
+        ratio = rates["cached"] / rate
+        say(
+            f"{name:<20}{rate:>10.1f} tokens/s{'' if ratio == 1 else f'{ratio:>8.1f} times slower'}"
+        )
+    print(json.dumps({f"{name}/tokens_per_second": rate for name, rate in rates.items()}))
+
+
+def _format_cell(result: dict[str, Any], key: str) -> str:
+    from t5x_diffeq.runs.contestants import RATIO
+
+    values = result[key] if isinstance(result[key], list) else [result[key]]
+    ratio = result["name"].startswith(RATIO)
+    return " to ".join(f"{each:.3f}" if ratio else format_count(each) for each in values)
+
+
+def show_comparison(
+    config: Config, others: Mapping[str, Config], rounds: int, traces: AnyPath | None = None
+) -> None:
+    """Prints a table with a line per model and per ratio; stores traces where one is given."""
+    from t5x_diffeq.runs.contestants import TRACED_STEPS, compare_models
+    from t5x_diffeq.runs.traces import how_to_open
+
+    results = compare_models(config, others, rounds, traces)
+    keys = list(results[0])[1:]
+    lines = [["", *keys]]
+    lines += [[r["name"], *(_format_cell(r, key) for key in keys)] for r in results]
+    say(*align(lines))
+    for result in results:
+        print(json.dumps(result), flush=True)
+    if traces:
+        say(f"traced {TRACED_STEPS} steps of each model into {traces}; {how_to_open(traces)}")

@@ -11,75 +11,185 @@ Needs safetensors: pip install 't5x_diffeq[export]'.
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
+from math import isfinite
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from absl import flags
 from ml_collections.config_flags import config_flags
 
 from t5x_diffeq.runtime import command_line
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.config_files import CONFIGS
-from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.runtime.console import Progress, print_table, say
+from t5x_diffeq.runtime.errors import InputError, RunError
 from t5x_diffeq.runtime.keys.values import INT32
+from t5x_diffeq.runtime.run_flags import VerbFlags
 
+if TYPE_CHECKING:
+    from t5x_diffeq.data.corpus import Corpus
+    from t5x_diffeq.data.tokenizer import Tokenizer
+    from t5x_diffeq.runs.load import Run
+
+_ROWS, _BATCHES = 8, 4  # rows per batch, and batches, on which the perplexity is measured
 # Keys that the folder doesn't decide.
 _FREE = {"dtype", "state_dtype", "products", "attention", "remat", "dropout_rate", "time_embedding"}
 
-FLAGS = flags.FlagValues()
-_INPUT = flags.DEFINE_string(
+FLAGS = VerbFlags(__name__)
+_INPUT = FLAGS.define_text(
     "input",
-    None,
     "Hugging Face folder with config.json, safetensors and a tokenizer; or a model's name on the "
     "Hub.",
-    flag_values=FLAGS,
 )
-_WORKDIR = flags.DEFINE_string(
-    "workdir", None, "Folder to write; it must be new or empty.", flag_values=FLAGS
+_WORKDIR = FLAGS.define_text("workdir", "Folder to write; it must be new or empty.")
+_TO_ODE = FLAGS.define_switch(
+    "to_ode", "Convert to a neural ODE that is the same model at its own number of steps."
 )
-_TO_ODE = flags.DEFINE_bool(
-    "to_ode",
-    False,
-    "Convert to a neural ODE that is the same model at its own number of steps.",
-    flag_values=FLAGS,
+_SEQUENCE_LENGTH = FLAGS.define_integer(
+    "sequence_length", "Sequence length, if shorter than the model's.", None, 1, INT32
 )
-_SEQUENCE_LENGTH = flags.DEFINE_integer(
-    "sequence_length",
-    None,
-    "Sequence length, if shorter than the model's.",
-    1,
-    INT32,
-    flag_values=FLAGS,
-)
-CONFIG = config_flags.DEFINE_config_file(
-    "config",
-    str(CONFIGS / "default.py"),
-    "Config file for the data, train and optimizer sections.",
-    flag_values=FLAGS,
+CONFIG = FLAGS.define_config(
+    "Config file for the data, train and optimizer sections.", str(CONFIGS / "default.py")
 )
 
 
-def check_overrides(keys: Iterable[str]) -> None:
-    """Checks that no key is set that the folder determines.
+def main() -> None:
+    """Runs the verb."""
+    source = command_line.parse_folder(_INPUT, "convert")
+    to = command_line.parse_folder(_WORKDIR, "convert")
+    overrides = config_flags.get_override_values(FLAGS["config"])
+    _check_overrides(overrides)
 
-    Raises:
-      InputError: naming one that is.
-    """
+    import jax  # which takes seconds
+
+    from t5x_diffeq.data.corpus import load_corpus
+    from t5x_diffeq.data.examples import check_data
+    from t5x_diffeq.data.sources import check_paths
+    from t5x_diffeq.exchange.folder import check_new_folder, local_path, need_packages
+    from t5x_diffeq.exchange.hub import fetch_model, is_hub_id
+    from t5x_diffeq.exchange.to_ode import ode_keys, to_ode
+    from t5x_diffeq.exchange.to_peft import ADAPTER_CONFIG
+    from t5x_diffeq.models.config import ModelConfig
+    from t5x_diffeq.runs.load import load_run
+
+    config = Config.of(CONFIG.value)
+    folder, workdir = local_path(source, "input"), local_path(to, "workdir")
+    need_packages("convert")
+    check_new_folder(workdir, "workdir")
+    check_data(config.data)
+    check_paths(config.data)
+    if not folder.exists() and is_hub_id(_INPUT.value):
+        folder = fetch_model(_INPUT.value)
+    if (folder / ADAPTER_CONFIG).exists():
+        raise InputError(
+            f"--input={folder} holds PEFT's adapters, not a model; merge them in PEFT "
+            "(merge_and_unload), save the model and the tokenizer, and convert that folder"
+        )
+    with Progress(f"converting {folder}"):
+        config, tokenizer, params = load_folder(config, folder)
+        if _TO_ODE.value:
+            config = replace(config, model=ode_keys(config.model))
+            length = config.data.sequence_length
+            params = to_ode(ModelConfig.of(config.model, tokenizer.vocab_size, length), params)
+        write_run(config, tokenizer, params, workdir)
+    layers = config.model.num_steps
+    others = [max(1, layers // 2), 2 * layers] if _TO_ODE.value else []
+    own = "own grid, the folder's model" if _TO_ODE.value else "layers"
+    corpus = load_corpus(workdir)
+    run = load_run(workdir, corpus.tokenizer.vocab_size, batch_size=jax.device_count())
+    found = {f"{layers} ({own})": perplexity(run, corpus, layers)}
+    found |= {f"{steps} steps": perplexity(run, corpus, steps) for steps in others}
+    say(f"converted to {workdir}")
+    print_table(f"perplexity on up to {_ROWS * _BATCHES} sequences of the validation text", found)
+
+
+def _check_overrides(keys: Iterable[str]) -> None:
+    """Checks that no key is set that the folder determines."""
     for key in keys:
         section, _, name = key.partition(".")
         if (section == "model" and name not in _FREE) or key == "data.sequence_length":
             raise InputError(f"--config.{key} can't be set: it comes from --input; leave it out")
 
 
-def main() -> None:
-    """Runs the verb."""
-    folder = command_line.parse_folder(_INPUT, "convert")
-    workdir = command_line.parse_folder(_WORKDIR, "convert")
-    overrides = config_flags.get_override_values(FLAGS["config"])
-    check_overrides(overrides)
+def load_folder(config: Config, folder: Path) -> "tuple[Config, Tokenizer, dict]":
+    """The config with the folder's model, the tokenizer and the parameters.
 
-    from t5x_diffeq.verbs.convert import convert  # importing JAX takes seconds
+    Raises:
+      InputError: if the folder is invalid.
+    """
+    from t5x_diffeq.exchange.from_pretrained import (
+        check_vocabulary,
+        pretrained_params,
+        read_config_json,
+        with_model,
+        with_tokenizer,
+    )
+    from t5x_diffeq.models.config import ModelConfig
 
-    convert(Config.of(CONFIG.value), folder, workdir, FLAGS)
+    found = read_config_json(folder)
+    config, tables = with_model(config, found, _SEQUENCE_LENGTH.value)
+    config, tokenizer = with_tokenizer(config, found, folder)
+    padding = check_vocabulary(tokenizer, tables)
+    if padding:
+        say(f"{padding} rows of the vocabulary that no token has are left out")
+    model = ModelConfig.of(config.model, tokenizer.vocab_size, config.data.sequence_length)
+    return config, tokenizer, pretrained_params(folder, found, model, tables)
 
 
-if __name__ == "__main__":
-    command_line.run(main, __doc__, FLAGS)
+def write_run(config: Config, tokenizer: "Tokenizer", params: dict, workdir: Path) -> None:
+    """Writes a complete workdir at step 0: config, data, tokenizer, checkpoint; all or nothing.
+
+    Args:
+      config: the run's config.
+      tokenizer: the model's tokenizer.
+      params: the model's parameters.
+      workdir: the folder, new or empty.
+
+    Raises:
+      InputError: if the config, the data or the folder is invalid.
+      RunError: if the workdir can't be written.
+    """
+    import jax
+
+    from t5x_diffeq.checkpoints.checkpoint import Checkpoints
+    from t5x_diffeq.checkpoints.stored import RunFacts
+    from t5x_diffeq.data.corpus import prepare_corpus
+    from t5x_diffeq.data.examples import eval_examples
+    from t5x_diffeq.exchange.folder import new_folder
+    from t5x_diffeq.runs.workdir import save_config
+    from t5x_diffeq.training.setup import make_setup
+
+    one_device = jax.devices()[:1]
+    setup = make_setup(config, tokenizer.vocab_size, one_device)
+    with new_folder(workdir, "workdir") as folder:
+        corpus = prepare_corpus(config.data, folder, new=True)
+        if corpus.tokenizer.fingerprint != tokenizer.fingerprint:
+            raise InputError(
+                f"data.path={config.data.path}: its shards were made with another tokenizer than "
+                "the model's; prepare them again with --config.data.tokenizer"
+            )
+        tokenizer.save(folder / "tokenizer")  # with what its folder says besides
+        eval_examples(config.data, corpus)  # raises if the text is too short to validate on
+        with setup.context(), Checkpoints(folder, keep=1) as checkpoints:
+            state = setup.init_state()
+            places = jax.tree.map(lambda leaf: leaf.sharding, state.params)
+            state = replace(state, params=jax.device_put(params, places))
+            checkpoints.save(0, state, RunFacts(corpus.fingerprint))
+        save_config(config, folder)
+
+
+def perplexity(run: "Run", corpus: "Corpus", num_steps: int) -> str:
+    """The perplexity on the first sequences of the validation split with N solver steps.
+
+    Raises:
+      RunError: if the loss isn't finite.
+    """
+    from t5x_diffeq.inference.split_loss import evaluate_split
+
+    values = evaluate_split(run.at_depth(num_steps), corpus, _ROWS, limit=_BATCHES)
+    if not isfinite(values["loss"]):
+        raise RunError(
+            f"the loss of the converted model with {num_steps} steps is {values['loss']}: its "
+            "weights are too large for float32, or damaged; restore the folder"
+        )
+    return f"{values['perplexity']:.2f}"

@@ -5,81 +5,59 @@ it also prints a table, and --plot=FILE plots them. With --tasks=piqa,... it run
 lm-evaluation-harness instead, prints the harness's table and writes its JSON.
 """
 
+import json
 from collections.abc import Sequence
 from difflib import get_close_matches
 from itertools import product
+from typing import TYPE_CHECKING, TypeAlias
 
-from absl import flags
-
-from t5x_diffeq.runtime import command_line, run_flags
-from t5x_diffeq.runtime.config import KEYS
+from t5x_diffeq.runtime import command_line
+from t5x_diffeq.runtime.config import KEYS, Config
+from t5x_diffeq.runtime.console import format_count, say
 from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.runtime.files import parse_path
+from t5x_diffeq.runtime.extras import need_package
+from t5x_diffeq.runtime.files import AnyPath, parse_path, write_whole
 from t5x_diffeq.runtime.keys.values import ADAPTIVE_SOLVERS, INT32, SCHEMES, STEPS
+from t5x_diffeq.runtime.run_flags import VerbFlags
 
-CHOICES = {"scheme": (*SCHEMES, *ADAPTIVE_SOLVERS)}  # for completion
-FLAGS = flags.FlagValues()
-_WORKDIR = run_flags.define_workdir(FLAGS)
-_NUM_STEPS = flags.DEFINE_list(
-    "num_steps",
-    None,
-    "Numbers of solver steps, such as 6,12,24. [default: the trained one]",
-    flag_values=FLAGS,
+if TYPE_CHECKING:
+    from t5x_diffeq.data.corpus import Corpus
+    from t5x_diffeq.data.tokenizer import Tokenizer
+    from t5x_diffeq.runs.load import Run
+
+# Schemes and numbers of steps; None: as trained.
+_Grids: TypeAlias = list[tuple[str | None, int | None]]
+FLAGS = VerbFlags(__name__)
+_WORKDIR = FLAGS.define_workdir()
+_NUM_STEPS = FLAGS.define_words(
+    "num_steps", "Numbers of solver steps, such as 6,12,24. [default: the trained one]"
 )
-_SCHEME = flags.DEFINE_list(
+_SCHEME = FLAGS.define_words(
     "scheme",
-    None,
     f"Schemes, or one of {', '.join(ADAPTIVE_SOLVERS)} (adaptive). [default: the trained one]",
-    flag_values=FLAGS,
 )
-_PLOT = flags.DEFINE_string(
-    "plot", None, "File for a plot of perplexity over depth: .png, .pdf or .svg.", flag_values=FLAGS
+_PLOT = FLAGS.define_text("plot", "File for a plot of perplexity over depth: .png, .pdf or .svg.")
+_RTOL = FLAGS.define_number("rtol", "Tolerance of an adaptive solver.", 1e-3, 1e-12, 1.0)
+_BATCH_SIZE = FLAGS.define_integer(
+    "batch_size", "Sequences per batch, over all devices.", 32, 1, INT32
 )
-_RTOL = flags.DEFINE_float(
-    "rtol", 1e-3, "Tolerance of an adaptive solver.", 1e-12, 1.0, flag_values=FLAGS
+_EVAL_BATCHES = FLAGS.define_integer(
+    "eval_batches", "Number of batches, from the first. [default: the whole split]", None, 1, INT32
 )
-_BATCH_SIZE = flags.DEFINE_integer(
-    "batch_size", 32, "Sequences per batch, over all devices.", 1, INT32, flag_values=FLAGS
+_CHECKPOINT = FLAGS.define_checkpoint()
+_AVERAGES = FLAGS.define_averages()
+_ADAPTERS = FLAGS.define_adapters()
+_TASKS = FLAGS.define_words(
+    "tasks", "Tasks of the lm-evaluation-harness; 'paper' is the paper's eleven."
 )
-_EVAL_BATCHES = flags.DEFINE_integer(
-    "eval_batches",
-    None,
-    "Number of batches, from the first. [default: the whole split]",
-    1,
-    INT32,
-    flag_values=FLAGS,
+_NUM_FEWSHOT = FLAGS.define_integer(
+    "num_fewshot", "Number of few-shot examples. [default: the task's own number]", None, 0, INT32
 )
-run_flags.define_checkpoint(FLAGS)
-run_flags.define_averages(FLAGS)
-run_flags.define_adapters(FLAGS)
-_TASKS = flags.DEFINE_list(
-    "tasks",
-    None,
-    "Tasks of the lm-evaluation-harness; 'paper' is the paper's eleven.",
-    flag_values=FLAGS,
+_INCLUDE_PATH = FLAGS.define_text("include_path", "Folder with your own task files.")
+_LIMIT = FLAGS.define_integer(
+    "limit", "Number of documents of each task, from the first. [default: all]", None, 1, INT32
 )
-_NUM_FEWSHOT = flags.DEFINE_integer(
-    "num_fewshot",
-    None,
-    "Number of few-shot examples. [default: the task's own number]",
-    0,
-    INT32,
-    flag_values=FLAGS,
-)
-_INCLUDE_PATH = flags.DEFINE_string(
-    "include_path", None, "Folder with your own task files.", flag_values=FLAGS
-)
-_LIMIT = flags.DEFINE_integer(
-    "limit",
-    None,
-    "Number of documents of each task, from the first. [default: all]",
-    1,
-    INT32,
-    flag_values=FLAGS,
-)
-_OUTPUT = flags.DEFINE_string(
-    "output", None, "Folder for the tasks' JSON. [default: WORKDIR/lm_eval]", flag_values=FLAGS
-)
+_OUTPUT = FLAGS.define_text("output", "Folder for the tasks' JSON. [default: WORKDIR/lm_eval]")
 
 
 def _check_tasks(adaptive: bool) -> None:
@@ -136,11 +114,132 @@ def main() -> None:
     _check_plot()
     _check_tasks(bool(adaptive))
     grids = list(product(schemes, _parse_num_steps(_NUM_STEPS.value)))
-
-    from t5x_diffeq.verbs import evaluate  # importing JAX takes seconds
-
-    (evaluate.evaluate_tasks if _TASKS.value else evaluate.evaluate_grids)(workdir, grids, FLAGS)
+    (_evaluate_tasks if _TASKS.value else _evaluate_grids)(workdir, grids)
 
 
-if __name__ == "__main__":
-    command_line.run(main, __doc__, FLAGS, several=True)
+def _load_run(
+    workdir: AnyPath, tokenizer: "Tokenizer", grids: _Grids, methods: tuple[str, ...] = ()
+) -> "Run":
+    """Loads the run, if it exists on the grids and its block has the methods."""
+    import jax
+
+    from t5x_diffeq.runs.load import load_run
+
+    return load_run(
+        workdir,
+        tokenizer.vocab_size,
+        batch_size=jax.device_count(),
+        checkpoint=_CHECKPOINT.value,
+        averages=_AVERAGES.value,
+        grids=[(n, None if scheme in ADAPTIVE_SOLVERS else scheme) for scheme, n in grids],
+        methods=methods,
+        adapters=parse_path(_ADAPTERS.value, "--adapters") if _ADAPTERS.value else None,
+    )
+
+
+def _evaluate_grid(run: "Run", corpus: "Corpus", num_steps: int | None, scheme: str | None) -> dict:
+    from t5x_diffeq.inference.split_loss import evaluate_split
+    from t5x_diffeq.models.adaptive import Adaptive
+    from t5x_diffeq.models.sub_fields import has_method
+    from t5x_diffeq.planner.flops import forward_flops
+
+    solver = scheme if scheme in ADAPTIVE_SOLVERS else None
+    run = run.at_depth(num_steps, None if solver else scheme)
+    model = run.placed.model.config
+    adaptive = Adaptive(solver, _RTOL.value) if solver else None
+    values = evaluate_split(run, corpus, _BATCH_SIZE.value, _EVAL_BATCHES.value, adaptive)
+    fixed = {"num_steps": model.num_steps, "scheme": model.scheme}
+    if has_method(model, "flops"):
+        fixed["flops_per_token"] = forward_flops(model)
+    grid = {"step": run.step, **({"scheme": solver, "rtol": _RTOL.value} if solver else fixed)}
+    return {**grid, **{f"eval/{name}": value for name, value in values.items()}}
+
+
+def _show_table(results: list[dict], trained: Config) -> None:
+    """Prints a line per grid, and draws the figure if one is asked for.
+
+    Args:
+      results: results of each grid.
+      trained: the config with which the model was trained.
+    """
+    from t5x_diffeq.inference.run_figures import import_plots
+
+    per_byte = "eval/bits_per_byte" in results[0]
+    wide = 11 if per_byte else 0
+    say(
+        f"{'scheme':<12}{'steps':>7}{'FLOPs/token':>13}{'loss':>9}"
+        f"{'bits/byte' if per_byte else '':>{wide}}{'perplexity':>12}"
+    )
+    for values in results:
+        flops = values.get("flops_per_token")
+        bits = f"{values['eval/bits_per_byte']:.4f}" if per_byte else ""
+        say(
+            f"{values['scheme']:<12}{values['num_steps']:>7}"
+            f"{'unknown' if flops is None else format_count(flops):>13}{values['eval/loss']:>9.4f}"
+            f"{bits:>{wide}}{values['eval/perplexity']:>12.2f}"
+            f"{'  trained grid' if _is_trained(values, trained) else ''}"
+        )
+    if _PLOT.value:
+        path = parse_path(_PLOT.value, "--plot")
+        figure = import_plots("--plot", "depth_plots").perplexity_over_depth(
+            results, (trained.model.scheme, trained.model.num_steps)
+        )
+        image = import_plots("--plot", "figures").render_image(figure, path.suffix[1:])
+        write_whole(path, image)
+        say(f"figure in {path}")
+
+
+def _is_trained(values: dict, trained: Config) -> bool:
+    from t5x_diffeq.inference.trained_grids import is_trained_grid
+
+    return is_trained_grid(trained, values["scheme"], values.get("num_steps"))
+
+
+def _evaluate_tasks(workdir: AnyPath, grids: _Grids) -> None:
+    """Prints a line for each grid with the results of the harness's tasks."""
+    need_package("lm_eval", "--tasks", "leave it out")
+    import jax
+
+    from t5x_diffeq.data.tokenizer import load_tokenizer
+    from t5x_diffeq.inference import harness
+
+    tokenizer = load_tokenizer(workdir / "tokenizer")  # nothing else of its data is needed
+    if tokenizer is None:
+        raise InputError(f"workdir {workdir} holds no tokenizer/; train there first, or restore it")
+    tasks = harness.load_tasks(_TASKS.value, _NUM_FEWSHOT.value, _INCLUDE_PATH.value, _LIMIT.value)
+    folder = parse_path(_OUTPUT.value, "--output") if _OUTPUT.value else workdir / "lm_eval"
+    run = _load_run(workdir, tokenizer, grids, tasks.methods)
+    for scheme, num_steps in grids:
+        on_grid = run.at_depth(num_steps, scheme)
+        values = harness.evaluate_run_on_tasks(on_grid, tokenizer, _BATCH_SIZE.value, tasks, folder)
+        if jax.process_index() == 0:
+            print(json.dumps(values), flush=True)
+
+
+def _evaluate_grids(workdir: AnyPath, grids: _Grids) -> None:
+    """Prints a line of JSON per grid, and a table if there are several; draws a figure if asked."""
+    import jax
+
+    from t5x_diffeq.data.corpus import load_corpus
+    from t5x_diffeq.inference.run_figures import import_plots
+    from t5x_diffeq.inference.trained_grids import is_smooth, off_grid_warning
+
+    if _PLOT.value:
+        import_plots("--plot", "depth_plots")
+    corpus = load_corpus(workdir)
+    run = _load_run(workdir, corpus.tokenizer, grids)
+    results = []
+    for scheme, num_steps in grids:
+        values = _evaluate_grid(run, corpus, num_steps, scheme)
+        results.append(values)
+        steps = f"{values['num_steps']} steps of " if "num_steps" in values else ""
+        say(f"{steps}{values['scheme']}: perplexity {values['eval/perplexity']:.2f}")
+        if jax.process_index() == 0:
+            print(json.dumps(values), flush=True)
+    if jax.process_index() != 0:
+        return
+    trained = run.placed.config
+    if "num_steps" in results[0] and (len(results) > 1 or _PLOT.value):
+        _show_table(results, trained)
+    if not is_smooth(trained) and not all(_is_trained(values, trained) for values in results):
+        say(f"warning: {off_grid_warning(trained)}")

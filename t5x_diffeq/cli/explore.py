@@ -6,38 +6,84 @@ Its endpoints are described in docs/depth.md.
 Needs Starlette and uvicorn: pip install 't5x_diffeq[explore]'.
 """
 
-from absl import flags
+import secrets
+import socket
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
-from t5x_diffeq.runtime import command_line, run_flags
+from t5x_diffeq.runtime import command_line
+from t5x_diffeq.runtime.console import say
+from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.extras import need_package
+from t5x_diffeq.runtime.files import AnyPath, absolute_path, describe_error
+from t5x_diffeq.runtime.run_flags import VerbFlags
 
-FLAGS = flags.FlagValues()
-_WORKDIR = flags.DEFINE_multi_string(
-    "workdir", None, "Folder of a run; may be repeated.", flag_values=FLAGS
+if TYPE_CHECKING:
+    from t5x_diffeq.explorer.answers import Explorer
+
+_LOCAL = ("127.0.0.1", "::1", "localhost")
+FLAGS = VerbFlags(__name__)
+_WORKDIR = FLAGS.define_texts("workdir", "Folder of a run; may be repeated.")
+_HOST = FLAGS.define_text(
+    "host", "Address to listen on; 0.0.0.0 also serves other machines.", "127.0.0.1"
 )
-_HOST = flags.DEFINE_string(
-    "host",
-    "127.0.0.1",
-    "Address to listen on; 0.0.0.0 also serves other machines.",
-    flag_values=FLAGS,
-)
-_PORT = flags.DEFINE_integer(
-    "port", 8765, "Port to listen on; 0 takes a free one.", 0, 65535, flag_values=FLAGS
-)
-run_flags.define_checkpoint(FLAGS)
-run_flags.define_averages(FLAGS)
+_PORT = FLAGS.define_integer("port", "Port to listen on; 0 takes a free one.", 8765, 0, 65535)
+_CHECKPOINT = FLAGS.define_checkpoint()
+_AVERAGES = FLAGS.define_averages()
 
 
-def main() -> int:
+def main() -> None:
     """Runs the verb."""
     workdirs = command_line.parse_folders(_WORKDIR, "explore")
     for package in ("starlette", "uvicorn"):
         need_package(package, "explore")
 
-    from t5x_diffeq.verbs.explore import explore  # importing JAX takes seconds
+    import uvicorn
 
-    return explore(workdirs, FLAGS)
+    from t5x_diffeq.explorer.answers import Explorer  # importing JAX takes seconds
+    from t5x_diffeq.explorer.app import make_app
+    from t5x_diffeq.inference.trained_run import load
+
+    at = _bind(_HOST.value, _PORT.value)
+    explorers: dict[str, Explorer] = {}
+    for workdir in workdirs:
+        name = _name_of(workdir, explorers)
+        run = load(str(workdir), checkpoint=_CHECKPOINT.value, averages=_AVERAGES.value)
+        explorers[name] = Explorer(name, run)
+    token = secrets.token_urlsafe(16)
+    config = uvicorn.Config(
+        make_app(explorers, token),
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=1,
+    )
+    if _HOST.value not in _LOCAL:
+        say(
+            f"warning: --host={_HOST.value}: other machines can reach this server, and what they "
+            "send and get, its token included, is not encrypted"
+        )
+    host = f"[{_HOST.value}]" if ":" in _HOST.value else _HOST.value
+    print(f"http://{host}:{at.getsockname()[1]}/#token={token}", flush=True)
+    say("open this address in a browser; Ctrl-C ends the server")
+    with suppress(KeyboardInterrupt):  # the usual end
+        uvicorn.Server(config).run(sockets=[at])
 
 
-if __name__ == "__main__":
-    command_line.run(main, __doc__, FLAGS)
+def _bind(host: str, port: int) -> socket.socket:
+    """A socket at the address, opened before the runs are loaded."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family)
+    except (OSError, ValueError) as error:  # a name that is none is a ValueError
+        raise InputError(
+            f"--host={host} --port={port} can't be used: {describe_error(error)}; --port=0 takes a "
+            "port that is free"
+        ) from error
+
+
+def _name_of(workdir: AnyPath, taken: "dict[str, Explorer]") -> str:
+    """The folder's name, with a number if it isn't the first of that name."""
+    base = absolute_path(workdir).name or "run"
+    names = (base if n == 1 else f"{base}-{n}" for n in range(1, len(taken) + 2))
+    return next(name for name in names if name not in taken)

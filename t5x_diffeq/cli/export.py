@@ -8,50 +8,67 @@ from_pretrained also takes num_steps=24 or any other number, for models such as 
 Needs safetensors: pip install 't5x_diffeq[export]'.
 """
 
-from absl import flags
+from t5x_diffeq.runtime import command_line
+from t5x_diffeq.runtime.console import Progress, format_count, print_table, say
+from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.runtime.run_flags import VerbFlags
 
-from t5x_diffeq.runtime import command_line, run_flags
-
-FLAGS = flags.FlagValues()
-_WORKDIR = run_flags.define_workdir(FLAGS)
-_OUTPUT = flags.DEFINE_string(
-    "output", None, "Folder to write; it must be new or empty.", flag_values=FLAGS
+_LAYERS = "layers"
+FLAGS = VerbFlags(__name__)
+_WORKDIR = FLAGS.define_workdir()
+_OUTPUT = FLAGS.define_text("output", "Folder to write; it must be new or empty.")
+_NUM_STEPS = FLAGS.define_num_steps()
+_PEFT = FLAGS.define_switch(
+    "peft", "Write the adapters separately, in the format of PEFT, to OUT/adapter."
 )
-_NUM_STEPS = run_flags.define_num_steps(FLAGS)
-_PEFT = flags.DEFINE_bool(
-    "peft",
-    False,
-    "Write the adapters separately, in the format of PEFT, to OUT/adapter.",
-    flag_values=FLAGS,
-)
-_FORM = flags.DEFINE_enum(
+_FORM = FLAGS.define_choice(
     "form",
-    "layers",
-    ["layers", "hypernetwork"],
     "Form of the weights: layers, or W(t) as a polynomial of t for any number of steps.",
-    flag_values=FLAGS,
+    [_LAYERS, "hypernetwork"],
 )
-_CHECKPOINT = run_flags.define_checkpoint(FLAGS)
-_AVERAGES = run_flags.define_averages(FLAGS)
+_CHECKPOINT = FLAGS.define_checkpoint()
+_AVERAGES = FLAGS.define_averages()
 
 
 def main() -> None:
     """Runs the verb."""
     workdir = command_line.parse_folder(_WORKDIR, "export")
-    output = command_line.parse_folder(_OUTPUT, "export")
+    to = command_line.parse_folder(_OUTPUT, "export")
 
-    from t5x_diffeq.verbs.export import export  # importing JAX takes seconds
+    from t5x_diffeq.data.tokenizer import load_tokenizer  # importing JAX takes seconds
+    from t5x_diffeq.exchange.folder import local_path, need_packages
+    from t5x_diffeq.exchange.save_pretrained import save_pretrained
+    from t5x_diffeq.runs.load import load_run
+    from t5x_diffeq.runs.workdir import read_config
+    from t5x_diffeq.tracking.jsonl import read_metrics
 
-    export(
+    output = local_path(to, "output")
+    need_packages("export")
+    as_run = read_config(workdir)
+    tokenizer = load_tokenizer(workdir / "tokenizer")  # nothing else of its data is needed
+    if tokenizer is None:
+        raise InputError(f"workdir {workdir} has lost its tokenizer/; restore it")
+    run = load_run(
         workdir,
-        output,
-        _NUM_STEPS.value,
-        _CHECKPOINT.value,
-        _PEFT.value,
-        _AVERAGES.value,
-        _FORM.value,
-    )
-
-
-if __name__ == "__main__":
-    command_line.run(main, __doc__, FLAGS)
+        tokenizer.vocab_size,
+        batch_size=1,
+        checkpoint=_CHECKPOINT.value,
+        averages=_AVERAGES.value,
+        grids=[(_NUM_STEPS.value, None)],
+        methods=("pytorch_form",),
+    ).at_depth(_NUM_STEPS.value)
+    with run.placed.context(), Progress("writing the folder"):
+        summary = save_pretrained(
+            run, as_run, tokenizer, read_metrics(workdir), output, _PEFT.value, _FORM.value
+        )
+    say(*summary.notes)
+    facts = {
+        "checkpoint": str(run.step),
+        "class": summary.model_class,
+        "layers" if _FORM.value == _LAYERS else "solver steps": str(
+            run.placed.model.config.num_steps
+        ),
+        "parameters": format_count(summary.parameters),
+        "logits": summary.logits,
+    }
+    print_table(f"exported to {output}", facts)

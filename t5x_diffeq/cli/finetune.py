@@ -6,20 +6,24 @@ that provides the model, its weights and the tokenizer.
 command again resumes it.
 """
 
-from absl import flags
-from ml_collections.config_flags import config_flags
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
+from t5x_diffeq.cli.train import train_to_end
 from t5x_diffeq.runtime import command_line
-from t5x_diffeq.runtime.config import flatten
+from t5x_diffeq.runtime.config import KEYS, Config, flatten
+from t5x_diffeq.runtime.console import say
 from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.runtime.files import AnyPath, parse_path
+from t5x_diffeq.runtime.run_flags import VerbFlags
 
-FLAGS = flags.FlagValues()
-CONFIG = config_flags.DEFINE_config_file(
-    "config", None, "configs/finetune.py:lora, :full or :hypernetwork.", flag_values=FLAGS
-)
-_WORKDIR = flags.DEFINE_string(
-    "workdir", None, "Folder of the new run, or of one to resume.", flag_values=FLAGS
-)
+if TYPE_CHECKING:
+    from t5x_diffeq.training.setup import Setup
+    from t5x_diffeq.training.state import TrainState
+
+FLAGS = VerbFlags(__name__)
+CONFIG = FLAGS.define_config("configs/finetune.py:lora, :full or :hypernetwork.")
+_WORKDIR = FLAGS.define_text("workdir", "Folder of the new run, or of one to resume.")
 
 
 def main() -> int:
@@ -29,11 +33,114 @@ def main() -> int:
     workdir = command_line.parse_folder(_WORKDIR, "finetune")
 
     from t5x_diffeq.runs.workdir import sole_writer  # importing JAX takes seconds
-    from t5x_diffeq.verbs.finetune import finetune
 
     with sole_writer(workdir):
         return finetune(flatten(CONFIG.value), workdir)
 
 
-if __name__ == "__main__":
-    command_line.run(main, __doc__, FLAGS, several=True)
+def complete_config(given: Mapping[str, object], pretrained: Config) -> Config:
+    """The config with the model and the tokenizer of the pretrained run.
+
+    Args:
+      given: the values of the config file by dotted key; None for a key of the grid means the
+        pretrained run's value.
+      pretrained: the pretrained run's config.
+
+    Raises:
+      InputError: if a key is set that the pretrained run determines, naming it.
+    """
+    values, own = dict(given), pretrained.flat()
+    for name, key in KEYS.items():
+        from_run = name.startswith("model.") and given[name] is None
+        if key.finetune is True and not from_run:
+            continue
+        if key.finetune != "if set" or given[name] == key.default:
+            _check_same(name, given[name], own[name], key.default)
+            values[name] = own[name]
+    return pretrained.with_values(values)
+
+
+def _check_same(key: str, given: object, own: object, untouched: object) -> None:
+    """Checks that a key that the pretrained run determines is untouched or has the run's value."""
+    if given is not None and given not in (own, untouched):
+        raise InputError(
+            f"{key}={given} can't be set: model and tokenizer come from init_from, where it is "
+            f"{own}; leave it out (model.num_steps, model.scheme and adapters may differ)"
+        )
+
+
+def _take_over(given: Mapping[str, object], workdir: AnyPath, first: bool) -> Config:
+    """The completed config; for a new workdir it is checked, and the tokenizer is copied there."""
+    from t5x_diffeq.checkpoints.trained_params import find_step
+    from t5x_diffeq.data.corpus import check_tokenizers
+    from t5x_diffeq.data.recipe import adopt_tokenizer
+    from t5x_diffeq.data.tokenizer import load_tokenizer
+    from t5x_diffeq.models.config import ModelConfig
+    from t5x_diffeq.runs.load import PretrainedRun
+    from t5x_diffeq.runs.teacher import check_teacher, check_teachers_tokenizer
+    from t5x_diffeq.runs.workdir import CONFIG_FILE, check_config, read_config
+
+    if (workdir / CONFIG_FILE).exists():
+        return complete_config(given, read_config(workdir))
+    source = parse_path(str(given["init_from"]), "config.init_from")
+    config = complete_config(given, read_config(source))
+    tokenizer = load_tokenizer(source / "tokenizer")
+    if tokenizer is None:
+        raise InputError(f"config.init_from={source} has lost its tokenizer/; choose another run")
+    find_step(source, config.init_step)
+    length = config.data.sequence_length
+    asked = ModelConfig.of(config.model, tokenizer.vocab_size, length)
+    PretrainedRun(source, tokenizer.vocab_size).check(asked)
+    check_tokenizers(config.data, tokenizer)
+    check_teacher(config)
+    check_teachers_tokenizer(config, tokenizer)
+    check_config(config, workdir)  # before the tokenizer of a run that lost its config is replaced
+    if first:
+        adopt_tokenizer(tokenizer, workdir / "tokenizer", config.data)
+    return config
+
+
+def finetune(given: Mapping[str, object], workdir: AnyPath) -> int:
+    """Tunes to `config.train.total_steps`; returns the exit status, as `train` does.
+
+    Args:
+      given: the values of the config file by dotted key; the run in `init_from` has the others.
+      workdir: a new workdir, or one whose run is resumed.
+
+    Raises:
+      InputError: if the pretrained run can't be used, or not with this config.
+      RunError: if the run fails.
+    """
+    from t5x_diffeq.models.sub_fields import declared_leaves
+    from t5x_diffeq.runs.adapter_files import save_adapters
+    from t5x_diffeq.runs.load import PretrainedRun, init_from_pretrained
+    from t5x_diffeq.runtime.processes import run_in_turn
+
+    if not given["init_from"]:
+        raise InputError("config.init_from is not set; --config.init_from=DIR names a trained run")
+    config = run_in_turn(
+        lambda first: _take_over(given, workdir, first), "the tokenizer is taken over"
+    )
+
+    def make_state(setup: "Setup") -> "TrainState":
+        source = parse_path(str(config.init_from), "config.init_from")
+        vocab_size = setup.model.config.vocab_size
+        state, step = init_from_pretrained(
+            setup, PretrainedRun(source, vocab_size, config.init_step)
+        )
+        say(f"starts from the weights of {source} at step {step}")
+        without = [
+            "/".join(path)
+            for path, leaf in declared_leaves(setup.model.config).items()
+            if leaf.role == "kernel" and not leaf.takes_adapter
+        ]
+        if config.model.adapter_rank and without:
+            say(f"these kernels have no adapters, and are frozen: {', '.join(without)}")
+        return state
+
+    def keep_adapters(setup: "Setup", state: "TrainState") -> None:
+        if config.model.adapter_rank:
+            trained = [name for name in state.params if setup.trains(name)]
+            save_adapters(config, state.params, trained, workdir)
+
+    return train_to_end(config, workdir, make_state=make_state, finish=keep_adapters)

@@ -4,53 +4,89 @@ Prints the prompt and its continuation on standard output, or a JSON object for 
 With --chat, a prompt is a message to the run's model, and only the answer is printed.
 """
 
-from absl import flags
+import json
+import time
+from datetime import datetime
+from typing import TYPE_CHECKING
 
-from t5x_diffeq.runtime import command_line, run_flags
+from t5x_diffeq.runtime import command_line
+from t5x_diffeq.runtime.console import say, track
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.runtime.extras import need_package
+from t5x_diffeq.runtime.files import AnyPath, parse_path
 from t5x_diffeq.runtime.keys.values import INT32
+from t5x_diffeq.runtime.run_flags import VerbFlags
 
-FLAGS = flags.FlagValues()
-_WORKDIR = run_flags.define_workdir(FLAGS)
-_PROMPT = run_flags.define_prompts(FLAGS, "Text to continue")
-_CHAT = flags.DEFINE_bool(
+if TYPE_CHECKING:
+    from t5x_diffeq.data.chat import Chat
+    from t5x_diffeq.data.tokenizer import Tokenizer
+    from t5x_diffeq.inference.continuation import Continuation
+    from t5x_diffeq.runs.load import Run
+
+_OPENING = 16  # tokens of the validation text that form the prompt if none is given
+FLAGS = VerbFlags(__name__)
+_WORKDIR = FLAGS.define_workdir()
+_PROMPT = FLAGS.define_prompts("Text to continue")
+_CHAT = FLAGS.define_switch(
     "chat",
-    False,
     "Write each prompt as a user's message, with the run's chat template; print the answer alone.",
-    flag_values=FLAGS,
 )
-_MAX_TOKENS = flags.DEFINE_integer(
-    "max_tokens", 64, "Maximum number of new tokens.", 1, INT32, flag_values=FLAGS
+_MAX_TOKENS = FLAGS.define_integer("max_tokens", "Maximum number of new tokens.", 64, 1, INT32)
+_STOP = FLAGS.define_texts("stop", "Text at which to stop; may be repeated.")
+_TEMPERATURE = FLAGS.define_number(
+    "temperature", "Sampling temperature; 0 always takes the likeliest token.", 0.8
 )
-_STOP = flags.DEFINE_multi_string(
-    "stop", [], "Text at which to stop; may be repeated.", flag_values=FLAGS
+_TOP_K = FLAGS.define_integer(
+    "top_k", "Sample only from this many likeliest tokens. [default: all]", None, 1, INT32
 )
-_TEMPERATURE = flags.DEFINE_float(
-    "temperature",
-    0.8,
-    "Sampling temperature; 0 always takes the likeliest token.",
-    flag_values=FLAGS,
+_TOP_P = FLAGS.define_number(
+    "top_p", "Sample only from the likeliest tokens that together have this probability.", 1.0
 )
-_TOP_K = flags.DEFINE_integer(
-    "top_k",
-    None,
-    "Sample only from this many likeliest tokens. [default: all]",
-    1,
-    INT32,
-    flag_values=FLAGS,
-)
-_TOP_P = flags.DEFINE_float(
-    "top_p",
-    1.0,
-    "Sample only from the likeliest tokens that together have this probability.",
-    flag_values=FLAGS,
-)
-run_flags.define_num_steps(FLAGS)
-_SEED = flags.DEFINE_integer("seed", 0, "Seed for sampling.", 0, 2**32 - 1, flag_values=FLAGS)
-run_flags.define_checkpoint(FLAGS)
-run_flags.define_averages(FLAGS)
-run_flags.define_adapters(FLAGS)
+_NUM_STEPS = FLAGS.define_num_steps()
+_SEED = FLAGS.define_integer("seed", "Seed for sampling.", 0, 0, 2**32 - 1)
+_CHECKPOINT = FLAGS.define_checkpoint()
+_AVERAGES = FLAGS.define_averages()
+_ADAPTERS = FLAGS.define_adapters()
+
+
+def main() -> None:
+    """Runs the verb."""
+    _check_flags()
+    workdir = command_line.parse_folder(_WORKDIR, "generate")
+
+    from t5x_diffeq.data.corpus import load_corpus  # importing JAX takes seconds
+    from t5x_diffeq.inference.continuation import Continuation
+    from t5x_diffeq.runs.load import load_run
+
+    corpus = load_corpus(workdir)
+    tokenizer = corpus.tokenizer
+    run = load_run(
+        workdir,
+        tokenizer.vocab_size,
+        batch_size=1,
+        checkpoint=_CHECKPOINT.value,
+        averages=_AVERAGES.value,
+        grids=[(_NUM_STEPS.value, None)],
+        methods=("extend", "empty_cache"),
+        adapters=parse_path(_ADAPTERS.value, "--adapters") if _ADAPTERS.value else None,
+    ).at_depth(_NUM_STEPS.value)
+    limit = run.placed.model.config.max_length
+    opening = corpus.parts[0].validation[0][: min(_OPENING, limit // 2)]
+    texts = _PROMPT.value or [tokenizer.decode(opening)]
+    chat = _chat_of(tokenizer, workdir) if _CHAT.value else None
+    stops = [*_STOP.value, *([end] if chat and (end := chat.end_of_answer()) else [])]
+    rows = [
+        Continuation(tokenizer, _encode_prompt(tokenizer, text, limit, chat), stops)
+        for text in texts
+    ]
+    room = limit - max(len(row.prompt) for row in rows)
+    if _MAX_TOKENS.value > room:
+        say(f"--max_tokens={_MAX_TOKENS.value} is too large: {room} fit after the prompt")
+    with run.placed.context():
+        _continue_rows(rows, run, min(_MAX_TOKENS.value, room))
+    for row in rows:
+        text = row.completion() if chat else row.text()
+        print(text if len(rows) == 1 else json.dumps({"text": text}), flush=True)
 
 
 def _check_flags() -> None:
@@ -64,15 +100,57 @@ def _check_flags() -> None:
         raise InputError(f"--temperature={_TEMPERATURE.value} must be 0, or from 0.001 to 1000")
 
 
-def main() -> None:
-    """Runs the verb."""
-    _check_flags()
-    workdir = command_line.parse_folder(_WORKDIR, "generate")
+def _encode_prompt(
+    tokenizer: "Tokenizer", text: str, max_length: int, chat: "Chat | None"
+) -> list[int]:
+    """The prompt's tokens; with a template, of a user's message and what precedes the answer."""
+    from t5x_diffeq.data.chat import TemplateError
 
-    from t5x_diffeq.verbs.generate import continue_prompts  # importing JAX takes seconds
+    try:
+        if chat:
+            tokens = chat.ask(text)
+            opener = tokenizer.border.opener  # which opens a conversation in training
+            tokens = tokens if tokens[:1] == [opener] else [opener, *tokens]
+        else:
+            tokens = tokenizer.encode([text])[0].tolist()
+    except UnicodeEncodeError as error:
+        raise InputError(f"--prompt={text!r} is not UTF-8 text") from error
+    except TemplateError as error:
+        raise InputError(f"--prompt={text!r}: the chat template refuses it: {error}") from error
+    if len(tokens) >= max_length:
+        raise InputError(
+            f"--prompt has {len(tokens)} tokens, and the model's length is {max_length}; "
+            "shorten the prompt"
+        )
+    return tokens
 
-    continue_prompts(workdir, FLAGS)
+
+def _chat_of(tokenizer: "Tokenizer", workdir: AnyPath) -> "Chat":
+    from t5x_diffeq.data.chat import Chat
+
+    if tokenizer.chat.template is None:
+        raise InputError(
+            f"--chat: the run in {workdir} has no chat template; tune it with "
+            "--config.data.loss_on=completion --config.data.chat_template=plain (or FILE.jinja)"
+        )
+    return Chat(tokenizer, datetime.now())
 
 
-if __name__ == "__main__":
-    command_line.run(main, __doc__, FLAGS)
+def _continue_rows(rows: "list[Continuation]", run: "Run", max_tokens: int) -> None:
+    import jax
+
+    from t5x_diffeq.inference.continuation import grow
+    from t5x_diffeq.inference.sampling import Sampling, generate
+
+    sampling = Sampling(_TEMPERATURE.value, _TOP_K.value, _TOP_P.value)
+    prompts, key = [row.prompt for row in rows], jax.random.key(_SEED.value)
+    times = [time.perf_counter()]
+    generated = generate(run.placed.model, run.params, prompts, max_tokens, sampling, key)
+    for _ in grow(rows, track(generated, "generating", max_tokens, "tokens")):
+        times.append(time.perf_counter())
+    if len(times) > 4:  # the first compiles the prompts' program, the second the step's
+        rate = len(rows) * (len(times) - 3) / (times[-1] - times[2])
+        say(
+            f"prompts read in {times[1] - times[0]:.1f} s, compilation included; "
+            f"then {rate:.1f} tokens/s"
+        )

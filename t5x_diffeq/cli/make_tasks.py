@@ -5,25 +5,109 @@ last_word asks for the last word of a passage, like LAMBADA. Passages are as lon
 allows and begin and end at a word. They depend on the text, the tokenizer and the length only.
 """
 
-from absl import flags
+import json
+import re
+from typing import TYPE_CHECKING
 
-from t5x_diffeq.runtime import command_line, run_flags
+from t5x_diffeq.runtime import command_line
+from t5x_diffeq.runtime.console import say
+from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.runtime.files import AnyPath, write_whole
+from t5x_diffeq.runtime.run_flags import VerbFlags
 
-FLAGS = flags.FlagValues()
-_WORKDIR = run_flags.define_workdir(FLAGS)
-_OUTPUT = flags.DEFINE_string("output", None, "Folder for the task files.", flag_values=FLAGS)
+if TYPE_CHECKING:
+    from t5x_diffeq.data.tokenizer import Tokenizer, TokenSequence
+
+_PASSAGES, _CHOICES, _FEWEST_WORDS = 1000, 4, 4
+_TASKS = {
+    "own_ending": """
+output_type: multiple_choice
+doc_to_text: "{{beginning}}"
+doc_to_choice: endings
+doc_to_target: label
+target_delimiter: ""
+metric_list: [{metric: acc}]
+""",
+    "last_word": """
+output_type: loglikelihood
+doc_to_text: "{{before}}"
+doc_to_target: "{{last}}"
+target_delimiter: ""
+metric_list: [{metric: acc}, {metric: perplexity}]
+""",
+}
+
+FLAGS = VerbFlags(__name__)
+_WORKDIR = FLAGS.define_workdir()
+_OUTPUT = FLAGS.define_text("output", "Folder for the task files.")
 
 
 def main() -> None:
     """Runs the verb."""
-    workdir, output = (
-        command_line.parse_folder(flag, "make_tasks") for flag in (_WORKDIR, _OUTPUT)
-    )
-
-    from t5x_diffeq.verbs.make_tasks import make_tasks  # importing JAX takes seconds
-
-    make_tasks(workdir, output)
+    workdir = command_line.parse_folder(_WORKDIR, "make_tasks")
+    make_tasks(workdir, command_line.parse_folder(_OUTPUT, "make_tasks"))
 
 
-if __name__ == "__main__":
-    command_line.run(main, __doc__, FLAGS)
+def passage(tokens: "TokenSequence", tokenizer: "Tokenizer") -> list[str] | None:
+    """A window's whole words with the whitespace before each but the first; None if too few."""
+    words = re.findall(r"\s*\S+", tokenizer.decode(tokens))[1:-1]
+    return [words[0].lstrip(), *words[1:]] if len(words) >= _FEWEST_WORDS else None
+
+
+def documents(passages: list[list[str]], seed: int = 0) -> list[dict]:
+    """The tasks' documents: passages split at two thirds and at the last word; other endings."""
+    import numpy as np
+
+    random = np.random.default_rng(seed)
+    made = []
+    for number, words in enumerate(passages):
+        middle = len(words) * 2 // 3
+        drawn = random.choice(len(passages) - 1, _CHOICES - 1, replace=False)
+        others = [passages[other + (other >= number)] for other in drawn]
+        endings = ["".join(other[len(other) * 2 // 3 :]) for other in others]
+        label = int(random.integers(_CHOICES))
+        endings.insert(label, "".join(words[middle:]))
+        made.append(
+            {
+                "beginning": "".join(words[:middle]),
+                "endings": endings,
+                "label": label,
+                "before": "".join(words[:-1]),
+                "last": words[-1],
+            }
+        )
+    return made
+
+
+def make_tasks(workdir: AnyPath, output: AnyPath) -> None:
+    """Writes tasks made from a run's validation text to `output`.
+
+    Raises:
+      InputError: if the text is too short.
+    """
+    import numpy as np
+
+    from t5x_diffeq.data.corpus import load_corpus
+    from t5x_diffeq.data.examples import eval_examples
+    from t5x_diffeq.runs.workdir import read_config
+
+    data = read_config(workdir).data
+    corpus = load_corpus(workdir)
+    (windows, *_) = eval_examples(data, corpus)
+    chosen = np.random.default_rng(0).permutation(len(windows))[:_PASSAGES]
+    rows = (windows[int(number)]["inputs"] for number in sorted(chosen))
+    passages = [words for row in rows if (words := passage(row, corpus.tokenizer))]
+    if len(passages) < _CHOICES:
+        raise InputError(
+            f"workdir {workdir}: of its validation text only {len(passages)} windows have "
+            f"{_FEWEST_WORDS} words; take a larger text or data.sequence_length"
+        )
+    lines = [json.dumps(document) for document in documents(passages)]
+    write_whole(output / "documents.jsonl", ("\n".join(lines) + "\n").encode())
+    for name, fields in _TASKS.items():
+        source = (
+            f"task: {name}\ndataset_path: json\ntest_split: test\ndataset_kwargs: "
+            f"{json.dumps({'data_files': {'test': str(output / 'documents.jsonl')}})}\n"
+        )
+        write_whole(output / f"{name}.yaml", (source + fields.lstrip()).encode())
+    say(f"{len(passages)} passages in {output}: {', '.join(_TASKS)}")

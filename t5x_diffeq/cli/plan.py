@@ -12,27 +12,30 @@ tiny model and 120 to 210 for a 1B model (as many seconds on an idle core); for 
 1B model. A sweep compiles up to about twenty steps.
 """
 
-from absl import flags
-from ml_collections.config_flags import config_flags
+import json
+import time
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import TYPE_CHECKING
 
-from t5x_diffeq.runtime import command_line
 from t5x_diffeq.runtime.config import Config
+from t5x_diffeq.runtime.config_files import baseline_of
+from t5x_diffeq.runtime.console import say
 from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.runtime.run_flags import VerbFlags
 
-FLAGS = flags.FlagValues()
-CONFIG = config_flags.DEFINE_config_file(
-    "config", None, "Config file of the model.", flag_values=FLAGS
+if TYPE_CHECKING:
+    from t5x_diffeq.planner.planning import Plan
+    from t5x_diffeq.planner.topology import Topology
+
+_SECONDS_BETWEEN_LINES = 10
+
+FLAGS = VerbFlags(__name__)
+CONFIG = FLAGS.define_config("Config file of the model.")
+_TOPOLOGY = FLAGS.define_text(
+    "topology", "TPUs, such as v5p:4x4x4; GPUs, such as h100:8 or h100:8x8; or cpu:8."
 )
-_TOPOLOGY = flags.DEFINE_string(
-    "topology",
-    None,
-    "TPUs, such as v5p:4x4x4; GPUs, such as h100:8 or h100:8x8; or cpu:8.",
-    flag_values=FLAGS,
-)
-_SLICES = flags.DEFINE_integer("slices", 1, "Number of TPU slices.", flag_values=FLAGS)
-_SWEEP = flags.DEFINE_bool(
-    "sweep", False, "Search for the fastest plan that fits, and print its flags.", flag_values=FLAGS
-)
+_SLICES = FLAGS.define_integer("slices", "Number of TPU slices.", 1)
+_SWEEP = FLAGS.define_switch("sweep", "Search for the fastest plan that fits, and print its flags.")
 
 
 def main() -> None:
@@ -40,13 +43,72 @@ def main() -> None:
     if CONFIG.value is None or _TOPOLOGY.value is None:
         raise InputError("plan needs --config=FILE and --topology=v5p:4x4x4; see --help")
 
-    from t5x_diffeq.planner.topology import make_topology
-    from t5x_diffeq.verbs.plan import show_plans, sweep
+    from t5x_diffeq.planner.topology import make_topology  # importing JAX takes seconds
 
     config = Config.of(CONFIG.value)
     where = make_topology(_TOPOLOGY.value, _SLICES.value)
     (sweep if _SWEEP.value else show_plans)(config, where)
 
 
-if __name__ == "__main__":
-    command_line.run(main, __doc__, FLAGS)
+def make_plan(name: str, config: Config, where: "Topology") -> "Plan":
+    """Makes the plan of a config; prints a line when it is compiled."""
+    from t5x_diffeq.planner.planning import plan_setup, plan_step
+    from t5x_diffeq.training.partitioning import describe_mesh
+    from t5x_diffeq.training.setup import expected_vocab_size
+
+    setup = plan_setup(config, expected_vocab_size(config), where)
+    start = time.perf_counter()
+    plan = plan_step(setup, config.train.batch_size, where)
+    took = f"compiled in {time.perf_counter() - start:.0f} s"
+    say(f"{name}: {describe_mesh(dict(setup.mesh.shape))}, remat {config.model.remat}, {took}")
+    return plan
+
+
+def _make_plans(configs: dict[str, Config], where: "Topology") -> "dict[str, Plan]":
+    start, cpu = time.perf_counter(), time.process_time()
+    # One worker: JAX can't trace splash attention's kernel in two threads at once (jax 0.10.2).
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        made = {name: pool.submit(make_plan, name, c, where) for name, c in configs.items()}
+        while pending := wait(made.values(), _SECONDS_BETWEEN_LINES).not_done:
+            left = ", ".join(name for name, future in made.items() if future in pending)
+            say(f"compiling {left}: {time.perf_counter() - start:.0f} s")
+        plans = {name: future.result() for name, future in made.items()}
+    say(f"that took {time.process_time() - cpu:.0f} s of CPU time")
+    return plans
+
+
+def _print_plan(name: str, plan: "Plan") -> None:
+    from t5x_diffeq.planner.tables import plan_record
+
+    print(json.dumps({"name": name, **plan_record(plan)}), flush=True)
+
+
+def sweep(config: Config, where: "Topology") -> None:
+    """Searches for the fastest plan; prints a JSON line per plan, then a table and flags."""
+    from t5x_diffeq.planner.search import as_flags, search
+    from t5x_diffeq.planner.tables import show_ranked
+    from t5x_diffeq.training.setup import expected_vocab_size
+
+    def compile_plan(title: str, other: Config) -> "Plan":
+        (plan,) = _make_plans({title: other}, where).values()
+        _print_plan("model", plan)
+        return plan
+
+    fitting = search(config, expected_vocab_size(config), where, compile_plan)
+    ranked = [(as_flags(changes), plan) for changes, plan in fitting]
+    show_ranked(ranked)
+    say("fastest:", ranked[0][0])
+
+
+def show_plans(config: Config, where: "Topology") -> None:
+    """Prints plans of the model and its baseline."""
+    from t5x_diffeq.ode.sources import source_of
+    from t5x_diffeq.planner.tables import print_plans
+
+    configs = {"model": config}
+    if source_of(config.model).any_time:
+        configs["baseline"] = baseline_of(config)
+    plans = _make_plans(configs, where)
+    print_plans(plans)
+    for name, plan in plans.items():
+        _print_plan(name, plan)

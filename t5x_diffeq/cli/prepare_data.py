@@ -7,30 +7,29 @@ part 3 of 64 (0 to 63), for an array of jobs; afterwards the command without --s
 folder.
 """
 
-from absl import flags
-from ml_collections.config_flags import config_flags
+import json
+import os
 
 from t5x_diffeq.runtime import command_line
 from t5x_diffeq.runtime.config import DataKeys
+from t5x_diffeq.runtime.console import format_count, say
 from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.runtime.files import AnyPath, digest
 from t5x_diffeq.runtime.keys.values import MOST_SHARDS, THREADS
+from t5x_diffeq.runtime.locks import hold_lock
+from t5x_diffeq.runtime.run_flags import VerbFlags
 
-FLAGS = flags.FlagValues()
-CONFIG = config_flags.DEFINE_config_file(
-    "config", None, "Config file; its `data` section describes the documents.", flag_values=FLAGS
-)
-_OUTPUT = flags.DEFINE_string("output", None, "Folder for the shards.", flag_values=FLAGS)
-_SHARDS = flags.DEFINE_integer(
-    "shards", 16, "Number of shards of each split.", 1, MOST_SHARDS, flag_values=FLAGS
-)
-_SHARD = flags.DEFINE_string("shard", None, "Make only part i of n, as i/n.", flag_values=FLAGS)
-_WORKERS = flags.DEFINE_integer(
+FLAGS = VerbFlags(__name__)
+CONFIG = FLAGS.define_config("Config file; its `data` section describes the documents.")
+_OUTPUT = FLAGS.define_text("output", "Folder for the shards.")
+_SHARDS = FLAGS.define_integer("shards", "Number of shards of each split.", 16, 1, MOST_SHARDS)
+_SHARD = FLAGS.define_text("shard", "Make only part i of n, as i/n.")
+_WORKERS = FLAGS.define_integer(
     "workers",
-    None,
     "Number of processes. [default: one per core for a large source, else one]",
+    None,
     1,
     THREADS,
-    flag_values=FLAGS,
 )
 
 
@@ -48,11 +47,55 @@ def main() -> None:
             f"--shard={_SHARD.value}: --shards={_SHARDS.value} of each split are too few for "
             f"{part[1]} parts; give every part, and the last command, --shards={part[1]}"
         )
-
-    from t5x_diffeq.verbs.prepare_data import prepare_data  # importing JAX takes seconds
-
     prepare_data(data, folder, _SHARDS.value, _WORKERS.value, part)
 
 
-if __name__ == "__main__":
-    command_line.run(main, __doc__, FLAGS)
+def prepare_data(
+    data: DataKeys, folder: AnyPath, shards: int, workers: int | None, part: tuple[int, int]
+) -> None:
+    """Makes a part of the shards, and with the last part the manifest.
+
+    Args:
+      data: `config.data`.
+      folder: the folder of the shards.
+      shards: number of shards of each split.
+      workers: number of processes that tokenise; None: one for each core if the source is large.
+        Each imports for seconds, in which one alone tokenises several megabytes on all cores.
+      part: (i, n), the i-th of n parts.
+    """
+    from t5x_diffeq.data.manifest import MASKS, SPLITS
+    from t5x_diffeq.data.preparation import prepare_shards
+    from t5x_diffeq.data.recipe import tokenizer_in
+    from t5x_diffeq.data.sources import STREAM, check_paths, load_source
+
+    check_paths(data)
+    if data.source == STREAM:
+        raise InputError(
+            f"data.source={STREAM} is read while the model trains; leave prepare_data out, or set "
+            "data.source=huggingface or text_files to tokenise ahead"
+        )
+    lock = folder / f".lock-{part[0]}-of-{part[1]}"
+    with hold_lock(lock, f"--output={folder}"):
+        source = load_source(data)
+        text = digest([source.fingerprint.encode()])
+        tokenizer = tokenizer_in(folder / "tokenizer", data, source.train, text)
+        workers = workers or (source.large and os.cpu_count()) or 1
+        manifest = prepare_shards(source, tokenizer, folder, shards, workers, part)
+    if manifest is not None:
+        masks = " --config.data.loss_on=completion" if manifest.get(MASKS) else ""
+        say(
+            *(f"{s}: {_describe(manifest, s)}" for s in SPLITS),
+            f"train with --config.data.source=tokens --config.data.path={folder}{masks}",
+        )
+        print(json.dumps({s: manifest[s]["tokens"] for s in SPLITS}), flush=True)
+
+
+def _describe(manifest: dict, split: str) -> str:
+    """`1.20M tokens`, or for conversations also how many of them have a loss."""
+    from t5x_diffeq.data.manifest import MASKS, TRAINED
+
+    tokens = f"{format_count(manifest[split]['tokens'])} tokens"
+    if not manifest.get(MASKS):
+        return tokens
+    trained = format_count(manifest[split][TRAINED])
+    return f"{manifest[split]['documents']} conversations, {trained} of {tokens} have a loss"

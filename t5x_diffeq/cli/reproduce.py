@@ -5,84 +5,63 @@ continues where it stopped. At the end it prints tables and writes them (tables.
 (figure1.png, .pdf, ...) to DIR/figure5.
 """
 
-from absl import flags
+import json
+import re
+import shlex
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from t5x_diffeq.runtime import command_line, run_flags
+from t5x_diffeq.runtime import command_line
+from t5x_diffeq.runtime.console import say
 from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.runtime.files import AnyPath
+from t5x_diffeq.runtime.files import AnyPath, files_matching, parse_path, write_whole
+from t5x_diffeq.runtime.keys.values import INT32
+from t5x_diffeq.runtime.run_flags import VerbFlags
+
+if TYPE_CHECKING:
+    from t5x_diffeq.experiments.experiment import Experiment
+    from t5x_diffeq.experiments.runs import ExperimentRun
 
 EXPERIMENTS = (
-    "table1",
-    "table2",
-    "table4",
-    "table5",
-    "figure2",
-    "figure3",
-    "figure4",
-    "figure5",
-    "figure7",
-    "figure8",
-    "figure13",
-    "figure14",
-    "figure15",
-    "figure18",
-    "appendixE",
-    "appendixF",
+    *("table1", "table2", "table4", "table5", "figure2", "figure3", "figure4", "figure5"),
+    *("figure7", "figure8", "figure13", "figure14", "figure15", "figure18"),
+    *("appendixE", "appendixF"),
 )
 _SCALES = ("laptop", "paper")
-CHOICES = {"experiment": EXPERIMENTS, "scale": _SCALES}  # for completion
 
 
-def define_flags(own: flags.FlagValues) -> None:
-    """Defines the flags of an experiment, but for its name."""
-    flags.DEFINE_string(
-        "output", None, "Folder for workdirs, logs, results, tables and figures.", flag_values=own
-    )
-    flags.DEFINE_string(
-        "scale", "laptop", "Scale: laptop, or paper for the paper's sizes.", flag_values=own
-    )
-    flags.DEFINE_multi_string(
-        "text",
-        [],
-        "NAME=PATH of a text, or NAME=SOURCE:PATH with a SOURCE of data.source; may be repeated. "
-        "In PATH, {tokenizer} stands for gpt2 or llama.",
-        flag_values=own,
-    )
-    flags.DEFINE_integer(
-        "seeds",
-        None,
-        "Number of seeds per training. [default: 3 at laptop scale, 1 at paper scale]",
-        flag_values=own,
-    )
-    flags.DEFINE_string(
-        "tokenizers",
-        "tokenizers",
-        "At paper scale: the folder with the paper's tokenizers, gpt2.json and llama.model, or "
-        "'own' to train tokenizers on the text.",
-        flag_values=own,
-    )
-    run_flags.define_part(own)
-    run_flags.define_dry_run(own)
+class ExperimentFlags(VerbFlags):
+    """The flags of a set of runs: the paper's experiments and studies have the same."""
+
+    def __init__(self, module: str, output: str | None = None):
+        super().__init__(module)
+        what = "Folder for workdirs, logs, results, tables and figures."
+        self.folder = self.define_text("output", what, output)
+        self.define_text("scale", "Scale: laptop, or paper for the paper's sizes.", "laptop")
+        self.define_texts(
+            "text",
+            "NAME=PATH of a text, or NAME=SOURCE:PATH with a SOURCE of data.source; may be "
+            "repeated. In PATH, {tokenizer} stands for gpt2 or llama.",
+        )
+        self.define_integer(
+            "seeds",
+            "Number of seeds per training. [default: 3 at laptop scale, 1 at paper scale]",
+            None,
+            1,
+            INT32,
+        )
+        self.define_text(
+            "tokenizers",
+            "At paper scale: the folder with the paper's tokenizers, gpt2.json and llama.model, "
+            "or 'own' to train tokenizers on the text.",
+            "tokenizers",
+        )
+        self.part_of_runs = self.define_part()
+        self.define_dry_run()
 
 
-def check_flags(own: flags.FlagValues) -> tuple[AnyPath, tuple[int, int]]:
-    """The folder of the runs, and the part of them that is asked for.
-
-    Raises:
-      InputError: if the scale, the folder or the part can't be used.
-    """
-    if own.scale not in _SCALES:
-        raise InputError(f"--scale={own.scale} must be laptop or paper")
-    return command_line.parse_folder(own["output"], "reproduce"), command_line.parse_part(
-        own["part"]
-    )
-
-
-FLAGS = flags.FlagValues()
-_EXPERIMENT = flags.DEFINE_string(
-    "experiment", None, f"One of {', '.join(EXPERIMENTS)}.", flag_values=FLAGS
-)
-define_flags(FLAGS)
+FLAGS = ExperimentFlags(__name__)
+_EXPERIMENT = FLAGS.define_text("experiment", f"One of {', '.join(EXPERIMENTS)}.")
 
 
 def main() -> int:
@@ -90,12 +69,142 @@ def main() -> int:
     name = _EXPERIMENT.value
     if name not in EXPERIMENTS:
         raise InputError(f"--experiment={name} must be {', '.join(EXPERIMENTS)}")
-    output, part = check_flags(FLAGS)
 
-    from t5x_diffeq.verbs.reproduce import SCALES, reproduce  # importing JAX takes seconds
+    def experiment(scale: str) -> "Experiment":
+        from t5x_diffeq.experiments.laptop import LAPTOP  # importing JAX takes seconds
+        from t5x_diffeq.experiments.paper import PAPER
 
-    return reproduce(name, SCALES[FLAGS.scale][name], output, part, FLAGS)
+        return {"laptop": LAPTOP, "paper": PAPER}[scale][name]
+
+    return carry_out_at_scale(name, experiment, FLAGS)
 
 
-if __name__ == "__main__":
-    command_line.run(main, __doc__, FLAGS)
+def carry_out_at_scale(
+    name: str, at_scale: Callable[[str], "Experiment"], flags: ExperimentFlags
+) -> int:
+    """Carries out the runs of an experiment, then presents them; returns the exit status.
+
+    Args:
+      name: the experiment's name, that of the folder of its tables and figures.
+      at_scale: the experiment at the scale `laptop` or `paper`.
+      flags: the parsed flags.
+
+    Raises:
+      InputError: if a flag's value can't be used.
+    """
+    if flags.scale not in _SCALES:
+        raise InputError(f"--scale={flags.scale} must be laptop or paper")
+    output = command_line.parse_folder(flags.folder, "reproduce")
+    i, n = command_line.parse_part(flags.part_of_runs)
+
+    from t5x_diffeq.experiments.child import StoppedError  # importing JAX takes seconds
+    from t5x_diffeq.experiments.runs import carry_out, part_of, read_results
+    from t5x_diffeq.experiments.tokenizers import check_tokenizer_files, remark
+
+    experiment = at_scale(flags.scale)
+    of_texts, seeds = _texts(flags), range(flags.seeds or experiment.seeds)
+    runs = experiment.runs(of_texts, seeds, read_results(output))
+    if flags.dry_run:
+        print(*(shlex.join(run.command(output)) for run in part_of(runs, i, n)), sep="\n")
+        return 0
+    check_tokenizer_files(runs)
+    results = "results.jsonl" if n == 1 else f"results-{i}.jsonl"
+    while _remaining_runs(runs, output):
+        try:
+            carry_out(part_of(runs, i, n), output, results)
+        except StoppedError as stopped:
+            done = read_results(output)
+            if shown := [run for run in runs if run.name in done]:
+                present(experiment, shown, output, output / name, [])
+            say(f"stopped, saved; {len(shown)} runs are done; the same command continues")
+            return stopped.status
+        if others := _remaining_runs(runs, output):
+            say(
+                f"this part is done; {len(others)} runs of other parts are not; once they are, the "
+                "same command makes tables and figures"
+            )
+            return 0
+        runs = experiment.runs(of_texts, seeds, read_results(output))  # a sweep adds runs
+    caveats = remark(runs, output) if flags.scale == "paper" else []
+    present(experiment, runs, output, output / name, caveats)
+    return 0
+
+
+def _texts(flags: ExperimentFlags) -> dict[str, dict[str, object]]:
+    """The keys of the config for each text, by the text's name.
+
+    Raises:
+      InputError: if a --text flag is malformed, repeats a name, or names no known source or file.
+    """
+    from t5x_diffeq.data.sources import SOURCES, WITHOUT_PATH
+    from t5x_diffeq.experiments.tokenizers import KEY, OWN
+
+    keys_by_text = {}
+    for given in flags.text:
+        name, _, where = given.partition("=")
+        source, colon, path = where.partition(":")
+        if not colon:
+            source, path = (name, "") if name in WITHOUT_PATH else ("text_files", where)
+        if not re.fullmatch(r"\w+", name) or (not path and source not in WITHOUT_PATH):
+            alone = " or ".join(WITHOUT_PATH)
+            raise InputError(f"--text={given} is not NAME=PATH, NAME=SOURCE:PATH, or {alone} alone")
+        if name in keys_by_text:
+            raise InputError(f"--text={given}: the name {name} is used twice")
+        if source not in (*SOURCES, "tokens"):
+            raise InputError(
+                f"--text={given}: {source!r} is unknown; there are {', '.join(SOURCES)}, tokens"
+            )
+        keys_by_text[name] = {"data.source": source, **({"data.path": path} if path else {})}
+        if flags.scale == "paper" and source != "tokens" and flags.tokenizers != OWN:
+            keys_by_text[name][KEY] = f"{flags.tokenizers}/{{tokenizer_file}}"
+    for name, keys in keys_by_text.items():
+        if keys["data.source"] == "text_files":
+            _check_text(name, keys["data.path"])
+    return keys_by_text
+
+
+def _check_text(name: str, path: str) -> None:
+    file = parse_path(path, f"--text={name}")
+    if not (file.exists() or files_matching(file)):
+        raise InputError(f"--text={name}={path}: there is no such file or folder; check the path")
+
+
+def _remaining_runs(runs: "list[ExperimentRun]", output: AnyPath) -> "list[ExperimentRun]":
+    from t5x_diffeq.experiments.runs import read_results
+
+    done = read_results(output)
+    return [run for run in runs if run.name not in done]
+
+
+def present(
+    experiment: "Experiment",
+    runs: "list[ExperimentRun]",
+    output: AnyPath,
+    folder: AnyPath,
+    caveats: list[str],
+) -> None:
+    """Prints the tables; writes tables, figures and the outcomes that they show to `folder`.
+
+    Args:
+      experiment: the experiment.
+      runs: all of its runs, which are done.
+      output: the folder of the runs.
+      folder: the folder to write to.
+      caveats: paragraphs on why the numbers don't compare with the paper's; figures then say so.
+    """
+    from t5x_diffeq.experiments.drawing import draw
+    from t5x_diffeq.experiments.present import add_task_scores, format_markdown
+    from t5x_diffeq.experiments.runs import read_results
+
+    folder.mkdir(parents=True, exist_ok=True)
+    done = read_results(output)
+    # An outcome may come from another experiment, so it is given this one's labels.
+    every = [{**done[run.name], **run.labels} for run in runs]
+    outcomes = add_task_scores([each for each, run in zip(every, runs, strict=True) if run.labels])
+    tables = [f"{each.value}\n\n{format_markdown(outcomes, each)}" for each in experiment.tables]
+    notes = [*experiment.notes(every, output), *caveats]
+    write_whole(folder / "tables.md", "\n\n".join([*tables, *notes, ""]).encode())
+    write_whole(folder / "outcomes.json", json.dumps(outcomes, indent=1).encode())
+    for number, table in enumerate(experiment.tables, 1):
+        draw(outcomes, table, folder / f"figure{number}", output, comparable=not caveats)
+    print(*tables, *notes, sep="\n\n")

@@ -6,38 +6,38 @@ where it stopped. At the end it prints a table, and writes it (sweep.md) with fi
 sweep_over_steps.png, and .pdf) to DIR. A run whose loss is no longer finite is marked there.
 """
 
-from absl import flags
+import shlex
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
 from ml_collections.config_flags import config_flags
 
-from t5x_diffeq.runtime import command_line, run_flags
-from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.runtime.files import is_in_bucket
-from t5x_diffeq.runtime.grid import parse_grid
+from t5x_diffeq.runtime import command_line
+from t5x_diffeq.runtime.config_files import load_config
+from t5x_diffeq.runtime.console import say
+from t5x_diffeq.runtime.errors import InputError, RunError
+from t5x_diffeq.runtime.files import AnyPath, is_in_bucket, write_whole
+from t5x_diffeq.runtime.grid import parse_grid, points
 from t5x_diffeq.runtime.keys.values import INT32, SEEDS
+from t5x_diffeq.runtime.run_flags import VerbFlags
 
-FLAGS = flags.FlagValues()
-CONFIG = config_flags.DEFINE_config_file(
-    "config", None, "Config file, with a :variant if it has variants.", flag_values=FLAGS
+if TYPE_CHECKING:
+    from t5x_diffeq.experiments.grid_runs import GridSweep
+    from t5x_diffeq.experiments.runs import ExperimentRun
+
+FLAGS = VerbFlags(__name__)
+CONFIG = FLAGS.define_config("Config file, with a :variant if it has variants.")
+_OUTPUT = FLAGS.define_text("output", "Folder for workdirs, logs, results, table and figures.")
+_GRID = FLAGS.define_texts(
+    "grid", "KEY=V1,V2,... of the config, or variant=V1,V2,... of its file; may be repeated."
 )
-_OUTPUT = flags.DEFINE_string(
-    "output", None, "Folder for workdirs, logs, results, table and figures.", flag_values=FLAGS
+_SEEDS = FLAGS.define_integer(
+    "seeds", "Number of seeds of every point, from config.seed on.", 1, 1, INT32
 )
-_GRID = flags.DEFINE_multi_string(
-    "grid",
-    [],
-    "KEY=V1,V2,... of the config, or variant=V1,V2,... of its file; may be repeated.",
-    flag_values=FLAGS,
-)
-_SEEDS = flags.DEFINE_integer(
-    "seeds", 1, "Number of seeds of every point, from config.seed on.", 1, INT32, flag_values=FLAGS
-)
-_PART = run_flags.define_part(FLAGS)
-run_flags.define_dry_run(FLAGS)
-_TABLE_ONLY = flags.DEFINE_boolean(
-    "table_only",
-    False,
-    "Only make the table and figures of runs that are done.",
-    flag_values=FLAGS,
+_PART = FLAGS.define_part()
+_DRY_RUN = FLAGS.define_dry_run()
+_TABLE_ONLY = FLAGS.define_switch(
+    "table_only", "Only make the table and figures of runs that are done."
 )
 
 
@@ -53,16 +53,102 @@ def main() -> int:
     overrides = config_flags.get_override_values(FLAGS["config"])
     axes = parse_grid(_GRID.value, overrides)
     file = config_flags.get_config_filename(FLAGS["config"])
-
-    from t5x_diffeq.verbs.sweep import GridSweep, sweep  # importing JAX takes seconds
-
     tuned = bool(CONFIG.value.init_from or CONFIG.value.model.num_steps is None)
     verb, first = "finetune" if tuned else "train", CONFIG.value.seed
     if first + _SEEDS.value > SEEDS:
         raise InputError(f"--seeds={_SEEDS.value} from config.seed={first} on goes beyond {SEEDS}")
     seeds = range(first, first + _SEEDS.value)
-    return sweep(GridSweep(file, verb, overrides, axes, seeds), output, part, FLAGS)
+
+    from t5x_diffeq.experiments.child import StoppedError  # importing JAX takes seconds
+    from t5x_diffeq.experiments.grid_runs import GridSweep, check_same
+    from t5x_diffeq.experiments.runs import carry_out, finished, part_of, read_results
+
+    plan = GridSweep(file, verb, overrides, axes, seeds)
+    if verb == "train":
+        _check_points(plan)
+    runs, (i, n) = plan.runs(), part
+    mine = part_of(runs, i, n)
+    if _DRY_RUN.value:
+        print(*(shlex.join(run.command(output)) for run in mine), sep="\n")
+        return 0
+    check_same(runs, finished(read_results(output)))
+    if _TABLE_ONLY.value:
+        if not read_results(output):
+            raise InputError(f"--output={output}: no run is done there yet; leave out --table_only")
+        _present(plan, output)
+        return 0
+    results = "results.jsonl" if n == 1 else f"results-{i}.jsonl"
+    try:
+        carry_out(mine, output, results, go_on=True)
+    except StoppedError as stopped:
+        say("stopped, saved; the same command continues")
+        return stopped.status
+    missing = [run for run in runs if run.name not in read_results(output)]
+    if missing:
+        say(
+            f"this part is done; {len(missing)} runs of other parts are not; once they are, the "
+            "same command makes the table (--table_only makes it now)"
+        )
+    else:
+        _present(plan, output)
+    _check_failed(mine, output)
+    return 0
 
 
-if __name__ == "__main__":
-    command_line.run(main, __doc__, FLAGS)
+def _check_points(plan: "GridSweep") -> None:
+    """Checks what can be checked of every point's config before any of them is trained.
+
+    It must not start JAX's devices, which the runs need for themselves.
+    """
+    from t5x_diffeq.data.examples import check_data
+    from t5x_diffeq.data.sources import check_paths
+    from t5x_diffeq.models.config import ModelConfig
+    from t5x_diffeq.training.config_checks import check_new
+    from t5x_diffeq.training.depths import check_depths
+    from t5x_diffeq.training.setup import expected_vocab_size
+
+    for point in points(plan.axes):
+        config = load_config(*plan.config_of(point))
+        ModelConfig.of(config.model, expected_vocab_size(config), config.data.sequence_length)
+        check_new(config)
+        check_depths(config)
+        check_data(config.data)
+        check_paths(config.data)
+
+
+def _check_failed(runs: "Sequence[ExperimentRun]", output: AnyPath) -> None:
+    """Raises a `RunError` if some of the runs failed."""
+    from t5x_diffeq.experiments.runs import read_results
+
+    found = read_results(output)
+    if failed := [run.name for run in runs if "failed" in found[run.name]]:
+        raise RunError(
+            f"{len(failed)} of {len(runs)} runs failed: {', '.join(failed)}; their logs in "
+            f"{output} say why, and the same command tries them again"
+        )
+
+
+def _present(plan: "GridSweep", output: AnyPath) -> None:
+    """Prints the table; writes it and the figures."""
+    from t5x_diffeq.experiments.drawing import draw
+    from t5x_diffeq.experiments.grid_runs import best_of, figure_spec, format_table, summarise
+    from t5x_diffeq.experiments.runs import read_results
+
+    runs, axes, found = plan.runs(), plan.axes, read_results(output)
+    summaries = summarise(runs, found, axes)
+    table = format_table(summaries, axes)
+    write_whole(output / "sweep.md", f"{table}\n".encode())
+    outcomes = [{**found[run.name], **run.labels} for run in runs if run.name in found]
+    spec = figure_spec(axes)
+    draw(outcomes, spec, output / "sweep", output)
+    print(table, flush=True)
+    best = best_of(summaries)
+    where = f"table and figures in {output}: sweep.md, sweep.png"
+    if best and axes:
+        choices = zip(axes, best.labels, strict=True)
+        said = ", ".join(f"{axis.key}={label}" for axis, label in choices)
+        say(f"best: {said}; {where}")
+    else:
+        say(where)
+    if axes and len(plan.seeds) == 1:
+        say("with one seed, a difference may be chance: --seeds=3 gives means and standard errors")

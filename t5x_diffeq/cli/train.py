@@ -5,36 +5,33 @@ checkpoint, or says that it is finished. --branch_from=RUN continues from a chec
 run, by default with its config: --workdir=DIR --config.train.total_steps=1200.
 """
 
-from absl import flags
+from collections.abc import Callable
+from os import PathLike
+from typing import TYPE_CHECKING
+
+from ml_collections import ConfigDict
 from ml_collections.config_flags import config_flags
 
 from t5x_diffeq.runtime import command_line
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.config_files import config_file, flatten
 from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.runtime.files import AnyPath
+from t5x_diffeq.runtime.files import AnyPath, parse_path
 from t5x_diffeq.runtime.keys.values import INT32
+from t5x_diffeq.runtime.run_flags import VerbFlags
 
-FLAGS = flags.FlagValues()
-CONFIG = config_flags.DEFINE_config_file(
-    "config", None, "Config file, with a :variant if it has variants.", flag_values=FLAGS
-)
-_WORKDIR = flags.DEFINE_string(
-    "workdir", None, "Folder of the run: a new one, or one to resume.", flag_values=FLAGS
-)
-_BRANCH_FROM = flags.DEFINE_string(
+if TYPE_CHECKING:
+    from t5x_diffeq.inference.trained_run import TrainedRun
+
+FLAGS = VerbFlags(__name__)
+CONFIG = FLAGS.define_config("Config file, with a :variant if it has variants.")
+_WORKDIR = FLAGS.define_text("workdir", "Folder of the run: a new one, or one to resume.")
+_BRANCH_FROM = FLAGS.define_text(
     "branch_from",
-    None,
     "Workdir of another run: the run in --workdir continues from one of its checkpoints.",
-    flag_values=FLAGS,
 )
-_BRANCH_STEP = flags.DEFINE_integer(
-    "branch_step",
-    None,
-    "The checkpoint's step. [default: the newest]",
-    1,
-    INT32,
-    flag_values=FLAGS,
+_BRANCH_STEP = FLAGS.define_integer(
+    "branch_step", "The checkpoint's step. [default: the newest]", None, 1, INT32
 )
 
 
@@ -52,10 +49,10 @@ def main() -> int:
     workdir = command_line.parse_folder(_WORKDIR, "train")
 
     from t5x_diffeq.runs.workdir import sole_writer  # importing JAX takes seconds
-    from t5x_diffeq.verbs.train import train
 
     with sole_writer(workdir):
-        return train(_branch(workdir) if _BRANCH_FROM.value else Config.of(CONFIG.value), workdir)
+        config = _branch(workdir) if _BRANCH_FROM.value else Config.of(CONFIG.value)
+        return train_to_end(config, workdir)
 
 
 def _branch(workdir: AnyPath) -> Config:
@@ -80,5 +77,44 @@ def _branch(workdir: AnyPath) -> Config:
     )
 
 
-if __name__ == "__main__":
-    command_line.run(main, __doc__, FLAGS, several=True)
+def train_to_end(config: Config, workdir: AnyPath, **given: Callable) -> int:
+    """Trains with the hooks of every run; `given` and the exit status are those of the loop."""
+    from t5x_diffeq.inference.downstream import DownstreamTasks
+    from t5x_diffeq.inference.samples import Samples
+    from t5x_diffeq.runs import loop
+    from t5x_diffeq.runs.basic_hooks import Evaluation, MetricsLog
+    from t5x_diffeq.runs.profiler import Profiler
+    from t5x_diffeq.runs.spike_hook import Spikes
+    from t5x_diffeq.runs.watcher import Watcher, WeightFigures
+
+    # In the order in which they are called: figures are drawn while the model is evaluated.
+    hooks = (
+        *(WeightFigures, Evaluation, Samples, DownstreamTasks),
+        *(Profiler, Watcher, Spikes, MetricsLog),
+    )
+    return loop.train(config, workdir, hooks, **given)
+
+
+def train(config: Config | ConfigDict, workdir: str | PathLike) -> "TrainedRun":
+    """Trains a model, or resumes the run in `workdir`; returns the run, loaded.
+
+    Args:
+      config: the config, from `load_config` or from a config file's `get_config()`.
+      workdir: a new folder, or one whose run is resumed, on this machine or in a bucket.
+
+    Raises:
+      InputError: if the config or the data is invalid, or the workdir belongs to another run.
+      RunError: if the run fails.
+      SystemExit: if training was stopped and saved, with the verb's exit status: 42 after SIGTERM,
+        130 after Ctrl-C. The same call continues.
+    """
+    from t5x_diffeq.inference.trained_run import load
+    from t5x_diffeq.runs.workdir import sole_writer
+
+    folder = parse_path(str(workdir), "workdir")
+    checked = config if isinstance(config, Config) else Config.of(config)
+    with sole_writer(folder):
+        status = train_to_end(checked, folder)
+    if status:
+        raise SystemExit(status)
+    return load(workdir)

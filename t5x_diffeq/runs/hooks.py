@@ -1,7 +1,7 @@
 """Hooks: what a training loop does beside its steps, a class each.
 
 A hook runs every so many optimizer steps, or around each one. The project's own are listed in
-`verbs/train.py`; `train.hooks` names others, as "package.module:Name" or with arguments, such as
+`cli/train.py`; `train.hooks` names others, as "package.module:Name" or with arguments, such as
 those of `examples/own_hook.py`.
 
 Every process calls every hook, in the order of the list (`after_step` in reverse), so that a hook

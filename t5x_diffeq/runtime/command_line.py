@@ -11,7 +11,7 @@ If there are several processes, all end with the status and the last line of the
 (see `_find_peers`).
 
 Nothing here imports JAX before the flags and the config are known to be valid, and a verb's file
-imports it only within `main`, so that `--help` and a mistyped flag or key are answered at once.
+imports it only within functions, so that `--help` and a mistyped flag or key are answered at once.
 """
 
 import atexit

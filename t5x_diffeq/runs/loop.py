@@ -1,6 +1,6 @@
 """Training, from the checks of the config to the last checkpoint."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -12,11 +12,9 @@ from t5x_diffeq.data.corpus import Corpus, prepare_corpus
 from t5x_diffeq.data.examples import TrainingData, check_data, eval_examples, training_data
 from t5x_diffeq.data.packing import Windows
 from t5x_diffeq.data.sources import check_paths
-from t5x_diffeq.inference.downstream import DownstreamTasks
-from t5x_diffeq.inference.samples import Samples
 from t5x_diffeq.planner.device_memory import check_fits
 from t5x_diffeq.runs import progress
-from t5x_diffeq.runs.basic_hooks import Evaluation, MetricsLog, Saves
+from t5x_diffeq.runs.basic_hooks import Saves
 from t5x_diffeq.runs.goodput import CHECKPOINT, COMPILE, OTHER, STEPS
 from t5x_diffeq.runs.history import Clock, History, Stopwatch
 from t5x_diffeq.runs.hooks import (
@@ -28,10 +26,8 @@ from t5x_diffeq.runs.hooks import (
     Training,
     load_hooks,
 )
-from t5x_diffeq.runs.profiler import Profiler
-from t5x_diffeq.runs.spike_hook import GoBack, Spikes, go_back
+from t5x_diffeq.runs.spike_hook import GoBack, go_back
 from t5x_diffeq.runs.teacher import check_teacher, check_teachers_tokenizer, load_teacher
-from t5x_diffeq.runs.watcher import Watcher, WeightFigures
 from t5x_diffeq.runs.workdir import check_config, comparing_failures
 from t5x_diffeq.runtime.compilation_cache import enable_cache
 from t5x_diffeq.runtime.config import Config
@@ -49,19 +45,6 @@ from t5x_diffeq.training.programs import compile_train_steps
 from t5x_diffeq.training.setup import Setup, expected_vocab_size, make_setup
 from t5x_diffeq.training.state import TrainState
 
-# In the order in which they are called: figures are drawn while the model is evaluated. Those of
-# `train.hooks` follow, and `Saves` is last: a checkpoint comes after all reports of its step.
-HOOKS: tuple[type[Hook], ...] = (
-    WeightFigures,
-    Evaluation,
-    Samples,
-    DownstreamTasks,
-    Profiler,
-    Watcher,
-    Spikes,
-    MetricsLog,
-)
-
 
 @dataclass(frozen=True)
 class _Inputs:
@@ -74,7 +57,9 @@ class _Inputs:
     hooks: list[HookClass]
 
 
-def _check_and_prepare(config: Config, workdir: AnyPath) -> _Inputs:
+def _check_and_prepare(
+    config: Config, workdir: AnyPath, own_hooks: Sequence[type[Hook]]
+) -> _Inputs:
     """Checks the config, and prepares the data."""
     new = check_config(config, workdir)
     setup = make_setup(config, expected_vocab_size(config))  # checks what it can without data
@@ -86,7 +71,7 @@ def _check_and_prepare(config: Config, workdir: AnyPath) -> _Inputs:
     check_data(config.data)
     check_teacher(config)
     check_trackers(config.train.trackers)
-    own = [HookClass(cls, cls) for cls in HOOKS]
+    own = [HookClass(cls, cls) for cls in own_hooks]
     hooks = [*own, *load_hooks(config.train.hooks), HookClass(Saves, Saves)]
     for hook in hooks:
         hook.cls.check(config, setup)
@@ -107,6 +92,7 @@ def _check_and_prepare(config: Config, workdir: AnyPath) -> _Inputs:
 def train(
     config: Config,
     workdir: AnyPath,
+    own_hooks: Sequence[type[Hook]],
     make_state: Callable[[Setup], TrainState] = Setup.init_state,
     finish: Callable[[Setup, TrainState], None] = lambda setup, state: None,
 ) -> int:
@@ -115,6 +101,8 @@ def train(
     Args:
       config: the run's config.
       workdir: a new workdir, or one whose run is resumed.
+      own_hooks: the hooks of every run. Those of `train.hooks` follow, and `Saves` is last: a
+        checkpoint comes after all reports of its step.
       make_state: makes the train state of a run that has none yet.
       finish: called with the last state of a run that is done.
 
@@ -126,7 +114,7 @@ def train(
       RunError: if the run fails.
     """
     stopwatch, keys = Stopwatch(), config.train
-    inputs = _check_and_prepare(config, workdir)
+    inputs = _check_and_prepare(config, workdir, own_hooks)
     setup, data = inputs.setup, inputs.data
 
     with setup.context(), StopSignals() as stop, ExitStack() as stack:

@@ -1,6 +1,5 @@
-"""The time of an optimizer step against the baseline's, and the rate of generation."""
+"""Models whose optimizer steps take turns, and what they cost beside each other."""
 
-import json
 import statistics
 import time
 from collections.abc import Iterator, Mapping
@@ -10,15 +9,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from t5x_diffeq.inference.generation_rate import generation_rates
 from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.planner.device_memory import check_fits
 from t5x_diffeq.planner.kernels import product_flops
 from t5x_diffeq.planner.program_cost import program_cost
-from t5x_diffeq.runs.profiler import how_to_open, trace
+from t5x_diffeq.runs.profiler import trace
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.config_files import baseline_of
-from t5x_diffeq.runtime.console import Progress, align, format_count, say, track
+from t5x_diffeq.runtime.console import Progress, track
 from t5x_diffeq.runtime.files import AnyPath
 from t5x_diffeq.training.config_checks import check_new
 from t5x_diffeq.training.depths import check_depths, depths_to_come
@@ -33,8 +31,8 @@ from t5x_diffeq.training.state import TrainState
 
 _WARM_UP_STEPS = 2  # rounds that are not counted
 _QUARTILES = "step_ms_quartiles"
-_TRACED_STEPS = 3  # of each model
-_RATIO = "model / "  # before the name of what it is compared with
+TRACED_STEPS = 3  # of each model
+RATIO = "model / "  # before the name of what it is compared with
 
 
 class Contestant:
@@ -78,7 +76,7 @@ class Contestant:
         """Traces some further steps, which are not counted."""
         timed = list(self.seconds)
         with trace(folder, self.name.replace(" ", "_")):
-            for n in range(_TRACED_STEPS):
+            for n in range(TRACED_STEPS):
                 with jax.profiler.StepTraceAnnotation("train", step_num=n):
                     self.step()
         self.seconds = timed
@@ -172,44 +170,10 @@ def compare_models(
         # Of the rounds, in each of which the models take turns on an equally busy machine.
         by_round = np.divide(contestants[0].seconds, contestant.seconds)
         of_rounds = {_QUARTILES: _quartiles(by_round)}
-        ratios.append({"name": f"{_RATIO}{other['name']}", **of_rounds, **ratio})
+        ratios.append({"name": f"{RATIO}{other['name']}", **of_rounds, **ratio})
     return [*results, *ratios]
 
 
 def _quartiles(values: np.ndarray) -> list[float]:
     """The values that a quarter and three quarters of them are below."""
     return np.quantile(values, (0.25, 0.75)).tolist()
-
-
-def show_generation(config: Config, rounds: int) -> None:
-    """Prints the rates of generation with and without a cache, and their ratios."""
-    model = make_setup(config, expected_vocab_size(config)).model
-    with Progress("timing generation"):
-        rates = generation_rates(model, rounds)
-    for name, rate in rates.items():
-        ratio = rates["cached"] / rate
-        say(
-            f"{name:<20}{rate:>10.1f} tokens/s{'' if ratio == 1 else f'{ratio:>8.1f} times slower'}"
-        )
-    print(json.dumps({f"{name}/tokens_per_second": rate for name, rate in rates.items()}))
-
-
-def _format_cell(result: dict[str, Any], key: str) -> str:
-    values = result[key] if isinstance(result[key], list) else [result[key]]
-    ratio = result["name"].startswith(_RATIO)
-    return " to ".join(f"{each:.3f}" if ratio else format_count(each) for each in values)
-
-
-def show_comparison(
-    config: Config, others: Mapping[str, Config], rounds: int, traces: AnyPath | None = None
-) -> None:
-    """Prints a table with a line per model and per ratio; stores traces where one is given."""
-    results = compare_models(config, others, rounds, traces)
-    keys = list(results[0])[1:]
-    lines = [["", *keys]]
-    lines += [[r["name"], *(_format_cell(r, key) for key in keys)] for r in results]
-    say(*align(lines))
-    for result in results:
-        print(json.dumps(result), flush=True)
-    if traces:
-        say(f"traced {_TRACED_STEPS} steps of each model into {traces}; {how_to_open(traces)}")

@@ -1,1 +1,0 @@
-"""The work of each verb, after its flags are checked, in a file of its name."""
