@@ -1,4 +1,4 @@
-"""A hook of MkDocs: each script of t5x_diffeq/examples as a notebook, executed, and as a page.
+"""A hook of MkDocs: each script of examples as a notebook, executed, and as a page.
 
 The scripts are in jupytext's percent format. The page shows what cells print on standard output.
 EXAMPLES=own_hook,own_block in the environment executes these alone; EXAMPLES= executes none.
@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds notebooks/NAME.ipynb and notebooks/NAME.md for each example."""
-    for script in sorted((ROOT / "t5x_diffeq" / "examples").glob("[!_]*.py")):
+    for script in sorted((ROOT / "examples").glob("[!_]*.py")):
         executed = script.stem in os.environ.get("EXAMPLES", script.stem).split(",")
         notebook = make_notebook(script.read_text(), executed)
         link = f"[This page as a notebook]({script.stem}.ipynb)\n"

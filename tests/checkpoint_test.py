@@ -29,14 +29,13 @@ from patience import patience
 from t5x_diffeq.checkpoints import checkpoint, checksums, writing
 from t5x_diffeq.checkpoints.checkpoint import Checkpoints
 from t5x_diffeq.checkpoints.checkpoint_folder import check_path, count_arrays
-from t5x_diffeq.checkpoints.stored import ITEMS, RunFacts
+from t5x_diffeq.checkpoints.stored import ITEMS, RunFacts, TrainState
 from t5x_diffeq.checkpoints.trained_params import restore_params
 from t5x_diffeq.cli.train import train_to_end
 from t5x_diffeq.diagnostics.diagnosis import not_finite_error
 from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.runtime.errors import InputError, RunError
 from t5x_diffeq.tracking.jsonl import JsonlWriter, warn_if_lost
-from t5x_diffeq.training.state import TrainState
 
 
 @pytest.mark.parametrize("way", [delete, flip])

@@ -12,12 +12,12 @@ from jax.sharding import NamedSharding, PartitionSpec
 from small_models import random_params as random_params_of
 from small_models import small as small_model
 
+from examples.own_block import QKNormBlock
 from t5x_diffeq.cli.finetune import complete_config
 from t5x_diffeq.cli.train import train_to_end
 from t5x_diffeq.data.batches import own_rows, put_on_devices
 from t5x_diffeq.data.tokenizer import ByteTokenizer
 from t5x_diffeq.diagnostics.watch import sizes
-from t5x_diffeq.examples.own_block import QKNormBlock
 from t5x_diffeq.inference.samples import Samples
 from t5x_diffeq.inference.scoring import Scorer, Sequel
 from t5x_diffeq.layers.array_types import Places
@@ -303,7 +303,7 @@ def test_blocks_say_that_they_split_sequences():
     [
         ({}, 18, {"context": 2}, r"data.sequence_length=18 is not divisible by 4, .*mesh.context"),
         (
-            {"block": "t5x_diffeq.examples.own_block:QKNormBlock"},
+            {"block": "examples.own_block:QKNormBlock"},
             16,
             {"context": 2},
             r"mesh.context=2 splits sequences, and the block .*QKNorm.*set mesh.context=1",

@@ -9,8 +9,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from t5x_diffeq.checkpoints.checkpoint import Checkpoints
 from t5x_diffeq.checkpoints.checkpoint_folder import MARKER
-from t5x_diffeq.checkpoints.stored import RunFacts
-from t5x_diffeq.training.state import TrainState
+from t5x_diffeq.checkpoints.stored import RunFacts, TrainState
 
 FINGERPRINT = "of the data"
 

@@ -184,7 +184,7 @@ def test_tasks_that_generate_need_a_block_that_can(tasks, small):
     folder = str(tasks)
     assert harness.load_tasks(["local_cloze"], None, folder).methods == ()
     small.tasks.update(names=("local_cloze", "local_generation"), include_path=folder)
-    small.model.block = "t5x_diffeq.examples.own_block:QKNormBlock"
+    small.model.block = "examples.own_block:QKNormBlock"
     with pytest.raises(InputError, match="generation needs the method `extend`"):
         DownstreamTasks.check(Config.of(small), setup_of(small))
 

@@ -20,9 +20,9 @@ from small_models import small as small_model
 from starlette.testclient import TestClient
 
 import t5x_diffeq as td
+from examples.own_basis import Chebyshev
 from t5x_diffeq.cli import analyze, evaluate, export
 from t5x_diffeq.cli.train import train_to_end
-from t5x_diffeq.examples.own_basis import Chebyshev
 from t5x_diffeq.explorer.answers import Explorer
 from t5x_diffeq.explorer.app import make_app
 from t5x_diffeq.layers.parameter import declare
@@ -35,8 +35,8 @@ from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.tracking.jsonl import read_metrics
 
 OWN = {
-    "source": {"weights": "t5x_diffeq.examples.own_source:OwnEnds"},
-    "basis": {"time_basis": "t5x_diffeq.examples.own_basis:Chebyshev(3)"},
+    "source": {"weights": "examples.own_source:OwnEnds"},
+    "basis": {"time_basis": "examples.own_basis:Chebyshev(3)"},
 }
 STEPS = 4
 
@@ -110,7 +110,7 @@ def test_other_depths_analyses_and_exports(own, workdir, tmp_path, capsys):
         call(export, f"--workdir={workdir}", *whole)
         assert json.loads((tmp_path / "whole" / "config.json").read_text())["num_polynomials"] == 3
     else:
-        with pytest.raises(InputError, match=r"can't write model.weights=t5x_diffeq.examples"):
+        with pytest.raises(InputError, match=r"can't write model.weights=examples"):
             call(export, f"--workdir={workdir}", *whole)
 
 

@@ -76,7 +76,7 @@ def pages(site):
 def test_each_example_is_known():
     assert list(PRINTED) == sorted(path.stem for path in EXAMPLES.glob("[!_]*.py"))
     for name in PRINTED:
-        assert f"python -m t5x_diffeq.examples.{name}\n" in (EXAMPLES / f"{name}.py").read_text()
+        assert f"python -m examples.{name}\n" in (EXAMPLES / f"{name}.py").read_text()
 
 
 def test_the_page_of_verbs_is_up_to_date():

@@ -99,6 +99,6 @@ def test_one_time_embedding_has_one_width():
 
 
 def test_a_block_without_attention_has_no_width_of_it():
-    own = "t5x_diffeq.examples.own_block:QKNormBlock"
+    own = "examples.own_block:QKNormBlock"
     with pytest.raises(InputError, match="attention_time_embed_dim=2: the block has no layer"):
         random_params(small_model(block=own, attention_time_embed_dim=2))

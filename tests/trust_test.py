@@ -93,7 +93,7 @@ def test_what_a_person_has_named_is_not_asked_for(foreign):
 
 
 def test_own_examples_need_no_trust(foreign):
-    change(foreign, "model", scheme="t5x_diffeq.examples.own_scheme:ralston")
+    change(foreign, "model", scheme="examples.own_scheme:ralston")
     assert read_config(foreign).model.scheme.endswith("ralston")
     change(foreign, "model", scheme="t5x_diffeq.runtime.files:remove_folder(folder='foreign')")
     with pytest.raises(InputError, match=ASKED):

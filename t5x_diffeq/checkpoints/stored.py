@@ -1,11 +1,46 @@
 """What a checkpoint holds: the train state, and facts of the run as JSON."""
 
+from dataclasses import replace
 from math import isfinite
 from typing import Any, NamedTuple
 
-from t5x_diffeq.training.state import TrainState
+import jax
+import numpy as np
+from flax import struct
+from jaxtyping import Array
 
 ITEMS = ("state", "data")
+
+
+@struct.dataclass
+class TrainState:
+    """Everything that training changes; also a tree of its shapes or shardings.
+
+    Attributes:
+      step: optimizer steps done, an int32 scalar.
+      params: the model's parameters, float32.
+      opt_state: the optimizer's state for the parts that train.
+      averages: the exponential moving averages of the parts that train; None: there are none.
+      recent: the last steps, with which a step is compared to find spikes; None: spikes aren't
+        detected.
+    """
+
+    step: Any
+    params: Any
+    opt_state: Any
+    averages: Any = None
+    recent: Any = None
+
+    def with_spikes(self, count: Array) -> "TrainState":
+        """The state of a run that has had `count` spikes."""
+        if self.recent is None:
+            return self
+        spikes = jax.device_put(np.asarray(count, np.int32), self.recent.spikes.sharding)
+        return replace(self, recent=replace(self.recent, spikes=spikes))
+
+    def averaged_params(self) -> Any:
+        """The parameters, with the averages of those that train."""
+        return {**self.params, **self.averages}
 
 
 class RunFacts(NamedTuple):

@@ -18,8 +18,8 @@ from t5x_diffeq.runtime.files import AnyPath, parse_path
 from t5x_diffeq.runtime.run_flags import VerbFlags
 
 if TYPE_CHECKING:
+    from t5x_diffeq.checkpoints.stored import TrainState
     from t5x_diffeq.training.setup import Setup
-    from t5x_diffeq.training.state import TrainState
 
 FLAGS = VerbFlags(__name__)
 CONFIG = FLAGS.define_config("configs/finetune.py:lora, :full or :hypernetwork.")

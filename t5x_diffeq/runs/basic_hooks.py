@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import jax
 
-from t5x_diffeq.checkpoints.stored import RunFacts
+from t5x_diffeq.checkpoints.stored import RunFacts, TrainState
 from t5x_diffeq.data.batches import eval_batches
 from t5x_diffeq.runs.goodput import CHECKPOINT, EVALUATION
 from t5x_diffeq.runs.hooks import DoneStep, Hook, LoopPosition, Training
@@ -19,7 +19,6 @@ from t5x_diffeq.runtime.guards import check_writable
 from t5x_diffeq.training.depths import depths_of, full_grid_from
 from t5x_diffeq.training.evaluation import evaluate_loss, make_eval_step
 from t5x_diffeq.training.objective import Batch
-from t5x_diffeq.training.state import TrainState
 
 _OF_EMPTY_BATCH = ("learning_rate", "targets", "spikes")  # what a batch without targets has
 _STATM = Path("/proc/self/statm")  # of Linux; its second number is the resident pages

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from t5x_diffeq.checkpoints.stored import TrainState
 from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.planner.device_memory import check_fits
 from t5x_diffeq.planner.kernels import product_flops
@@ -27,7 +28,6 @@ from t5x_diffeq.training.setup import (
     expected_vocab_size,
     make_setup,
 )
-from t5x_diffeq.training.state import TrainState
 
 _WARM_UP_STEPS = 2  # rounds that are not counted
 _QUARTILES = "step_ms_quartiles"

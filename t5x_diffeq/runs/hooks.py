@@ -17,6 +17,7 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 
 from t5x_diffeq.checkpoints.checkpoint import Checkpoints
+from t5x_diffeq.checkpoints.stored import TrainState
 from t5x_diffeq.data.corpus import Corpus
 from t5x_diffeq.data.examples import TrainingData
 from t5x_diffeq.data.packing import Windows
@@ -33,7 +34,6 @@ from t5x_diffeq.runtime.watchdog import Watchdog
 from t5x_diffeq.tracking.trackers import RunWriter
 from t5x_diffeq.training.objective import Batch
 from t5x_diffeq.training.setup import Setup
-from t5x_diffeq.training.state import TrainState
 
 
 @dataclass

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from t5x_diffeq.checkpoints.stored import TrainState
 from t5x_diffeq.checkpoints.trained_params import restore_params
 from t5x_diffeq.layers.array_types import Weights
 from t5x_diffeq.models.config import ModelConfig
@@ -29,7 +30,7 @@ from t5x_diffeq.runtime.files import AnyPath
 from t5x_diffeq.training.partitioning import Rules, make_mesh, shard_shapes
 from t5x_diffeq.training.placed_model import PlacedModel, place_model
 from t5x_diffeq.training.setup import Setup
-from t5x_diffeq.training.state import TrainState, declared_params
+from t5x_diffeq.training.state import declared_params
 
 Grid = tuple[int | None, str | None]  # number of solver steps and scheme; None: the run's own
 

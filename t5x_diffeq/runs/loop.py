@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from t5x_diffeq.checkpoints.checkpoint import Checkpoints
-from t5x_diffeq.checkpoints.stored import RestoredCheckpoint
+from t5x_diffeq.checkpoints.stored import RestoredCheckpoint, TrainState
 from t5x_diffeq.data.corpus import Corpus, prepare_corpus
 from t5x_diffeq.data.examples import TrainingData, check_data, eval_examples, training_data
 from t5x_diffeq.data.packing import Windows
@@ -43,7 +43,6 @@ from t5x_diffeq.training.depths import check_depths, depths_of, depths_to_come
 from t5x_diffeq.training.objective import Batch
 from t5x_diffeq.training.programs import compile_train_steps
 from t5x_diffeq.training.setup import Setup, expected_vocab_size, make_setup
-from t5x_diffeq.training.state import TrainState
 
 
 @dataclass(frozen=True)

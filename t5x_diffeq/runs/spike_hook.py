@@ -9,14 +9,13 @@ from typing import ClassVar
 
 import jax
 
-from t5x_diffeq.checkpoints.stored import RestoredCheckpoint
+from t5x_diffeq.checkpoints.stored import RestoredCheckpoint, TrainState
 from t5x_diffeq.diagnostics.diagnosis import find_cause, not_finite_error
 from t5x_diffeq.runs.goodput import OTHER, ROLLBACK
 from t5x_diffeq.runs.hooks import DoneStep, Hook, Hooks, Training
 from t5x_diffeq.runtime.console import say
 from t5x_diffeq.runtime.errors import RunError
 from t5x_diffeq.runtime.files import describe_error
-from t5x_diffeq.training.state import TrainState
 
 _MOST_IN_A_ROW = 10  # steps whose values aren't finite
 _MOST_ROLLBACKS = 5  # without getting further

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from t5x_diffeq.analysis.weight_paths import WeightPaths, make_weight_paths
+from t5x_diffeq.checkpoints.stored import TrainState
 from t5x_diffeq.diagnostics.watch import Curves, Programs, compile_programs
 from t5x_diffeq.layers.array_types import Weights
 from t5x_diffeq.models.language_model import nodes
@@ -22,7 +23,6 @@ from t5x_diffeq.runtime.files import describe_error
 from t5x_diffeq.runtime.processes import gather
 from t5x_diffeq.training.objective import Batch
 from t5x_diffeq.training.setup import Setup
-from t5x_diffeq.training.state import TrainState
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

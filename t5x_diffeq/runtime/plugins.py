@@ -23,7 +23,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from t5x_diffeq.runtime.errors import InputError
 
 _OWN = "t5x_diffeq"  # its version is recorded anyway
-_TRUSTED_MODULES = ("t5x_diffeq.blocks.", "t5x_diffeq.examples.own_")
+_TRUSTED_MODULES = ("t5x_diffeq.blocks.", "examples.own_")
 PLUGIN_KEYS = (
     "model.block",
     "model.weights",

@@ -11,6 +11,7 @@ import optax
 from jax.sharding import Mesh
 from jaxtyping import Array
 
+from t5x_diffeq.checkpoints.stored import TrainState
 from t5x_diffeq.optimizers import optimizer as optimizers
 from t5x_diffeq.runtime.chips import chip
 from t5x_diffeq.runtime.config import Config
@@ -18,7 +19,7 @@ from t5x_diffeq.training import partitioning
 from t5x_diffeq.training.mesh_checks import check_microbatches
 from t5x_diffeq.training.placed_model import PlacedModel, place_model
 from t5x_diffeq.training.spikes import RecentSteps
-from t5x_diffeq.training.state import TrainState, declared_params, init_state, trainable_parts
+from t5x_diffeq.training.state import declared_params, init_state, trainable_parts
 
 _SHARE_OF_STATE = 0.75  # of a GPU's memory, with the gradient; activations need the rest
 

@@ -1,53 +1,19 @@
 """The train state: its sharded initialisation, and its shapes without creating it."""
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
-from flax import struct
 from jaxtyping import Array
 
+from t5x_diffeq.checkpoints.stored import TrainState
 from t5x_diffeq.layers.context import length_shards
 from t5x_diffeq.layers.mesh import mesh_axes, shards_over
 from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.runtime.config import TrainKeys
 from t5x_diffeq.runtime.errors import InputError
 from t5x_diffeq.training.spikes import RecentSteps
-
-
-@struct.dataclass
-class TrainState:
-    """Everything that training changes; also a tree of its shapes or shardings.
-
-    Attributes:
-      step: optimizer steps done, an int32 scalar.
-      params: the model's parameters, float32.
-      opt_state: the optimizer's state for the parts that train.
-      averages: the exponential moving averages of the parts that train; None: there are none.
-      recent: the last steps, with which a step is compared to find spikes; None: spikes aren't
-        detected.
-    """
-
-    step: Any
-    params: Any
-    opt_state: Any
-    averages: Any = None
-    recent: Any = None
-
-    def with_spikes(self, count: Array) -> "TrainState":
-        """The state of a run that has had `count` spikes."""
-        if self.recent is None:
-            return self
-        spikes = jax.device_put(np.asarray(count, np.int32), self.recent.spikes.sharding)
-        return replace(self, recent=replace(self.recent, spikes=spikes))
-
-    def averaged_params(self) -> Any:
-        """The parameters, with the averages of those that train."""
-        return {**self.params, **self.averages}
 
 
 def declared_params(model: LanguageModel) -> dict:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float
 
+from t5x_diffeq.checkpoints.stored import TrainState
 from t5x_diffeq.layers.array_types import Weights
 from t5x_diffeq.models.language_model import LanguageModel
 from t5x_diffeq.ode.weight_source import Embeddings
@@ -33,7 +34,6 @@ from t5x_diffeq.training.objective import (
 )
 from t5x_diffeq.training.setup import Setup
 from t5x_diffeq.training.spikes import look_for_spike
-from t5x_diffeq.training.state import TrainState
 
 Metrics = dict[str, Array]  # of an optimizer step, never a running mean
 

@@ -1,6 +1,6 @@
 """What the analysis measures, on a run that this script trains first.
 
-    python -m t5x_diffeq.examples.analysis_of_a_run
+    python -m examples.analysis_of_a_run
 
 `python -m t5x_diffeq.analyze all --workdir=DIR --output=OUT` makes a page of it.
 """

@@ -1,6 +1,6 @@
 """Train a small neural ODE transformer, then look at its weights, states and text.
 
-    python -m t5x_diffeq.examples.train_and_look_inside
+    python -m examples.train_and_look_inside
 
 Two minutes on a laptop; everything is written to workdirs/example.
 """

@@ -1,6 +1,6 @@
 """A neural ODE made of a per-layer model, which computes the same on the model's own grid.
 
-    python -m t5x_diffeq.examples.ode_from_pretrained
+    python -m examples.ode_from_pretrained
 
 The per-layer model is trained here, and exported in Hugging Face's format. For a folder of a Llama
 or another supported model (docs/huggingface.md), set FOLDER to it, drop data.tokenizer

@@ -1,6 +1,6 @@
 """A scheme of one's own, on a field of one's own and in a model.
 
-python -m t5x_diffeq.examples.own_scheme
+python -m examples.own_scheme
 """
 
 # %%
@@ -21,7 +21,7 @@ def ralston_step(field, W, y, dt):
 
 
 ralston = td.Scheme(ralston_step, nodes=(0.0, 2 / 3), order=2, evaluations=(2, 2))
-NAME = "t5x_diffeq.examples.own_scheme:ralston"  # where a config finds it: package.module:name
+NAME = "examples.own_scheme:ralston"  # where a config finds it: package.module:name
 
 
 # %% A rotation whose speed grows with t: y(1) is y(0) turned by half a radian.

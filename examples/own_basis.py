@@ -1,6 +1,6 @@
 """A time basis of one's own: Chebyshev's polynomials.
 
-    python -m t5x_diffeq.examples.own_basis
+    python -m examples.own_basis
 
 e(t) is a linear function of a basis's functions, and W(t) = W0 + P e(t) of e(t). A basis is how
 many functions it has, and what they are; `docs/extending.md` says what else it can say of itself.
@@ -33,7 +33,7 @@ class Chebyshev(td.TimeBasis):
 # %% A config names it as package.module:Name, with its arguments, here this file.
 if __name__ == "__main__":
     SIZES = {
-        "model.time_basis": "t5x_diffeq.examples.own_basis:Chebyshev(5)",
+        "model.time_basis": "examples.own_basis:Chebyshev(5)",
         "model.num_steps": 4,
         "model.embed_dim": 64,
         "model.mlp_dim": 128,

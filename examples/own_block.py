@@ -1,6 +1,6 @@
 """A block of one's own: attention with normalised queries and keys.
 
-    python -m t5x_diffeq.examples.own_block
+    python -m examples.own_block
 
 A block is an ordinary Linen module with two methods, f and g; `docs/extending.md` has the
 whole contract. Nothing of it knows of depth: its weights become functions of t because its layers
@@ -70,7 +70,7 @@ class QKNormBlock(td.Block):
 # %% A config names it as package.module:Name, here this file. As an ODE and as its baseline:
 if __name__ == "__main__":
     SIZES = {
-        "model.block": "t5x_diffeq.examples.own_block:QKNormBlock",
+        "model.block": "examples.own_block:QKNormBlock",
         "model.num_steps": 3,
         "model.embed_dim": 64,
         "model.mlp_dim": 128,

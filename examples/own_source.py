@@ -1,6 +1,6 @@
 """A weight source of one's own: the first and the last step have weights of their own.
 
-    python -m t5x_diffeq.examples.own_source
+    python -m examples.own_source
 
 A source makes the block's weights at given times, from whatever parameters it declares;
 `docs/extending.md` has the whole contract. This one is W(t) = W0 + P e(t) between its ends.
@@ -59,7 +59,7 @@ class OwnEnds(TimeDependentWeights):
 # %% A config names it as package.module:Name, here this file.
 if __name__ == "__main__":
     SIZES = {
-        "model.weights": "t5x_diffeq.examples.own_source:OwnEnds",
+        "model.weights": "examples.own_source:OwnEnds",
         "model.num_steps": 4,
         "model.embed_dim": 64,
         "model.mlp_dim": 128,

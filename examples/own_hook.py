@@ -1,6 +1,6 @@
 """A hook of one's own: the norm of the parameters, while the model trains.
 
-python -m t5x_diffeq.examples.own_hook
+python -m examples.own_hook
 """
 
 # %%
@@ -11,7 +11,7 @@ import optax
 import t5x_diffeq as td
 from t5x_diffeq.tracking.jsonl import read_metrics
 
-NAME = "t5x_diffeq.examples.own_hook:ParameterNorm(every=10)"  # where a config finds it
+NAME = "examples.own_hook:ParameterNorm(every=10)"  # where a config finds it
 
 
 # %% A hook is made with the run, runs every so many steps, and returns numbers by name.

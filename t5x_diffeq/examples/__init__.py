@@ -1,1 +1,0 @@
-"""Scripts to read and run, cell by cell or as a whole: `python -m t5x_diffeq.examples.NAME`."""
