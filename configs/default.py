@@ -1,12 +1,12 @@
 """The config that has every key, at its default; other config files change some of them.
 
 docs/keys.md gives each key's meaning, values and where it may differ. It is generated from
-t5x_diffeq/runtime/keys/, where defaults are set.
+t5x_diffeq/config/keys/, where defaults are set.
 """
 
 from ml_collections import ConfigDict
 
-from t5x_diffeq.runtime.config_files import default_config
+from t5x_diffeq.config.config_files import default_config
 
 
 def get_config() -> ConfigDict:

@@ -12,7 +12,7 @@ import numpy as np
 import t5x_diffeq as td
 from t5x_diffeq.analysis.lyapunov import lyapunov_exponents
 from t5x_diffeq.analysis.spectra import copying_score, growth, spectra
-from t5x_diffeq.models.sub_fields import make_block
+from t5x_diffeq.model.sub_fields import make_block
 
 # %%
 config = td.load_config(

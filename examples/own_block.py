@@ -13,9 +13,9 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 import t5x_diffeq as td
-from t5x_diffeq.layers.linear import Linear
-from t5x_diffeq.layers.parameter import declare
-from t5x_diffeq.models.config_layers import mlp_of, norm_of, output_std
+from t5x_diffeq.model.config_layers import mlp_of, norm_of, output_std
+from t5x_diffeq.model.layers.linear import Linear
+from t5x_diffeq.model.layers.parameter import declare
 
 
 # %% A parameter says what it is: its role and the logical axis of each of its dimensions.

@@ -9,7 +9,7 @@ from pathlib import Path
 import optax
 
 import t5x_diffeq as td
-from t5x_diffeq.tracking.jsonl import read_metrics
+from t5x_diffeq.training.tracking.jsonl import read_metrics
 
 NAME = "examples.own_hook:ParameterNorm(every=10)"  # where a config finds it
 

@@ -13,10 +13,10 @@ import numpy as np
 from flax import linen as nn
 
 import t5x_diffeq as td
-from t5x_diffeq.ode.schemes import grid
-from t5x_diffeq.ode.stored_weights import init_stacked
-from t5x_diffeq.ode.time_dependent_weights import TimeDependentWeights
-from t5x_diffeq.ode.weight_source import block_parameters, cast_by_role
+from t5x_diffeq.model.ode.schemes import grid
+from t5x_diffeq.model.ode.stored_weights import init_stacked
+from t5x_diffeq.model.ode.time_dependent_weights import TimeDependentWeights
+from t5x_diffeq.model.ode.weight_source import block_parameters, cast_by_role
 
 
 class OwnEnds(TimeDependentWeights):

@@ -19,15 +19,15 @@ from absl import flags
 from ml_collections import ConfigDict
 from ml_collections.config_flags import config_flags
 
+from t5x_diffeq.cli import command_line
+from t5x_diffeq.config.config import Config, DataKeys
 from t5x_diffeq.data.examples import check_data
 from t5x_diffeq.data.mixture import part_configs
 from t5x_diffeq.data.shards import read_manifest
 from t5x_diffeq.data.sources import SOURCES
 from t5x_diffeq.planner.topology import make_topology
-from t5x_diffeq.runtime import command_line
-from t5x_diffeq.runtime.config import Config, DataKeys
-from t5x_diffeq.runtime.errors import InfrastructureError, InputError
-from t5x_diffeq.runtime.files import BUCKETS, files_in, files_matching, is_in_bucket, parse_path
+from t5x_diffeq.system.errors import InfrastructureError, InputError
+from t5x_diffeq.system.files import BUCKETS, files_in, files_matching, is_in_bucket, parse_path
 from t5x_diffeq.training.depths import check_depths
 from t5x_diffeq.training.partitioning import AXES, describe_mesh, mesh_sizes
 from t5x_diffeq.training.setup import expected_vocab_size, make_setup

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from t5x_diffeq.runs.contestants import Contestant
-    from t5x_diffeq.runtime.config import Config
+    from t5x_diffeq.config.config import Config
+    from t5x_diffeq.planner.contestants import Contestant
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]  # tests/ has the recorded arrays and their models
@@ -42,7 +42,7 @@ def check_kernels(small: bool) -> Iterator[Row]:
     import jax
     import jax.numpy as jnp
 
-    from t5x_diffeq.layers.attention_kernels import causal_attention, choose
+    from t5x_diffeq.model.layers.attention_kernels import causal_attention, choose
 
     device, length = jax.devices()[0], 128 if small else 1024
     capability = getattr(device, "compute_capability", None)
@@ -83,7 +83,7 @@ def check_recorded_arrays(small: bool) -> Iterator[Row]:
     import numpy as np
     from small_models import GPT_ODE, gpt_params, load
 
-    from t5x_diffeq.models.language_model import LanguageModel
+    from t5x_diffeq.model.language_model import LanguageModel
 
     arrays = load("gpt_ode.npz")
     tokens = jnp.asarray(arrays["input/tokens"], jnp.int32)
@@ -123,7 +123,7 @@ def check_resume(small: bool) -> Iterator[Row]:
                 if reports == 25:
                     training.send_signal(signal.SIGTERM)
             statuses.append(training.wait())
-    from t5x_diffeq.tracking.jsonl import read_metrics
+    from t5x_diffeq.training.tracking.jsonl import read_metrics
 
     lines = [line for line in read_metrics(folder / "run") if "train/loss" in line]
     fine = statuses == [42, 42] and len(lines) >= 50
@@ -141,8 +141,8 @@ def config_to_time(small: bool):
     import jax
 
     from configs import llama1b
-    from t5x_diffeq.planner.device_memory import least_memory
-    from t5x_diffeq.runtime.config import Config
+    from t5x_diffeq.config.config import Config
+    from t5x_diffeq.training.device_memory import least_memory
     from t5x_diffeq.training.setup import expected_vocab_size, make_setup
 
     config = llama1b.get_config("ode")
@@ -166,11 +166,11 @@ def time_steps(small: bool) -> Iterator[Row]:
     """Llama-1B's block, ODE and baseline in turns."""
     import jax
 
+    from t5x_diffeq.config.config_files import baseline_of
     from t5x_diffeq.planner.gpu_targets import TARGETS
     from t5x_diffeq.planner.planning import plan_step
     from t5x_diffeq.planner.topology import Topology
-    from t5x_diffeq.runtime.chips import GIB, chip
-    from t5x_diffeq.runtime.config_files import baseline_of
+    from t5x_diffeq.system.chips import GIB, chip
 
     device, config = jax.devices()[0], config_to_time(small)
     figures = chip(device.device_kind)
@@ -199,7 +199,7 @@ def time_steps(small: bool) -> Iterator[Row]:
 def time_gpt_small(small: bool) -> Iterator[Row]:
     """GPT-small's models in turns, 32 sequences of 1024; on a CPU two of them, 4 of 128."""
     from configs import gpt_small
-    from t5x_diffeq.runtime.config import Config
+    from t5x_diffeq.config.config import Config
 
     keys = {"model.remat": "keep:qkv,attention,mlp", "model.vocab_size": 50304}
     keys |= {"data.tokenizer": "bytes", "data.cross_documents": True, "train.batch_size": 32}
@@ -221,7 +221,7 @@ def time_gpt_small(small: bool) -> Iterator[Row]:
 
 def take_turns(models: "dict[str, Config]") -> "dict[str, Contestant]":
     """The models after some steps in turns; `seconds` has the times of steps after the warm-up."""
-    from t5x_diffeq.runs.contestants import Contestant
+    from t5x_diffeq.planner.contestants import Contestant
 
     contestants = {name: Contestant(name, config) for name, config in models.items()}
     for round in range(_WARM_UP + _TIMED):

@@ -18,6 +18,6 @@ case "${1:-}" in
 esac
 export PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}"
 # An environment in which the project runs is checked as it is, whatever else it lacks.
-if ! "$VENV/bin/python" -c "import t5x_diffeq.runs.loop" 2>/dev/null; then setup gpu data; fi
+if ! "$VENV/bin/python" -c "import t5x_diffeq.training.loop" 2>/dev/null; then setup gpu data; fi
 export XLA_CLIENT_MEM_FRACTION="${XLA_CLIENT_MEM_FRACTION:-0.92}"
 exec "$VENV/bin/python" "$ROOT/launch/gpu_check.py" "$@"

@@ -9,8 +9,8 @@ import sys
 import threading
 from pathlib import Path
 
-from t5x_diffeq.runtime.errors import InputError, RunError
-from t5x_diffeq.runtime.files import AnyPath, parse_path, write_whole
+from t5x_diffeq.system.errors import InputError, RunError
+from t5x_diffeq.system.files import AnyPath, parse_path, write_whole
 
 SECONDS = 30
 LARGEST = 16 * 2**20

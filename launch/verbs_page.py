@@ -7,7 +7,7 @@ from absl import flags
 from ml_collections.config_flags import config_flags
 
 from t5x_diffeq.cli import VERBS
-from t5x_diffeq.runtime.command_line import add_common_flags
+from t5x_diffeq.cli.command_line import add_common_flags
 
 _HEAD = """\
 # Every verb and its flags

@@ -7,8 +7,8 @@
 """
 
 from studies.study import run_study
+from t5x_diffeq.config.config_files import values_of
 from t5x_diffeq.experiments.experiment import Keys, Sweep, Training
-from t5x_diffeq.runtime.config_files import values_of
 
 _N = "model.num_steps"
 

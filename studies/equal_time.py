@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from studies.study import run_study
+from t5x_diffeq.config.config_files import values_of
 from t5x_diffeq.experiments.experiment import RATE_NAME, Sweep, Texts, Training, at_rate
 from t5x_diffeq.experiments.present import TableSpec
 from t5x_diffeq.experiments.runs import ExperimentRun, format_flags
-from t5x_diffeq.runtime.config_files import values_of
 
 _RATIO = "model / baseline: step_ms"
 _WORKSTATION, _SMALL = "workstation.py", "gpt_small.py"

@@ -22,7 +22,7 @@ from studies.study import run_study
 from t5x_diffeq.experiments.experiment import Group, Keys, Sweep, Texts, Training, at_rate
 from t5x_diffeq.experiments.present import TableSpec
 from t5x_diffeq.experiments.runs import ExperimentRun
-from t5x_diffeq.runtime.files import AnyPath
+from t5x_diffeq.system.files import AnyPath
 
 WIDTHS = (32, 48, 64, 96, 144, 192, 384, 768)  # of configs/ladder.py
 LAYERS = (1, 2, 3, 12)  # of baselines beside that of N layers

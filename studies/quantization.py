@@ -17,14 +17,14 @@ from absl import flags
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxtyping import Array, Float
 
+from t5x_diffeq.cli import command_line
+from t5x_diffeq.cli.verb_flags import VerbFlags
 from t5x_diffeq.data.corpus import Corpus, load_corpus
 from t5x_diffeq.inference.split_loss import evaluate_split
-from t5x_diffeq.layers.array_types import Weights
-from t5x_diffeq.layers.parameter import Parameter, flatten_parameters, num_inputs
-from t5x_diffeq.models.sub_fields import declared_leaves
-from t5x_diffeq.runs.load import Run, discretise, load_run
-from t5x_diffeq.runtime import command_line
-from t5x_diffeq.runtime.run_flags import VerbFlags
+from t5x_diffeq.model.layers.array_types import Weights
+from t5x_diffeq.model.layers.parameter import Parameter, flatten_parameters, num_inputs
+from t5x_diffeq.model.sub_fields import declared_leaves
+from t5x_diffeq.training.load import Run, discretise, load_run
 from t5x_diffeq.training.placed_model import place_model
 from t5x_diffeq.training.state import declared_params
 

@@ -1,8 +1,8 @@
 """How a study is run: with the flags of `reproduce`, in the folder of its runs."""
 
+from t5x_diffeq.cli import command_line
 from t5x_diffeq.cli.reproduce import ExperimentFlags, carry_out_at_scale
 from t5x_diffeq.experiments.experiment import Experiment
-from t5x_diffeq.runtime import command_line
 
 
 def run_study(name: str, doc: str, laptop: Experiment, paper: Experiment) -> None:

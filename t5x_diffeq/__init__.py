@@ -3,20 +3,20 @@
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from t5x_diffeq.runtime.version import __version__
+from t5x_diffeq.system.version import __version__
 
 if TYPE_CHECKING:
     from t5x_diffeq.cli.train import train
+    from t5x_diffeq.config.config_files import load_config
     from t5x_diffeq.inference.sampling import Sampling
     from t5x_diffeq.inference.trained_run import TrainedRun, load
-    from t5x_diffeq.models.block import Block
-    from t5x_diffeq.ode.own_field import integrate_field as integrate
-    from t5x_diffeq.ode.schemes import grid
-    from t5x_diffeq.ode.solvers import Scheme, VectorField
-    from t5x_diffeq.ode.time_basis import TimeBasis
-    from t5x_diffeq.ode.weight_source import WeightSource
-    from t5x_diffeq.runs.hooks import Hook
-    from t5x_diffeq.runtime.config_files import load_config
+    from t5x_diffeq.model.block import Block
+    from t5x_diffeq.model.ode.own_field import integrate_field as integrate
+    from t5x_diffeq.model.ode.schemes import grid
+    from t5x_diffeq.model.ode.solvers import Scheme, VectorField
+    from t5x_diffeq.model.ode.time_basis import TimeBasis
+    from t5x_diffeq.model.ode.weight_source import WeightSource
+    from t5x_diffeq.training.hooks import Hook
 
 __all__ = [
     "Block",
@@ -35,18 +35,18 @@ __all__ = [
     "train",
 ]
 _HOMES = {  # the module of each name, and its name there
-    "Block": ("models.block", "Block"),
-    "Hook": ("runs.hooks", "Hook"),
+    "Block": ("model.block", "Block"),
+    "Hook": ("training.hooks", "Hook"),
     "Sampling": ("inference.sampling", "Sampling"),
-    "Scheme": ("ode.solvers", "Scheme"),
-    "TimeBasis": ("ode.time_basis", "TimeBasis"),
+    "Scheme": ("model.ode.solvers", "Scheme"),
+    "TimeBasis": ("model.ode.time_basis", "TimeBasis"),
     "TrainedRun": ("inference.trained_run", "TrainedRun"),
-    "VectorField": ("ode.solvers", "VectorField"),
-    "WeightSource": ("ode.weight_source", "WeightSource"),
-    "grid": ("ode.schemes", "grid"),
-    "integrate": ("ode.own_field", "integrate_field"),
+    "VectorField": ("model.ode.solvers", "VectorField"),
+    "WeightSource": ("model.ode.weight_source", "WeightSource"),
+    "grid": ("model.ode.schemes", "grid"),
+    "integrate": ("model.ode.own_field", "integrate_field"),
     "load": ("inference.trained_run", "load"),
-    "load_config": ("runtime.config_files", "load_config"),
+    "load_config": ("config.config_files", "load_config"),
     "train": ("cli.train", "train"),
 }
 

@@ -10,9 +10,9 @@ from helpers import setup_of
 from small_models import SMALL, TOKENS, random_params
 
 from configs import default
-from t5x_diffeq.models.adaptive import Adaptive, check_adaptive, solve
-from t5x_diffeq.models.language_model import LanguageModel
-from t5x_diffeq.runtime.errors import InputError, RunError
+from t5x_diffeq.model.adaptive import Adaptive, check_adaptive, solve
+from t5x_diffeq.model.language_model import LanguageModel
+from t5x_diffeq.system.errors import InputError, RunError
 from t5x_diffeq.training.evaluation import make_adaptive_eval_step
 
 pytestmark = pytest.mark.slow

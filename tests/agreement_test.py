@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from patience import patience
 
-from t5x_diffeq.runtime.agreement import Agreement, Reason
-from t5x_diffeq.runtime.peers import Peers
+from t5x_diffeq.cluster.agreement import Agreement, Reason
+from t5x_diffeq.cluster.peers import Peers
 
 SIGTERM = Reason(42, "SIGTERM")
 STEPS = 2000

@@ -7,11 +7,11 @@ import sys
 import pytest
 from helpers import ROOT
 
-from t5x_diffeq.runtime import allocator
+from t5x_diffeq.system import allocator
 
 FAULTS = """
 import os, resource, sys
-from t5x_diffeq.runtime import allocator
+from t5x_diffeq.system import allocator
 kept = allocator.keep_freed_memory(os.environ)
 
 def touch():

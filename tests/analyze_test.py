@@ -10,18 +10,12 @@ from helpers import call
 from numpy_model import norm, rotary, softmax
 from small_models import LLAMA, TOKENS, random_params, small
 
-from t5x_diffeq.analysis import (
-    clustering_section,
-    depth_plots,
-    figures,
-    prompt_plots,
-    report,
-)
+from t5x_diffeq.analysis import clustering_section, depth_plots, figures, prompt_plots, report
 from t5x_diffeq.analysis.clustering import Clustering, measure_state, outcomes
 from t5x_diffeq.analysis.rollout import attention_rollout
 from t5x_diffeq.cli import analyze
-from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.tracking.jsonl import read_metrics
+from t5x_diffeq.system.errors import InputError
+from t5x_diffeq.training.tracking.jsonl import read_metrics
 
 
 @pytest.fixture

@@ -11,8 +11,9 @@ from helpers import auto_mesh
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 from small_models import SMALL
 
-from t5x_diffeq.layers.array_types import Places
-from t5x_diffeq.layers.attention_kernels import (
+from t5x_diffeq.model.language_model import LanguageModel
+from t5x_diffeq.model.layers.array_types import Places
+from t5x_diffeq.model.layers.attention_kernels import (
     causal_attention,
     check,
     choose,
@@ -20,8 +21,7 @@ from t5x_diffeq.layers.attention_kernels import (
     splash_blocks,
     triton_attention,
 )
-from t5x_diffeq.models.language_model import LanguageModel
-from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.training.partitioning import mesh_context, unbox
 from t5x_diffeq.training.state import declared_params
 

@@ -16,13 +16,12 @@ from helpers import ROOT, forget_flags
 from ml_collections.config_flags import config_flags
 from patience import patience
 
-from t5x_diffeq.cli import VERBS
+from t5x_diffeq.cli import VERBS, command_line
 from t5x_diffeq.cli.train import train_to_end
+from t5x_diffeq.config.config import KEYS, Config, flatten
 from t5x_diffeq.inference.downstream import DownstreamTasks
-from t5x_diffeq.runs import loop
-from t5x_diffeq.runtime import command_line
-from t5x_diffeq.runtime.config import KEYS, Config, flatten
-from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.system.errors import InputError
+from t5x_diffeq.training import loop
 from t5x_diffeq.training.setup import make_setup
 
 NUMBERS = ("nan", "inf", "-inf", "-2", "0", "1e300", "1000000000000", "1.5", "many", "True")
@@ -72,11 +71,11 @@ def end(monkeypatch, capsys):
 
 def test_the_table_knows_what_the_code_knows():
     from t5x_diffeq.cli import reproduce
+    from t5x_diffeq.config.keys import values
     from t5x_diffeq.experiments.laptop import LAPTOP
-    from t5x_diffeq.models.adaptive import SOLVERS
-    from t5x_diffeq.ode.schemes import SCHEMES
-    from t5x_diffeq.optimizers.optimizer import DECAYED, OPTIMIZERS
-    from t5x_diffeq.runtime.keys import values
+    from t5x_diffeq.model.adaptive import SOLVERS
+    from t5x_diffeq.model.ode.schemes import SCHEMES
+    from t5x_diffeq.training.optimizers.optimizer import DECAYED, OPTIMIZERS
 
     assert KEYS["optimizer.decay"].values.choices == tuple(DECAYED)
     assert tuple(SCHEMES) == values.SCHEMES

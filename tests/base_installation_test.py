@@ -14,7 +14,7 @@ from environments import make_environment
 from helpers import ROOT, numbered_lines
 from packaging.requirements import Requirement
 
-from t5x_diffeq.runtime.extras import EXTRAS
+from t5x_diffeq.system.extras import EXTRAS
 
 SMALL = [
     f"--config.{key}={value}"
@@ -114,7 +114,7 @@ def test_the_base_installation_runs_the_commands_of_the_readme(wheel, tmp_path):
     code = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)[1]
     code = code.replace("workdirs/tiny", "run") + textwrap.dedent(
         """
-        from t5x_diffeq.runtime.compilation_cache import enable_cache
+        from t5x_diffeq.system.compilation_cache import enable_cache
         print(enable_cache())
         """
     )

@@ -15,15 +15,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 from patience import patience
 from row import BORDER, Row
 
-from t5x_diffeq.data.batches import (
-    eval_batches,
-    host_batches,
-    train_batches,
-    train_dataset,
-)
+from t5x_diffeq.data.batches import eval_batches, host_batches, train_batches, train_dataset
 from t5x_diffeq.data.packing import FirstFitRows, Windows
 from t5x_diffeq.data.token_codes import Border
-from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.system.errors import InputError
 
 TOKENS = np.arange(1, 1000, dtype=np.uint16)
 ROW = Row(TOKENS, [500, 1, 98, 400])

@@ -11,14 +11,14 @@ from flax.traverse_util import flatten_dict
 from helpers import auto_mesh, train_keys
 from small_models import TOKENS, small
 
-from t5x_diffeq.layers.attention_kernels import splash_attention
-from t5x_diffeq.layers.embedding import Embedding
-from t5x_diffeq.layers.linear import Linear
-from t5x_diffeq.models.adaptive import Adaptive, solve
-from t5x_diffeq.models.language_model import in_one_document
-from t5x_diffeq.ode.integrate import integrate
-from t5x_diffeq.ode.solvers import VectorField
-from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.model.adaptive import Adaptive, solve
+from t5x_diffeq.model.language_model import in_one_document
+from t5x_diffeq.model.layers.attention_kernels import splash_attention
+from t5x_diffeq.model.layers.embedding import Embedding
+from t5x_diffeq.model.layers.linear import Linear
+from t5x_diffeq.model.ode.integrate import integrate
+from t5x_diffeq.model.ode.solvers import VectorField
+from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.training.losses import charged_losses
 from t5x_diffeq.training.partitioning import mesh_context, unbox
 from t5x_diffeq.training.step import make_gradient

@@ -8,13 +8,13 @@ from small_models import TOKENS, random_params, small
 
 from t5x_diffeq.analysis.spectra import spectra
 from t5x_diffeq.inference.sampling import Sampling, generate
-from t5x_diffeq.layers.array_types import Places
-from t5x_diffeq.models.block import Block
-from t5x_diffeq.models.sub_fields import has_method, make_block, need_methods
-from t5x_diffeq.planner.flops import step_flops
-from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.model.block import Block
+from t5x_diffeq.model.flops import step_flops
+from t5x_diffeq.model.layers.array_types import Places
+from t5x_diffeq.model.sub_fields import has_method, make_block, need_methods
+from t5x_diffeq.system.errors import InputError
 
-PARALLEL = "t5x_diffeq.blocks.parallel:ParallelBlock"
+PARALLEL = "t5x_diffeq.model.parallel_block:ParallelBlock"
 BASELINE = {"weights": "per_layer", "scheme": "lie_trotter", "step_size": "1"}
 
 
@@ -86,8 +86,8 @@ def test_a_block_without_a_method_is_refused_by_name():
     ("block", "message"),
     [
         ("nowhere:Block", "nowhere can't be imported .*No module named 'nowhere'.* PYTHONPATH"),
-        ("t5x_diffeq.blocks.parallel:Block9", "has no Block9; it has .*ParallelBlock"),
-        ("t5x_diffeq.models.config:ModelConfig", "is not called, because it doesn't say .* Block"),
+        ("t5x_diffeq.model.parallel_block:Block9", "has no Block9; it has .*ParallelBlock"),
+        ("t5x_diffeq.model.config:ModelConfig", "is not called, because it doesn't say .* Block"),
         (f"{PARALLEL}(size=3)", "can't be made: .*size"),
         (f"{PARALLEL}(3)", "can.t be made: multiple values for argument .config."),
     ],

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from helpers import call, metrics_of, small_config
 
+from t5x_diffeq.checkpoints.workdir import read_config
 from t5x_diffeq.cli import train as verb
 from t5x_diffeq.cli.train import train_to_end
-from t5x_diffeq.runs import branch
-from t5x_diffeq.runs.load import load_run
-from t5x_diffeq.runs.workdir import read_config
-from t5x_diffeq.runtime.config import Config
-from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.config.config import Config
+from t5x_diffeq.system.errors import InputError
+from t5x_diffeq.training import branch
+from t5x_diffeq.training.load import load_run
 
 
 @pytest.fixture(scope="module")

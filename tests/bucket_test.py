@@ -17,15 +17,16 @@ from patience import patience
 
 from t5x_diffeq.checkpoints.checkpoint import Checkpoints
 from t5x_diffeq.checkpoints.checkpoint_folder import MARKER, METADATA, whole_steps
+from t5x_diffeq.checkpoints.workdir import read_config
+from t5x_diffeq.cli import command_line
+from t5x_diffeq.config.config import DataKeys
 from t5x_diffeq.data import shards
 from t5x_diffeq.data.stream_files import open_stream
-from t5x_diffeq.runs.workdir import read_config
-from t5x_diffeq.runtime import command_line, files, guards, leases, locks, staging
-from t5x_diffeq.runtime.config import DataKeys
-from t5x_diffeq.runtime.errors import InfrastructureError, InputError, RunError
-from t5x_diffeq.runtime.files import parse_path
-from t5x_diffeq.tracking.jsonl import read_metrics
-from t5x_diffeq.tracking.trackers import open_writer
+from t5x_diffeq.system import files, guards, leases, locks, staging
+from t5x_diffeq.system.errors import InfrastructureError, InputError, RunError
+from t5x_diffeq.system.files import parse_path
+from t5x_diffeq.training.tracking.jsonl import read_metrics
+from t5x_diffeq.training.tracking.trackers import open_writer
 
 WAYS = ("/upload/", "/resume")  # to write an object
 

@@ -9,10 +9,10 @@ from helpers import call, small_config
 from configs import finetune as finetune_config
 from t5x_diffeq.cli import export, generate
 from t5x_diffeq.cli.finetune import finetune
+from t5x_diffeq.config.config import flatten
 from t5x_diffeq.data.tokenizer import load_tokenizer
-from t5x_diffeq.runtime.config import flatten
-from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.tracking.jsonl import read_metrics
+from t5x_diffeq.system.errors import InputError
+from t5x_diffeq.training.tracking.jsonl import read_metrics
 
 # Short, because the base reads 16 bytes: `u1+1|a2|`.
 TEMPLATE = (

@@ -17,6 +17,7 @@ from chats import (
 )
 from helpers import small_config
 
+from t5x_diffeq.config.config import Config
 from t5x_diffeq.data.chat import Chat, TemplateError
 from t5x_diffeq.data.chat_template import ChatFormat, read_chat_format, read_template
 from t5x_diffeq.data.fast_tokenizer import parse_sentencepiece
@@ -28,9 +29,8 @@ from t5x_diffeq.data.tokenizer import (
     make_tokenizer,
     with_template,
 )
-from t5x_diffeq.exchange.tokenizer_files import write_tokenizer
-from t5x_diffeq.runtime.config import Config
-from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.hf.tokenizer_files import write_tokenizer
+from t5x_diffeq.system.errors import InputError
 
 TURN = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
 

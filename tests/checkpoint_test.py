@@ -32,10 +32,10 @@ from t5x_diffeq.checkpoints.checkpoint_folder import check_path, count_arrays
 from t5x_diffeq.checkpoints.stored import ITEMS, RunFacts, TrainState
 from t5x_diffeq.checkpoints.trained_params import restore_params
 from t5x_diffeq.cli.train import train_to_end
-from t5x_diffeq.diagnostics.diagnosis import not_finite_error
-from t5x_diffeq.runtime.config import Config
-from t5x_diffeq.runtime.errors import InputError, RunError
-from t5x_diffeq.tracking.jsonl import JsonlWriter, warn_if_lost
+from t5x_diffeq.config.config import Config
+from t5x_diffeq.system.errors import InputError, RunError
+from t5x_diffeq.training.diagnosis import not_finite_error
+from t5x_diffeq.training.tracking.jsonl import JsonlWriter, warn_if_lost
 
 
 @pytest.mark.parametrize("way", [delete, flip])

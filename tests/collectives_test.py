@@ -13,12 +13,7 @@ from helpers import auto_mesh, setup_of
 from jax.sharding import PartitionSpec
 
 from configs import default
-from t5x_diffeq.planner.collectives import (
-    BETWEEN_SLICES,
-    KINDS,
-    collectives,
-    traffic,
-)
+from t5x_diffeq.planner.collectives import BETWEEN_SLICES, KINDS, collectives, traffic
 from t5x_diffeq.planner.topology import make_topology
 from t5x_diffeq.training.programs import lower_train_step
 

@@ -13,10 +13,10 @@ from helpers import ROOT
 from patience import patience
 
 import t5x_diffeq as td
-from t5x_diffeq.cli import VERBS
-from t5x_diffeq.runtime import command_line, processes
-from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.runtime.mistakes import explain_parse_error
+from t5x_diffeq.cli import VERBS, command_line
+from t5x_diffeq.cluster import processes
+from t5x_diffeq.config.mistakes import explain_parse_error
+from t5x_diffeq.system.errors import InputError
 
 
 @pytest.fixture(autouse=True)
@@ -200,7 +200,7 @@ def test_an_exit_waits_for_python_but_not_for_the_threads_of_arrow():
     program = """if True:
         import atexit, ctypes, sys, threading, time
         from absl import flags
-        from t5x_diffeq.runtime import command_line
+        from t5x_diffeq.cli import command_line
         def verb():
             sys.modules["pyarrow.dataset"] = sys  # as after a stream was read
             c = ctypes.CDLL(None)

@@ -7,15 +7,15 @@ import textwrap
 
 import pytest
 
-from t5x_diffeq.runtime import compilation_cache
-from t5x_diffeq.runtime.compilation_cache import enable_cache
+from t5x_diffeq.system import compilation_cache
+from t5x_diffeq.system.compilation_cache import enable_cache
 
 # A process of one device that enables the cache as a verb does, and compiles a program.
 PROGRAM = """
     import sys
     import jax, jax.numpy as jnp
-    from t5x_diffeq.runtime.command_line import silence_libraries
-    from t5x_diffeq.runtime.compilation_cache import enable_cache
+    from t5x_diffeq.cli.command_line import silence_libraries
+    from t5x_diffeq.system.compilation_cache import enable_cache
 
     silence_libraries()
     programs = enable_cache()

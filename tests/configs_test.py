@@ -9,13 +9,13 @@ from helpers import ROOT
 
 from configs.default import VARIANTS
 from t5x_diffeq import __version__
-from t5x_diffeq.models.config import ModelConfig
-from t5x_diffeq.models.language_model import LanguageModel
-from t5x_diffeq.runs.workdir import check_config, read_config, save_config
-from t5x_diffeq.runtime.chips import CHIPS
-from t5x_diffeq.runtime.config import Config
-from t5x_diffeq.runtime.config_files import default_config
-from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.checkpoints.workdir import check_config, read_config, save_config
+from t5x_diffeq.config.config import Config
+from t5x_diffeq.config.config_files import default_config
+from t5x_diffeq.model.config import ModelConfig
+from t5x_diffeq.model.language_model import LanguageModel
+from t5x_diffeq.system.chips import CHIPS
+from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.training import placed_model
 from t5x_diffeq.training.partitioning import make_mesh
 from t5x_diffeq.training.placed_model import place_model

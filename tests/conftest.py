@@ -10,7 +10,7 @@ import tempfile
 
 import compilation
 
-from t5x_diffeq.runtime.config import Config
+from t5x_diffeq.config.config import Config
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 CACHE = tempfile.TemporaryDirectory(prefix="t5x_diffeq-tests-")

@@ -9,7 +9,7 @@ import pytest
 from helpers import ROOT
 from patience import patience
 
-from t5x_diffeq.runtime import console
+from t5x_diffeq.system import console
 
 
 @pytest.fixture
@@ -112,7 +112,8 @@ def test_control_characters_are_shown(capsys):
 VERB = """
 import sys
 from absl import flags
-from t5x_diffeq.runtime import command_line, console
+from t5x_diffeq.cli import command_line
+from t5x_diffeq.system import console
 
 def main():
     console.say("begins")

@@ -15,22 +15,22 @@ from small_models import small as small_model
 from examples.own_block import QKNormBlock
 from t5x_diffeq.cli.finetune import complete_config
 from t5x_diffeq.cli.train import train_to_end
+from t5x_diffeq.config.config import Config
 from t5x_diffeq.data.batches import own_rows, put_on_devices
 from t5x_diffeq.data.tokenizer import ByteTokenizer
-from t5x_diffeq.diagnostics.watch import sizes
 from t5x_diffeq.inference.samples import Samples
 from t5x_diffeq.inference.scoring import Scorer, Sequel
-from t5x_diffeq.layers.array_types import Places
-from t5x_diffeq.layers.attention_kernels import causal_attention, choose, splash_attention
-from t5x_diffeq.layers.context import from_zigzag, to_zigzag, zigzag_order
-from t5x_diffeq.models.block import can_split_length
-from t5x_diffeq.models.language_model import LanguageModel
-from t5x_diffeq.models.transformer_block import TransformerBlock
-from t5x_diffeq.runs.hooks import LoopPosition
-from t5x_diffeq.runtime.config import Config
-from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.model.block import can_split_length
+from t5x_diffeq.model.language_model import LanguageModel
+from t5x_diffeq.model.layers.array_types import Places
+from t5x_diffeq.model.layers.attention_kernels import causal_attention, choose, splash_attention
+from t5x_diffeq.model.layers.context import from_zigzag, to_zigzag, zigzag_order
+from t5x_diffeq.model.transformer_block import TransformerBlock
+from t5x_diffeq.system.errors import InputError
+from t5x_diffeq.training.hooks import LoopPosition
 from t5x_diffeq.training.partitioning import mesh_context
 from t5x_diffeq.training.step import make_gradient
+from t5x_diffeq.training.watch import sizes
 
 RULES = (
     ("batch", "fsdp"),

@@ -10,7 +10,7 @@ from helpers import auto_mesh, rules_of
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from configs import default
-from t5x_diffeq.ode.contraction import contract
+from t5x_diffeq.model.ode.contraction import contract
 from t5x_diffeq.planner.hlo import read_program, shapes
 from t5x_diffeq.planner.topology import make_topology
 from t5x_diffeq.planner.trip_count import executions

@@ -13,6 +13,7 @@ from small_models import random_params
 from small_models import small as small_model
 
 from t5x_diffeq.cli.prepare_data import prepare_data
+from t5x_diffeq.config.config import Config, DataKeys
 from t5x_diffeq.data import shards
 from t5x_diffeq.data.batches import train_dataset
 from t5x_diffeq.data.encoding import TextEncoder
@@ -23,8 +24,7 @@ from t5x_diffeq.data.recipe import adopt_tokenizer
 from t5x_diffeq.data.rows import Skipped
 from t5x_diffeq.data.token_codes import Border
 from t5x_diffeq.data.tokenizer import ByteTokenizer
-from t5x_diffeq.runtime.config import Config, DataKeys
-from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.training.evaluation import EvalMetrics, evaluate_loss
 from t5x_diffeq.training.step import make_gradient
 

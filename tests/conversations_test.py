@@ -9,6 +9,7 @@ from chats import HEADERS, INSTRUCT, MARKED, TWO_TURNS, chat_tokenizer_of
 from helpers import small_config
 from row import Row
 
+from t5x_diffeq.config.config import DataKeys
 from t5x_diffeq.data.conversations import conversation_of
 from t5x_diffeq.data.encoding import ConversationEncoder
 from t5x_diffeq.data.packing import Windows
@@ -17,8 +18,7 @@ from t5x_diffeq.data.rows import Skipped
 from t5x_diffeq.data.sources import _RecordTexts, load_source
 from t5x_diffeq.data.token_codes import Border, encode_tokens, is_trained, tokens_of
 from t5x_diffeq.data.tokenizer import ByteTokenizer
-from t5x_diffeq.runtime.config import DataKeys
-from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.system.errors import InputError
 
 
 def codes_of(record, tokenizer):

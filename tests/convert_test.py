@@ -10,17 +10,17 @@ from exported_models import LENGTH, reword, rewrite, save_model
 from safetensors.numpy import load_file, save_file
 
 from t5x_diffeq.data.tokenizer import load_tokenizer
-from t5x_diffeq.exchange.folder import TensorFiles
-from t5x_diffeq.exchange.from_pretrained import (
+from t5x_diffeq.hf.folder import TensorFiles
+from t5x_diffeq.hf.from_pretrained import (
     pretrained_params,
     read_config_json,
     with_model,
     with_tokenizer,
 )
-from t5x_diffeq.exchange.save_pretrained import save_pretrained
-from t5x_diffeq.models.config import ModelConfig
-from t5x_diffeq.runs.load import Run
-from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.hf.save_pretrained import save_pretrained
+from t5x_diffeq.model.config import ModelConfig
+from t5x_diffeq.system.errors import InputError
+from t5x_diffeq.training.load import Run
 from t5x_diffeq.training.setup import make_setup
 
 

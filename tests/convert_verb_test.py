@@ -18,13 +18,13 @@ from safetensors.numpy import load_file
 
 from configs import default
 from t5x_diffeq.cli import convert, evaluate, export
+from t5x_diffeq.config.config import Config
 from t5x_diffeq.data.chat_template import read_chat_format
-from t5x_diffeq.exchange.folder import TensorFiles
-from t5x_diffeq.exchange.from_pretrained import read_config_json, with_model
-from t5x_diffeq.exchange.tokenizer_files import tokenizer_file
-from t5x_diffeq.runs.load import load_run
-from t5x_diffeq.runtime.config import Config
-from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.hf.folder import TensorFiles
+from t5x_diffeq.hf.from_pretrained import read_config_json, with_model
+from t5x_diffeq.hf.tokenizer_files import tokenizer_file
+from t5x_diffeq.system.errors import InputError
+from t5x_diffeq.training.load import load_run
 
 TOKENS = np.random.default_rng(1).integers(256, size=(2, LENGTH))
 

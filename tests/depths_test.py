@@ -9,10 +9,8 @@ import pytest
 from helpers import setup_of
 
 from t5x_diffeq.cli.train import train_to_end
-from t5x_diffeq.runs.load import load_run
-from t5x_diffeq.runtime.config import Config
-from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.tracking.jsonl import read_metrics
+from t5x_diffeq.config.config import Config
+from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.training.depths import (
     check_depths,
     depths_of,
@@ -20,6 +18,8 @@ from t5x_diffeq.training.depths import (
     full_grid_from,
     rows_of_depths,
 )
+from t5x_diffeq.training.load import load_run
+from t5x_diffeq.training.tracking.jsonl import read_metrics
 
 SEVERAL = {"train.depths": (2, 4), "train.depths_per_step": 2}
 

@@ -16,12 +16,8 @@ from process_runs import read_reports, run, write_text
 from configs import default
 from t5x_diffeq.data.batches import own_rows
 from t5x_diffeq.planner.topology import make_topology
-from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.training.partitioning import (
-    arrange_mesh,
-    axes_across_slices,
-    batch_sharding,
-)
+from t5x_diffeq.system.errors import InputError
+from t5x_diffeq.training.partitioning import arrange_mesh, axes_across_slices, batch_sharding
 
 LIBTPU = importlib.util.find_spec("libtpu") is not None
 needs_libtpu = pytest.mark.skipif(not LIBTPU, reason="needs libtpu: pip install 't5x_diffeq[tpu]'")

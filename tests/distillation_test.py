@@ -8,16 +8,16 @@ from helpers import assert_close, auto_mesh, setup_of, small_config, stop_after,
 from small_models import random_params, uneven_batch
 from small_models import small as small_model
 
+from t5x_diffeq.checkpoints.workdir import save_config
 from t5x_diffeq.cli.train import train_to_end
+from t5x_diffeq.config.config import Config
 from t5x_diffeq.data.tokenizer import ByteTokenizer, HuggingFaceTokenizer
-from t5x_diffeq.runs.teacher import check_teacher, check_teachers_tokenizer
-from t5x_diffeq.runs.workdir import save_config
-from t5x_diffeq.runtime.config import Config
-from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.tracking.jsonl import read_metrics
+from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.training.partitioning import mesh_context
 from t5x_diffeq.training.programs import lower_train_step
 from t5x_diffeq.training.step import make_gradient
+from t5x_diffeq.training.teacher import check_teacher, check_teachers_tokenizer
+from t5x_diffeq.training.tracking.jsonl import read_metrics
 
 BATCH = uneven_batch(np.random.default_rng(0), 8)
 RULES = (("batch", "fsdp"), ("embed", "fsdp"), ("vocab", "tensor"), ("mlp", "tensor"))

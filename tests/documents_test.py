@@ -8,7 +8,7 @@ import pytest
 
 from t5x_diffeq.data import documents
 from t5x_diffeq.data.documents import DocumentRange, FileDocuments
-from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.system.errors import InputError
 
 TEXTS = ["first\ndocument", "ünïcode 😀", "", "x" * 300, "last"]
 LINES = "".join(json.dumps({"id": n, "text": t}) + "\n" for n, t in enumerate(TEXTS)).encode()

@@ -10,7 +10,7 @@ import pytest
 from google.auth.exceptions import RefreshError, TransportError
 from jax.errors import JaxRuntimeError
 
-from t5x_diffeq.runtime.errors import advice, is_infrastructure_failure, platform_error
+from t5x_diffeq.system.errors import advice, is_infrastructure_failure, platform_error
 
 BUSY = (
     "TPU initialization failed: open(/dev/vfio/0): Device or resource busy: Device or resource "

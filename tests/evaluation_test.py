@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from helpers import corpus_of, numbered_lines, setup_of, small_config
 
+from t5x_diffeq.config.config import Config
 from t5x_diffeq.data.batches import eval_batches
 from t5x_diffeq.data.examples import eval_examples
-from t5x_diffeq.runtime.config import Config
 from t5x_diffeq.training.evaluation import evaluate_loss, make_eval_step
 
 

@@ -13,6 +13,7 @@ from helpers import ROOT, call
 from studies import budgets, controls, equal_time, ladder
 from t5x_diffeq.cli import reproduce
 from t5x_diffeq.cli.make_tasks import documents, passage
+from t5x_diffeq.config.mistakes import check_keys
 from t5x_diffeq.data.tokenizer import ByteTokenizer
 from t5x_diffeq.experiments.experiment import Experiment
 from t5x_diffeq.experiments.laptop import LAPTOP
@@ -26,8 +27,7 @@ from t5x_diffeq.experiments.runs import (
     time_left,
     training_seconds,
 )
-from t5x_diffeq.runtime.errors import InputError, RunError
-from t5x_diffeq.runtime.mistakes import check_keys
+from t5x_diffeq.system.errors import InputError, RunError
 
 STUDIES = (budgets, controls, equal_time, ladder)
 EVERY = {

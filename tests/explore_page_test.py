@@ -18,9 +18,9 @@ from selenium.webdriver.support.ui import WebDriverWait
 
 import t5x_diffeq as td
 from t5x_diffeq.cli.explore import _bind
-from t5x_diffeq.explorer.answers import Explorer
-from t5x_diffeq.explorer.app import make_app
-from t5x_diffeq.explorer.recording import write_recording
+from t5x_diffeq.inference.explorer.answers import Explorer
+from t5x_diffeq.inference.explorer.app import make_app
+from t5x_diffeq.inference.explorer.recording import write_recording
 
 TOKEN = "a-token"
 NARROW, WIDE = 390, 1280

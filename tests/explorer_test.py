@@ -11,9 +11,9 @@ from starlette.requests import ClientDisconnect
 from starlette.testclient import TestClient
 
 import t5x_diffeq as td
-from t5x_diffeq.explorer.answers import Explorer
-from t5x_diffeq.explorer.app import make_app
-from t5x_diffeq.explorer.requests import MOST_BYTES, Worker
+from t5x_diffeq.inference.explorer.answers import Explorer
+from t5x_diffeq.inference.explorer.app import make_app
+from t5x_diffeq.inference.explorer.requests import MOST_BYTES, Worker
 from t5x_diffeq.inference.sampling import Sampling
 
 TOKEN = "a-token"

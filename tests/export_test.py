@@ -27,16 +27,16 @@ from safetensors.numpy import load_file
 
 from t5x_diffeq.cli import export
 from t5x_diffeq.cli.convert import write_run
-from t5x_diffeq.exchange import check_folder
-from t5x_diffeq.exchange import folder as folder_module
-from t5x_diffeq.exchange import save_pretrained as save_pretrained_module
-from t5x_diffeq.exchange.check_folder import compare_logits
-from t5x_diffeq.exchange.families import FAMILIES
-from t5x_diffeq.exchange.layouts import QWEN3, check_names
-from t5x_diffeq.exchange.save_pretrained import check_form, save_pretrained
-from t5x_diffeq.exchange.tokenizer_files import write_tokenizer
-from t5x_diffeq.runs import load
-from t5x_diffeq.runtime.errors import InputError, RunError
+from t5x_diffeq.hf import check_folder
+from t5x_diffeq.hf import folder as folder_module
+from t5x_diffeq.hf import save_pretrained as save_pretrained_module
+from t5x_diffeq.hf.check_folder import compare_logits
+from t5x_diffeq.hf.families import FAMILIES
+from t5x_diffeq.hf.layouts import QWEN3, check_names
+from t5x_diffeq.hf.save_pretrained import check_form, save_pretrained
+from t5x_diffeq.hf.tokenizer_files import write_tokenizer
+from t5x_diffeq.system.errors import InputError, RunError
+from t5x_diffeq.training import load
 
 TOKENS = np.random.default_rng(1).integers(256, size=(1, LENGTH))
 
@@ -166,7 +166,7 @@ def test_the_card_has_the_runs_facts(tmp_path):
 
 
 def test_a_block_without_a_pytorch_form_is_refused(tmp_path):
-    model = {"block": "t5x_diffeq.blocks.parallel:ParallelBlock"}
+    model = {"block": "t5x_diffeq.model.parallel_block:ParallelBlock"}
     run, its_tokenizer, as_run = random_run((model, "bytes"))
     with pytest.raises(InputError, match="export needs the method `pytorch_form` of the block"):
         save_pretrained(run, as_run, its_tokenizer, [], tmp_path / "out")

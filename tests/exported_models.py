@@ -10,11 +10,11 @@ from helpers import setup_of
 from safetensors.numpy import load_file, save_file
 
 from configs import default
+from t5x_diffeq.config.config import Config
 from t5x_diffeq.data.tokenizer import ByteTokenizer, HuggingFaceTokenizer, SentencePieceTokenizer
-from t5x_diffeq.exchange.save_pretrained import save_pretrained
+from t5x_diffeq.hf.save_pretrained import save_pretrained
 from t5x_diffeq.inference.sampling import Sampling, generate
-from t5x_diffeq.runs.load import Run
-from t5x_diffeq.runtime.config import Config
+from t5x_diffeq.training.load import Run
 
 LENGTH = 24
 TEXTS = [

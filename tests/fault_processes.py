@@ -17,7 +17,7 @@ from pathlib import Path
 from compilation import flags_of_processes
 from patience import patience
 
-from t5x_diffeq.runtime.peers import EXIT_INFRASTRUCTURE
+from t5x_diffeq.cluster.peers import EXIT_INFRASTRUCTURE
 
 PHASES = ("start-up", "compile", "loop", "evaluate", "save")
 STEPS = 60
@@ -131,9 +131,9 @@ class FaultyRun:
 def train(arguments, environment, log, phase, mark, number, pause):
     """A process of the run, in a child of the server."""
     from t5x_diffeq.checkpoints import checkpoint, checksums
+    from t5x_diffeq.cli import command_line
     from t5x_diffeq.cli import train as verb
-    from t5x_diffeq.runs import basic_hooks, loop
-    from t5x_diffeq.runtime import command_line
+    from t5x_diffeq.training import basic_hooks, loop
 
     os.environ.update(environment)
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)

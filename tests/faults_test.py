@@ -28,10 +28,10 @@ from patience import patience
 from t5x_diffeq.checkpoints.checkpoint import Checkpoints
 from t5x_diffeq.checkpoints.trained_params import restore_params
 from t5x_diffeq.cli.train import train_to_end
-from t5x_diffeq.runs import basic_hooks, loop
-from t5x_diffeq.runs.history import Clock
-from t5x_diffeq.runtime.config import Config
-from t5x_diffeq.runtime.errors import InputError, RunError
+from t5x_diffeq.config.config import Config
+from t5x_diffeq.system.errors import InputError, RunError
+from t5x_diffeq.training import basic_hooks, loop
+from t5x_diffeq.training.history import Clock
 
 pytestmark = pytest.mark.in_turns
 

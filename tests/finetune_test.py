@@ -13,17 +13,17 @@ from helpers import assert_close, small_config, train_keys
 from small_models import random_params, small
 
 from configs import finetune as finetune_config
+from t5x_diffeq.checkpoints.workdir import read_config
 from t5x_diffeq.cli import finetune as verb
-from t5x_diffeq.layers.linear import ADAPTERS
-from t5x_diffeq.models.adapters import merge
-from t5x_diffeq.models.language_model import LanguageModel
-from t5x_diffeq.runs.load import PretrainedRun, discretise, init_from_pretrained, load_run
-from t5x_diffeq.runs.workdir import read_config
-from t5x_diffeq.runtime.config import flatten
-from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.tracking.jsonl import read_metrics
+from t5x_diffeq.config.config import flatten
+from t5x_diffeq.model.adapters import merge
+from t5x_diffeq.model.language_model import LanguageModel
+from t5x_diffeq.model.layers.linear import ADAPTERS
+from t5x_diffeq.system.errors import InputError
+from t5x_diffeq.training.load import PretrainedRun, discretise, init_from_pretrained, load_run
 from t5x_diffeq.training.setup import make_setup
 from t5x_diffeq.training.step import make_gradient
+from t5x_diffeq.training.tracking.jsonl import read_metrics
 
 TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 50, (2, 10)), jnp.int32)
 ADAPTED = {"weights": "per_layer", "adapter_rank": 3}

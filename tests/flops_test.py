@@ -7,9 +7,9 @@ from helpers import setup_of
 from small_models import EVERY_OPTION
 
 from configs import default
-from t5x_diffeq.planner.flops import mfu, step_flops
+from t5x_diffeq.model.flops import mfu, step_flops
 from t5x_diffeq.planner.kernels import product_flops
-from t5x_diffeq.runtime.chips import CHIPS, chip
+from t5x_diffeq.system.chips import CHIPS, chip
 from t5x_diffeq.training.programs import lower_train_step
 
 BATCH = 16

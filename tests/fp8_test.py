@@ -6,9 +6,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from t5x_diffeq.layers.fp8 import fp8_tensordot
-from t5x_diffeq.ode.integrate import integrate
-from t5x_diffeq.ode.solvers import VectorField
+from t5x_diffeq.model.layers.fp8 import fp8_tensordot
+from t5x_diffeq.model.ode.integrate import integrate
+from t5x_diffeq.model.ode.solvers import VectorField
 
 
 def arrays(*shapes):

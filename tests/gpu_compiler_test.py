@@ -18,7 +18,7 @@ from patience import patience
 from t5x_diffeq.planner.collectives import BETWEEN_SLICES
 from t5x_diffeq.planner.gpu_targets import TARGETS
 from t5x_diffeq.planner.topology import make_topology
-from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.system.errors import InputError
 
 pytestmark = pytest.mark.slow
 KERNELS = {  # of attention, by case; the others have cuDNN's

@@ -9,7 +9,7 @@ from helpers import assert_close, auto_mesh, setup_of, train_keys
 from small_models import EVERY_OPTION, random_params, uneven_batch
 from small_models import small as small_model
 
-from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.training.partitioning import mesh_context
 from t5x_diffeq.training.step import make_gradient
 

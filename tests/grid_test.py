@@ -11,6 +11,7 @@ from helpers import ROOT, call
 from t5x_diffeq.cli import sweep
 from t5x_diffeq.experiments.child import StoppedError
 from t5x_diffeq.experiments.drawing import draw
+from t5x_diffeq.experiments.grid import Axis, parse_grid, points
 from t5x_diffeq.experiments.grid_runs import (
     GridSweep,
     best_of,
@@ -19,16 +20,9 @@ from t5x_diffeq.experiments.grid_runs import (
     format_table,
     summarise,
 )
-from t5x_diffeq.experiments.runs import (
-    ExperimentRun,
-    carry_out,
-    finished,
-    read_results,
-    steps_done,
-)
-from t5x_diffeq.runtime import console
-from t5x_diffeq.runtime.errors import InfrastructureError, InputError
-from t5x_diffeq.runtime.grid import Axis, parse_grid, points
+from t5x_diffeq.experiments.runs import ExperimentRun, carry_out, finished, read_results, steps_done
+from t5x_diffeq.system import console
+from t5x_diffeq.system.errors import InfrastructureError, InputError
 
 TINY = "--config=configs/tiny.py"
 RATES = "optimizer.learning_rate=1e-3,2e-3"

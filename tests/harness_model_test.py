@@ -17,8 +17,8 @@ from t5x_diffeq.data.batches import eval_batches
 from t5x_diffeq.data.packing import Windows
 from t5x_diffeq.data.tokenizer import ByteTokenizer
 from t5x_diffeq.inference.scoring import padded_length
-from t5x_diffeq.runs.load import load_run
 from t5x_diffeq.training.evaluation import evaluate_loss, make_eval_step
+from t5x_diffeq.training.load import load_run
 from t5x_diffeq.training.setup import make_setup
 
 pytest.importorskip("lm_eval", reason="lm_eval is not installed: pip install 't5x_diffeq[eval]'")

@@ -21,10 +21,10 @@ from process_runs import as_processes
 from t5x_diffeq.cli import evaluate as evaluate_verb
 from t5x_diffeq.cli import export as export_verb
 from t5x_diffeq.cli.train import train_to_end
+from t5x_diffeq.config.config import Config
 from t5x_diffeq.inference.downstream import DownstreamTasks
-from t5x_diffeq.runtime.config import Config
-from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.tracking.jsonl import read_metrics
+from t5x_diffeq.system.errors import InputError
+from t5x_diffeq.training.tracking.jsonl import read_metrics
 
 pytest.importorskip("lm_eval", reason="lm_eval is not installed: pip install 't5x_diffeq[eval]'")
 

@@ -17,21 +17,20 @@ from ml_collections import ConfigDict
 
 from configs import default
 from t5x_diffeq.checkpoints.checkpoint import Checkpoints
+from t5x_diffeq.cli import command_line
 from t5x_diffeq.cli.train import train_to_end
+from t5x_diffeq.cluster.signals import StopSignals
+from t5x_diffeq.cluster.watchdog import Watchdog
+from t5x_diffeq.config.config import Config, DataKeys, TrainKeys
 from t5x_diffeq.data import corpus
 from t5x_diffeq.data.corpus import Corpus
 from t5x_diffeq.data.examples import TrainingData
-from t5x_diffeq.runs import loop
-from t5x_diffeq.runs.history import Clock, History, Stopwatch
-from t5x_diffeq.runs.hooks import Training
-from t5x_diffeq.runtime import command_line
-from t5x_diffeq.runtime.config import Config, DataKeys, TrainKeys
-from t5x_diffeq.runtime.files import AnyPath
-from t5x_diffeq.runtime.signals import StopSignals
-from t5x_diffeq.runtime.watchdog import Watchdog
-from t5x_diffeq.tracking.jsonl import read_metrics
-from t5x_diffeq.tracking.trackers import RunWriter
-from t5x_diffeq.training import partitioning, setup
+from t5x_diffeq.system.files import AnyPath
+from t5x_diffeq.training import loop, partitioning, setup
+from t5x_diffeq.training.history import Clock, History, Stopwatch
+from t5x_diffeq.training.hooks import Training
+from t5x_diffeq.training.tracking.jsonl import read_metrics
+from t5x_diffeq.training.tracking.trackers import RunWriter
 
 ROOT = Path(__file__).resolve().parents[1]
 READMES = [path for path in ROOT.rglob("README.md") if not {".venv", "workdirs"} & set(path.parts)]

@@ -4,9 +4,9 @@ import pytest
 from helpers import metrics_of, stop_after
 
 from t5x_diffeq.cli.train import train_to_end
-from t5x_diffeq.runs.hooks import Hook
-from t5x_diffeq.runtime.config import Config
-from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.config.config import Config
+from t5x_diffeq.system.errors import InputError
+from t5x_diffeq.training.hooks import Hook
 
 
 class Calls(Hook):

@@ -7,8 +7,8 @@ import sys
 from helpers import ROOT
 
 from configs import default
-from t5x_diffeq.runtime.config import KEYS, SECTIONS, Config, flatten
-from t5x_diffeq.runtime.keys.page import page
+from t5x_diffeq.config.config import KEYS, SECTIONS, Config, flatten
+from t5x_diffeq.config.keys_page import page
 
 
 def test_every_field_is_a_key_whose_default_it_can_take():
@@ -32,12 +32,12 @@ def test_a_branch_may_differ_in_all_that_resuming_may_change():
 
 
 def test_the_page_of_keys_is_up_to_date():
-    """`python -m t5x_diffeq.runtime.keys.page > docs/keys.md` makes it."""
+    """`python -m t5x_diffeq.config.keys_page > docs/keys.md` makes it."""
     assert (ROOT / "docs" / "keys.md").read_text() == page()
 
 
 def test_keys_are_known_without_jax():
-    code = "import sys, t5x_diffeq.runtime.keys.page; sys.exit('jax' in sys.modules)"
+    code = "import sys, t5x_diffeq.config.keys_page; sys.exit('jax' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
 
 

@@ -14,7 +14,7 @@ from studies.ladder_fits import (
     phi_by_layers,
     slope,
 )
-from t5x_diffeq.runtime.config_files import load_config
+from t5x_diffeq.config.config_files import load_config
 
 LADDER = Ladder()
 TEXTS = {"stdlib": {"data.source": "stdlib"}}

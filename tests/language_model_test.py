@@ -10,9 +10,9 @@ import numpy_model
 import pytest
 from small_models import LLAMA, SMALL, TOKENS, random_params, small
 
-from t5x_diffeq.layers.array_types import Places
-from t5x_diffeq.models.language_model import in_one_document
-from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.model.language_model import in_one_document
+from t5x_diffeq.model.layers.array_types import Places
+from t5x_diffeq.system.errors import InputError
 
 
 def logits(model, params, tokens=TOKENS, **kwargs):
@@ -181,8 +181,8 @@ def test_dropout():
             "model.mlp_input=attention_norm with model.norm_position=after",
         ),
         (
-            {"block": "t5x_diffeq.blocks.parallel:ParallelBlock", "norm_position": "after"},
-            "model.norm_position=after with model.block=t5x_diffeq.blocks.parallel",
+            {"block": "t5x_diffeq.model.parallel_block:ParallelBlock", "norm_position": "after"},
+            "model.norm_position=after with model.block=t5x_diffeq.model.parallel_block",
         ),
     ],
 )

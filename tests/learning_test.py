@@ -5,8 +5,8 @@ from helpers import small_config
 
 from configs import default
 from t5x_diffeq.cli.train import train_to_end
-from t5x_diffeq.runtime.config import Config
-from t5x_diffeq.tracking.jsonl import read_metrics
+from t5x_diffeq.config.config import Config
+from t5x_diffeq.training.tracking.jsonl import read_metrics
 
 LETTERS = "abcdefg"
 

@@ -6,15 +6,15 @@ from types import SimpleNamespace
 
 import pytest
 
+from t5x_diffeq.model.flops import StepFlops
 from t5x_diffeq.planner import topology
 from t5x_diffeq.planner.collectives import BETWEEN_SLICES, Collective
 from t5x_diffeq.planner.estimate import step_times
-from t5x_diffeq.planner.flops import StepFlops
 from t5x_diffeq.planner.hlo import shapes
 from t5x_diffeq.planner.kernels import Kernel
 from t5x_diffeq.planner.links import Links, rings
 from t5x_diffeq.planner.program_cost import ProgramCost
-from t5x_diffeq.runtime.chips import CHIPS
+from t5x_diffeq.system.chips import CHIPS
 
 
 class TorusDevice:

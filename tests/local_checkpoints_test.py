@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from t5x_diffeq.checkpoints import checksums, restoring
 from t5x_diffeq.checkpoints.checkpoint import Checkpoints
 from t5x_diffeq.checkpoints.stored import RunFacts, TrainState
-from t5x_diffeq.runtime.errors import InputError, RunError
+from t5x_diffeq.system.errors import InputError, RunError
 
 
 class LostError(Exception):

@@ -6,9 +6,9 @@ import os
 
 import pytest
 
-from t5x_diffeq.runtime.errors import InputError, RunError
-from t5x_diffeq.runtime.files import GrowingFile, write_whole
-from t5x_diffeq.runtime.locks import hold_local_lock, hold_lock
+from t5x_diffeq.system.errors import InputError, RunError
+from t5x_diffeq.system.files import GrowingFile, write_whole
+from t5x_diffeq.system.locks import hold_local_lock, hold_lock
 
 
 @pytest.fixture(params=["ENOLCK", "ENOSYS", "EOPNOTSUPP"])

@@ -10,17 +10,12 @@ import numpy_model
 import pytest
 from small_models import GPT_ODE, LLAMA, TOKENS, gpt_params, load, random_params, small
 
-from t5x_diffeq.analysis.lyapunov import (
-    choose_chunks,
-    lyapunov_exponents,
-    pair_exponents,
-    step_map,
-)
+from t5x_diffeq.analysis.lyapunov import choose_chunks, lyapunov_exponents, pair_exponents, step_map
 from t5x_diffeq.analysis.prompt_plots import exponents_over_depth
 from t5x_diffeq.analysis.tangents import pair_growth
-from t5x_diffeq.models.language_model import LanguageModel
-from t5x_diffeq.ode.integrate import step_inputs
-from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.model.language_model import LanguageModel
+from t5x_diffeq.model.ode.integrate import step_inputs
+from t5x_diffeq.system.errors import InputError
 
 EIGENVALUES = np.array([1.5, 0.4, -0.7, -2.0])
 

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.tracking.jsonl import JsonlWriter, read_metrics
-from t5x_diffeq.tracking.trackers import open_writer
+from t5x_diffeq.system.errors import InputError
+from t5x_diffeq.training.tracking.jsonl import JsonlWriter, read_metrics
+from t5x_diffeq.training.tracking.trackers import open_writer
 
 
 def test_later_and_half_written_lines_are_cut(tmp_path):

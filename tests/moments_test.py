@@ -9,7 +9,10 @@ import pytest
 from flax.traverse_util import flatten_dict
 from helpers import assert_learns_and_resumes, setup_of, small_config
 
-from t5x_diffeq.optimizers.block_codes import (
+from t5x_diffeq.config.config import Config
+from t5x_diffeq.system.errors import InputError
+from t5x_diffeq.training.config_checks import check_new
+from t5x_diffeq.training.optimizers.block_codes import (
     FINEST,
     LARGEST,
     OCTAVES,
@@ -18,10 +21,7 @@ from t5x_diffeq.optimizers.block_codes import (
     encode_mean,
     encode_square,
 )
-from t5x_diffeq.optimizers.moments import random_bits, round_to_bfloat16
-from t5x_diffeq.runtime.config import Config
-from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.training.config_checks import check_new
+from t5x_diffeq.training.optimizers.moments import random_bits, round_to_bfloat16
 from t5x_diffeq.training.setup import make_setup
 
 RNG = np.random.default_rng(0)

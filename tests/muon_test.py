@@ -12,13 +12,13 @@ from helpers import assert_learns_and_resumes, auto_mesh, setup_of, small_config
 from jax.sharding import PartitionSpec
 from optax.contrib import _muon as optax_muon
 
-from t5x_diffeq.layers.parameter import Parameter, is_parameter
-from t5x_diffeq.optimizers import muon
-from t5x_diffeq.optimizers.muon import kernels_of_block, newton_schulz, pseudo_inverse
-from t5x_diffeq.optimizers.whole_matrices import map_whole_matrices
+from t5x_diffeq.model.layers.parameter import Parameter, is_parameter
 from t5x_diffeq.planner.hlo import read_program
 from t5x_diffeq.planner.trip_count import executions
-from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.system.errors import InputError
+from t5x_diffeq.training.optimizers import muon
+from t5x_diffeq.training.optimizers.muon import kernels_of_block, newton_schulz, pseudo_inverse
+from t5x_diffeq.training.optimizers.whole_matrices import map_whole_matrices
 from t5x_diffeq.training.programs import lower_train_step
 from t5x_diffeq.training.state import declared_params
 

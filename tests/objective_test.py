@@ -11,15 +11,15 @@ from small_models import random_params, uneven_batch
 from small_models import small as small_model
 
 from t5x_diffeq.cli.train import train_to_end
-from t5x_diffeq.ode.integrate import integrate
-from t5x_diffeq.ode.running_cost import StateWithCost, charge_velocity
-from t5x_diffeq.ode.schemes import grid
-from t5x_diffeq.ode.solvers import VectorField
-from t5x_diffeq.runs.load import load_run
-from t5x_diffeq.runtime.config import Config
-from t5x_diffeq.tracking.jsonl import read_metrics
+from t5x_diffeq.config.config import Config
+from t5x_diffeq.model.ode.integrate import integrate
+from t5x_diffeq.model.ode.running_cost import StateWithCost, charge_velocity
+from t5x_diffeq.model.ode.schemes import grid
+from t5x_diffeq.model.ode.solvers import VectorField
+from t5x_diffeq.training.load import load_run
 from t5x_diffeq.training.partitioning import mesh_context
 from t5x_diffeq.training.step import make_gradient
+from t5x_diffeq.training.tracking.jsonl import read_metrics
 
 BATCH = uneven_batch(np.random.default_rng(0), 16)
 PENALTY, SHARE = 0.3, 0.75

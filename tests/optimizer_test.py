@@ -7,12 +7,12 @@ import pytest
 from flax.traverse_util import flatten_dict
 from small_models import SMALL
 
-from t5x_diffeq.layers.parameter import is_parameter
-from t5x_diffeq.models.language_model import LanguageModel
-from t5x_diffeq.optimizers.optimizer import learning_rate_schedule, make_optimizer
-from t5x_diffeq.runs.workdir import check_config, save_config
-from t5x_diffeq.runtime.config import Config, OptimizerKeys
-from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.checkpoints.workdir import check_config, save_config
+from t5x_diffeq.config.config import Config, OptimizerKeys
+from t5x_diffeq.model.language_model import LanguageModel
+from t5x_diffeq.model.layers.parameter import is_parameter
+from t5x_diffeq.system.errors import InputError
+from t5x_diffeq.training.optimizers.optimizer import learning_rate_schedule, make_optimizer
 from t5x_diffeq.training.partitioning import unbox
 from t5x_diffeq.training.state import declared_params
 

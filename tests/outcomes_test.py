@@ -5,6 +5,8 @@ import json
 import numpy as np
 import pytest
 
+from t5x_diffeq.config.config import Config
+from t5x_diffeq.config.config_files import default_config
 from t5x_diffeq.data.tokenizer import ByteTokenizer
 from t5x_diffeq.experiments.drawing import draw, losses_over_steps
 from t5x_diffeq.experiments.present import (
@@ -18,8 +20,6 @@ from t5x_diffeq.experiments.present import (
 )
 from t5x_diffeq.experiments.runs import ExperimentRun, read_numbers
 from t5x_diffeq.experiments.tokenizers import TOKENS, is_papers, remark
-from t5x_diffeq.runtime.config import Config
-from t5x_diffeq.runtime.config_files import default_config
 
 
 def test_a_table_of_means_at_their_best():

@@ -23,16 +23,16 @@ import t5x_diffeq as td
 from examples.own_basis import Chebyshev
 from t5x_diffeq.cli import analyze, evaluate, export
 from t5x_diffeq.cli.train import train_to_end
-from t5x_diffeq.explorer.answers import Explorer
-from t5x_diffeq.explorer.app import make_app
-from t5x_diffeq.layers.parameter import declare
-from t5x_diffeq.models.source_checks import check_source
-from t5x_diffeq.ode.sources import source_of
-from t5x_diffeq.ode.stored_weights import LayerWeights, SharedWeights
-from t5x_diffeq.ode.time_basis import make_time_basis
-from t5x_diffeq.runtime.config import Config, ModelKeys
-from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.tracking.jsonl import read_metrics
+from t5x_diffeq.config.config import Config, ModelKeys
+from t5x_diffeq.inference.explorer.answers import Explorer
+from t5x_diffeq.inference.explorer.app import make_app
+from t5x_diffeq.model.layers.parameter import declare
+from t5x_diffeq.model.ode.sources import source_of
+from t5x_diffeq.model.ode.stored_weights import LayerWeights, SharedWeights
+from t5x_diffeq.model.ode.time_basis import make_time_basis
+from t5x_diffeq.model.source_checks import check_source
+from t5x_diffeq.system.errors import InputError
+from t5x_diffeq.training.tracking.jsonl import read_metrics
 
 OWN = {
     "source": {"weights": "examples.own_source:OwnEnds"},

@@ -13,9 +13,9 @@ import pytest
 from helpers import ROOT, call
 
 from t5x_diffeq.cli import reproduce
+from t5x_diffeq.config.config_files import values_of
 from t5x_diffeq.experiments.paper import PAPER
-from t5x_diffeq.runtime.config_files import values_of
-from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.system.errors import InputError
 
 ADAM = {
     "optimizer.beta1": 0.9,

@@ -9,16 +9,12 @@ from flax.traverse_util import flatten_dict
 from helpers import mesh_of, mesh_shape, rules_of, setup_of
 from jax.sharding import PartitionSpec
 
-from t5x_diffeq.runs.progress import describe_devices
-from t5x_diffeq.runtime.chips import CHIPS
-from t5x_diffeq.runtime.config import Config
-from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.config.config import Config
+from t5x_diffeq.system.chips import CHIPS
+from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.training import setup as setups
-from t5x_diffeq.training.partitioning import (
-    arrange_mesh,
-    axes_across_slices,
-    mesh_sizes,
-)
+from t5x_diffeq.training.partitioning import arrange_mesh, axes_across_slices, mesh_sizes
+from t5x_diffeq.training.progress import describe_devices
 from t5x_diffeq.training.setup import make_setup
 
 

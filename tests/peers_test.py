@@ -7,8 +7,8 @@ import time
 import pytest
 from patience import patience
 
-from t5x_diffeq.runtime import peers
-from t5x_diffeq.runtime.peers import EXIT_INFRASTRUCTURE, Peers, _LastWord
+from t5x_diffeq.cluster import peers
+from t5x_diffeq.cluster.peers import EXIT_INFRASTRUCTURE, Peers, _LastWord
 
 
 def test_a_last_line_that_cannot_be_printed(monkeypatch):

@@ -7,8 +7,8 @@ import pytest
 from exported_models import ADAPTED, CLASSIC, random_run
 from safetensors.numpy import load_file
 
-from t5x_diffeq.exchange.save_pretrained import save_pretrained
-from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.hf.save_pretrained import save_pretrained
+from t5x_diffeq.system.errors import InputError
 
 
 @pytest.mark.slow

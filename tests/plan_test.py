@@ -16,15 +16,15 @@ from patience import patience
 
 from configs import default
 from t5x_diffeq.cli import plan
+from t5x_diffeq.config.config import Config
+from t5x_diffeq.model.flops import step_flops
 from t5x_diffeq.planner import planning, search, tables
 from t5x_diffeq.planner.estimate import StepTimes
-from t5x_diffeq.planner.flops import step_flops
 from t5x_diffeq.planner.planning import plan_setup
 from t5x_diffeq.planner.search import POLICIES, meshes
 from t5x_diffeq.planner.topology import Topology, make_topology
-from t5x_diffeq.runtime.chips import CHIPS, GIB, Chip
-from t5x_diffeq.runtime.config import Config
-from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.system.chips import CHIPS, GIB, Chip
+from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.training.partitioning import make_mesh
 
 SMALL = {

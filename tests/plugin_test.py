@@ -13,16 +13,16 @@ from helpers import ROOT, call, small_config
 
 import t5x_diffeq as td
 from configs import finetune as finetune_config
+from t5x_diffeq.checkpoints.workdir import read_config
 from t5x_diffeq.cli import analyze, convert, evaluate, export, generate
 from t5x_diffeq.cli.finetune import finetune
 from t5x_diffeq.cli.train import train_to_end
+from t5x_diffeq.config import plugins
+from t5x_diffeq.config.config import Config, flatten
 from t5x_diffeq.data.sources import load_source
-from t5x_diffeq.ode.schemes import find_scheme
-from t5x_diffeq.runs.workdir import read_config
-from t5x_diffeq.runtime import plugins
-from t5x_diffeq.runtime.config import Config, flatten
-from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.tracking.jsonl import read_metrics
+from t5x_diffeq.model.ode.schemes import find_scheme
+from t5x_diffeq.system.errors import InputError
+from t5x_diffeq.training.tracking.jsonl import read_metrics
 
 pytestmark = pytest.mark.in_turns
 PACKAGE = ROOT / "tests" / "plugin_package"

@@ -11,7 +11,7 @@ from compilation import flags_of_processes
 from helpers import ROOT, numbered_lines
 from patience import patience
 
-from t5x_diffeq.tracking.jsonl import read_metrics
+from t5x_diffeq.training.tracking.jsonl import read_metrics
 
 # Tests that run in a shell's background ignore Ctrl-C, and would hand that on.
 HEAR_CTRL_C = ["env", "--default-signal=INT"]

@@ -16,12 +16,12 @@ from small_models import TOKENS, random_params
 from small_models import small as small_model
 
 from t5x_diffeq.cli.train import train_to_end
-from t5x_diffeq.models.language_model import in_one_document
-from t5x_diffeq.runs import profiler as profiler_module
-from t5x_diffeq.runs.profiler import Profiler
-from t5x_diffeq.runtime import files
-from t5x_diffeq.runtime.config import Config
-from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.config.config import Config
+from t5x_diffeq.model.language_model import in_one_document
+from t5x_diffeq.system import files
+from t5x_diffeq.system.errors import InputError
+from t5x_diffeq.training import profiler as profiler_module
+from t5x_diffeq.training.profiler import Profiler
 from t5x_diffeq.training.programs import compile_train_step
 from t5x_diffeq.training.setup import Setup
 

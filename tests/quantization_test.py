@@ -9,7 +9,7 @@ from helpers import call
 
 from studies import quantization
 from t5x_diffeq.data.corpus import load_corpus
-from t5x_diffeq.runs.load import load_run
+from t5x_diffeq.training.load import load_run
 
 
 def test_an_entry_moves_by_half_a_step_of_its_output():

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from t5x_diffeq.runtime import recurrence
-from t5x_diffeq.runtime.peers import Failure
+from t5x_diffeq.cluster import recurrence
+from t5x_diffeq.cluster.peers import Failure
 
 pytestmark = pytest.mark.slow
 

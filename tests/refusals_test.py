@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import pytest
 from helpers import ROOT
 
-from t5x_diffeq.exchange.config_json import check_window, model_keys
-from t5x_diffeq.exchange.families import FAMILIES
-from t5x_diffeq.exchange.refusals import KEYS, TYPES, table
-from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.hf.config_json import check_window, model_keys
+from t5x_diffeq.hf.families import FAMILIES
+from t5x_diffeq.hf.refusals import KEYS, TYPES, table
+from t5x_diffeq.system.errors import InputError
 
 
 def config_json(kind, **changes):

@@ -8,8 +8,8 @@ import pytest
 from patience import patience
 from slurm_cluster import free_ports
 
-from t5x_diffeq.runtime import rendezvous
-from t5x_diffeq.runtime.rendezvous import Rank, bind_address, meet, own_address
+from t5x_diffeq.cluster import rendezvous
+from t5x_diffeq.cluster.rendezvous import Rank, bind_address, meet, own_address
 
 
 def test_process_0_listens_at_the_address_that_the_others_are_told(monkeypatch, capfd):

@@ -24,8 +24,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from t5x_diffeq.checkpoints import checksums
 from t5x_diffeq.checkpoints.checkpoint import Checkpoints
 from t5x_diffeq.checkpoints.stored import RunFacts, TrainState
-from t5x_diffeq.runtime import processes
-from t5x_diffeq.runtime.errors import InfrastructureError
+from t5x_diffeq.cluster import processes
+from t5x_diffeq.system.errors import InfrastructureError
 
 FINGERPRINT = "of the data"
 

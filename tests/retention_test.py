@@ -8,7 +8,7 @@ from t5x_diffeq.checkpoints.checkpoint_folder import whole_steps
 from t5x_diffeq.checkpoints.retention import MILESTONE, Retention
 from t5x_diffeq.checkpoints.stored import RunFacts
 from t5x_diffeq.checkpoints.trained_params import find_step, restore_params
-from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.system.errors import InputError
 
 
 def save(workdir, steps, losses=(), **keys):

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from t5x_diffeq.layers.rotary import SCALINGS, check_scaling, rotary_table, rotate
-from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.model.layers.rotary import SCALINGS, check_scaling, rotary_table, rotate
+from t5x_diffeq.system.errors import InputError
 
 LLAMA3 = ("llama3", 8.0, 1.0, 4.0, 8192)
 YARN = ("yarn", 4.0, 32, 1, 32768, 1.138629436111989)

@@ -6,6 +6,7 @@ import re
 import pytest
 
 from configs import default
+from t5x_diffeq.config.config import DataKeys
 from t5x_diffeq.data.corpus import prepare_corpus
 from t5x_diffeq.data.encoding import encoder_of
 from t5x_diffeq.data.rows import Skipped, Unreadable
@@ -13,8 +14,7 @@ from t5x_diffeq.data.sources import load_source
 from t5x_diffeq.data.stream import Lane, LanePosition
 from t5x_diffeq.data.stream_files import open_stream
 from t5x_diffeq.data.tokenizer import ByteTokenizer
-from t5x_diffeq.runtime.config import DataKeys
-from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.system.errors import InputError
 
 pyarrow = pytest.importorskip("pyarrow", reason="pyarrow isn't installed")
 parquet = pytest.importorskip("pyarrow.parquet")

@@ -13,9 +13,9 @@ from t5x_diffeq.data.tokenizer import ByteTokenizer
 from t5x_diffeq.inference.continuation import Continuation, grow
 from t5x_diffeq.inference.samples import SAMPLING, Samples
 from t5x_diffeq.inference.sampling import generate
-from t5x_diffeq.runs.hooks import LoopPosition
-from t5x_diffeq.runs.progress import git_state, hyperparameters
-from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.system.errors import InputError
+from t5x_diffeq.training.hooks import LoopPosition
+from t5x_diffeq.training.progress import git_state, hyperparameters
 
 TOKENIZER = ByteTokenizer()
 

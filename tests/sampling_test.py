@@ -7,7 +7,7 @@ import pytest
 from small_models import EVERY_OPTION, random_params, small
 
 from t5x_diffeq.inference.sampling import Sampling, generate
-from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.system.errors import InputError
 
 PROMPTS = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3]]
 

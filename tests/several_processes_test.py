@@ -11,10 +11,10 @@ import pytest
 from helpers import ROOT, metrics_of
 from process_runs import command, read_reports, run, start, stop_at, write_text
 
-from t5x_diffeq.runtime import processes
-from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.runtime.processes import cluster_in, rank_in
-from t5x_diffeq.runtime.rendezvous import Rank
+from t5x_diffeq.cluster import processes
+from t5x_diffeq.cluster.processes import cluster_in, rank_in
+from t5x_diffeq.cluster.rendezvous import Rank
+from t5x_diffeq.system.errors import InputError
 
 
 @pytest.fixture(scope="module")

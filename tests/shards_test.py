@@ -14,6 +14,7 @@ from helpers import ROOT, call, corpus_of
 from row import BORDER
 
 from t5x_diffeq.cli import prepare_data
+from t5x_diffeq.config.config import DataKeys
 from t5x_diffeq.data import encoding, preparation, shards
 from t5x_diffeq.data.encoding import TextEncoder
 from t5x_diffeq.data.packing import Windows
@@ -22,8 +23,7 @@ from t5x_diffeq.data.recipe import tokenizer_in
 from t5x_diffeq.data.rows import Skipped
 from t5x_diffeq.data.sources import load_source
 from t5x_diffeq.data.tokenizer import ByteTokenizer
-from t5x_diffeq.runtime.config import DataKeys
-from t5x_diffeq.runtime.errors import InputError, RunError
+from t5x_diffeq.system.errors import InputError, RunError
 
 
 @pytest.fixture

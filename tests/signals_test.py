@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from t5x_diffeq.runtime.signals import Interrupted, StopSignals
+from t5x_diffeq.cluster.signals import Interrupted, StopSignals
 
 
 def test_an_evaluation_ends_between_batches():

@@ -14,7 +14,7 @@ import pytest
 from compilation import flags_of_processes
 from helpers import ROOT
 
-from t5x_diffeq.runtime.config import KEYS
+from t5x_diffeq.config.config import KEYS
 
 EXAMPLES = ROOT / "t5x_diffeq" / "examples"
 PRINTED = {  # what the last lines of each example say

@@ -18,8 +18,8 @@ os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {QUICK}"
 
 import jax
 
-from t5x_diffeq.runtime.signals import StopSignals
-from t5x_diffeq.tracking.jsonl import read_metrics
+from t5x_diffeq.cluster.signals import StopSignals
+from t5x_diffeq.training.tracking.jsonl import read_metrics
 
 CONTROL = Path(os.environ["TRAIN_CONTROL"])
 should_stop = StopSignals.should_stop

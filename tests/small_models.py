@@ -8,9 +8,9 @@ import numpy as np
 from flax.traverse_util import unflatten_dict
 from helpers import ROOT
 
-from t5x_diffeq.models.config import ModelConfig
-from t5x_diffeq.models.language_model import LanguageModel
-from t5x_diffeq.runtime.config import ModelKeys
+from t5x_diffeq.config.config import ModelKeys
+from t5x_diffeq.model.config import ModelConfig
+from t5x_diffeq.model.language_model import LanguageModel
 from t5x_diffeq.training.partitioning import unbox
 
 SMALL = ModelConfig.of(

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from scipy.integrate import solve_ivp
 
-from t5x_diffeq.ode.schemes import SCHEMES, find_scheme, grid
-from t5x_diffeq.ode.solvers import VectorField
-from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.model.ode.schemes import SCHEMES, find_scheme, grid
+from t5x_diffeq.model.ode.solvers import VectorField
+from t5x_diffeq.system.errors import InputError
 
 A0, A1, B0, B1 = np.random.default_rng(0).normal(size=(4, 3, 3))
 FIELD = VectorField(f=lambda W, y: y @ W["A"].T, g=lambda W, y: y @ W["B"].T)

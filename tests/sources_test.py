@@ -7,12 +7,12 @@ import sys
 import pytest
 
 from configs import default
+from t5x_diffeq.config.config import Config, DataKeys
 from t5x_diffeq.data.encoding import TextEncoder
 from t5x_diffeq.data.rows import Skipped
 from t5x_diffeq.data.sources import check_paths, find_text_files, load_source, stdlib
 from t5x_diffeq.data.tokenizer import ByteTokenizer
-from t5x_diffeq.runtime.config import Config, DataKeys
-from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.system.errors import InputError
 
 
 def source_of(path, source="text_files", **keys):

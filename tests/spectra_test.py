@@ -15,9 +15,9 @@ from t5x_diffeq.analysis.spectra import (
     spectra,
     weights_at,
 )
-from t5x_diffeq.models.sub_fields import make_block
-from t5x_diffeq.ode.schemes import grid
-from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.model.ode.schemes import grid
+from t5x_diffeq.model.sub_fields import make_block
+from t5x_diffeq.system.errors import InputError
 
 
 def spectra_of(model, W):

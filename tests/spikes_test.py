@@ -10,13 +10,13 @@ from helpers import metrics_of, stop_after
 
 from t5x_diffeq.cli.status import RunStatus
 from t5x_diffeq.cli.train import train_to_end
+from t5x_diffeq.config.config import Config
 from t5x_diffeq.data import examples
 from t5x_diffeq.data.batches import train_batches
-from t5x_diffeq.runs.goodput import LOST
-from t5x_diffeq.runs.history import read_events
-from t5x_diffeq.runs.load import load_run
-from t5x_diffeq.runtime.config import Config
-from t5x_diffeq.runtime.errors import InputError, RunError
+from t5x_diffeq.system.errors import InputError, RunError
+from t5x_diffeq.training.goodput import LOST
+from t5x_diffeq.training.history import read_events
+from t5x_diffeq.training.load import load_run
 from t5x_diffeq.training.spikes import RecentSteps
 
 pytestmark = pytest.mark.in_turns

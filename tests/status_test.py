@@ -11,19 +11,13 @@ from helpers import call, config_with_train, training_of
 
 from t5x_diffeq.cli import status
 from t5x_diffeq.cli.status import RunStatus
-from t5x_diffeq.runs import basic_hooks
-from t5x_diffeq.runs.basic_hooks import MetricsLog
-from t5x_diffeq.runs.goodput import (
-    COLUMNS,
-    attempts_of,
-    goodput,
-    seconds_left,
-    total_columns,
-)
-from t5x_diffeq.runs.history import FILE, Clock, History, Stopwatch, read_events
-from t5x_diffeq.runs.hooks import DoneStep
-from t5x_diffeq.runtime.errors import InputError, RunError
-from t5x_diffeq.runtime.files import GrowingFile
+from t5x_diffeq.system.errors import InputError, RunError
+from t5x_diffeq.system.files import GrowingFile
+from t5x_diffeq.training import basic_hooks
+from t5x_diffeq.training.basic_hooks import MetricsLog
+from t5x_diffeq.training.goodput import COLUMNS, attempts_of, goodput, seconds_left, total_columns
+from t5x_diffeq.training.history import FILE, Clock, History, Stopwatch, read_events
+from t5x_diffeq.training.hooks import DoneStep
 from t5x_diffeq.training.setup import Setup
 
 

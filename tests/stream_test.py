@@ -18,15 +18,15 @@ from patience import patience
 from process_runs import read_reports, run, stop_at
 
 from t5x_diffeq.cli.train import train_to_end
+from t5x_diffeq.config.config import Config, DataKeys
 from t5x_diffeq.data import stream, stream_files
 from t5x_diffeq.data.encoding import TextEncoder
 from t5x_diffeq.data.examples import check_data, training_data
 from t5x_diffeq.data.stream import Lane, LanePosition, Stream, _LocalBatches
 from t5x_diffeq.data.stream_files import open_stream
 from t5x_diffeq.data.tokenizer import ByteTokenizer
-from t5x_diffeq.runs.hooks import Hook
-from t5x_diffeq.runtime.config import Config, DataKeys
-from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.system.errors import InputError
+from t5x_diffeq.training.hooks import Hook
 
 datasets = pytest.importorskip("datasets", reason="the Hugging Face library isn't installed")
 datasets.disable_progress_bars()
@@ -296,7 +296,7 @@ def test_the_hub(tmp_path):
         import os, sys
         from itertools import islice
         from t5x_diffeq.data.stream_files import open_stream
-        from t5x_diffeq.runtime.config import DataKeys
+        from t5x_diffeq.config.config import DataKeys
         for path in sys.argv[1:]:
             stream = open_stream(DataKeys(source="stream", path=path))
             documents = islice(stream.train.documents(), 2)

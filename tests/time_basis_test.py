@@ -10,10 +10,10 @@ from numpy.polynomial import legendre
 from small_models import SMALL, random_params
 from small_models import small as small_model
 
-from t5x_diffeq.ode.hyper_init import HyperInit
-from t5x_diffeq.ode.time_basis import make_time_basis
-from t5x_diffeq.runtime.config import ModelKeys
-from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.config.config import ModelKeys
+from t5x_diffeq.model.ode.hyper_init import HyperInit
+from t5x_diffeq.model.ode.time_basis import make_time_basis
+from t5x_diffeq.system.errors import InputError
 
 TIMES = np.linspace(0, 1, 61)
 BASES = ("legendre:1", "legendre:7", "table:1", "table:5")

@@ -7,9 +7,9 @@ import pytest
 from exported_models import CLASSIC, LENGTH, LLAMA, logits_of, random_run
 from flax.core import meta
 
-from t5x_diffeq.exchange.to_ode import ode_keys, to_ode
-from t5x_diffeq.models.config import ModelConfig
-from t5x_diffeq.models.language_model import LanguageModel
+from t5x_diffeq.hf.to_ode import ode_keys, to_ode
+from t5x_diffeq.model.config import ModelConfig
+from t5x_diffeq.model.language_model import LanguageModel
 
 TOKENS = np.random.default_rng(1).integers(256, size=(2, LENGTH))
 STEPS = 6

@@ -20,11 +20,7 @@ from t5x_diffeq.data.packing import Windows
 from t5x_diffeq.data.rows import Skipped
 from t5x_diffeq.data.token_bytes import NoByteLengthsError, token_bytes
 from t5x_diffeq.data.token_codes import is_trained, tokens_of
-from t5x_diffeq.data.tokenizer import (
-    ByteTokenizer,
-    HuggingFaceTokenizer,
-    SentencePieceTokenizer,
-)
+from t5x_diffeq.data.tokenizer import ByteTokenizer, HuggingFaceTokenizer, SentencePieceTokenizer
 from t5x_diffeq.training.evaluation import EvalMetrics, evaluate_loss
 
 pytestmark = pytest.mark.slow

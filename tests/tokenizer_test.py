@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from t5x_diffeq.config.config import Config
 from t5x_diffeq.data.tokenizer import (
     ByteTokenizer,
     HuggingFaceTokenizer,
@@ -14,8 +15,7 @@ from t5x_diffeq.data.tokenizer import (
     load_tokenizer,
     make_tokenizer,
 )
-from t5x_diffeq.runtime.config import Config
-from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.system.errors import InputError
 
 TEXTS = [
     "def f(x):\n    return x + 12  # twelve\n\n\n",

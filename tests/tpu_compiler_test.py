@@ -13,7 +13,7 @@ from environments import make_environment
 from helpers import ROOT
 from patience import patience
 
-from t5x_diffeq.runtime.chips import CHIPS
+from t5x_diffeq.system.chips import CHIPS
 
 pytestmark = pytest.mark.slow
 V5P = CHIPS["TPU v5p"]

@@ -3,9 +3,9 @@
 import pytest
 from tpu_metadata import serving_metadata
 
-from t5x_diffeq.runtime import tpu_hosts
-from t5x_diffeq.runtime.errors import InputError, RunError
-from t5x_diffeq.runtime.processes import rank_in
+from t5x_diffeq.cluster import tpu_hosts
+from t5x_diffeq.cluster.processes import rank_in
+from t5x_diffeq.system.errors import InputError, RunError
 
 SLICE = {"TPU_WORKER_HOSTNAMES": "a,b,c", "TPU_WORKER_ID": "2"}
 SLICES = {

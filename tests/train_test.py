@@ -11,12 +11,11 @@ import pytest
 from helpers import corpus_of, metrics_of, stop_after
 
 from t5x_diffeq.cli.train import train_to_end
-from t5x_diffeq.runs import basic_hooks
-from t5x_diffeq.runs.load import load_run
-from t5x_diffeq.runtime.config import Config
-from t5x_diffeq.runtime.errors import InputError, RunError
-from t5x_diffeq.tracking.jsonl import read_metrics
-from t5x_diffeq.training import programs
+from t5x_diffeq.config.config import Config
+from t5x_diffeq.system.errors import InputError, RunError
+from t5x_diffeq.training import basic_hooks, programs
+from t5x_diffeq.training.load import load_run
+from t5x_diffeq.training.tracking.jsonl import read_metrics
 
 
 def losses(workdir):

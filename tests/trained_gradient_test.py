@@ -13,7 +13,7 @@ from flax import linen as nn
 from helpers import setup_of
 
 from configs import default
-from t5x_diffeq.models.language_model import LanguageModel
+from t5x_diffeq.model.language_model import LanguageModel
 from t5x_diffeq.training.losses import charged_losses
 from t5x_diffeq.training.objective import end_of_pass
 from t5x_diffeq.training.step import make_gradient, make_train_step

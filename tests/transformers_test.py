@@ -34,18 +34,18 @@ from helpers import ROOT, call
 
 from configs import default
 from t5x_diffeq.cli import convert
-from t5x_diffeq.exchange import check_folder, layouts
-from t5x_diffeq.exchange.families import FAMILIES
-from t5x_diffeq.exchange.folder import TensorFiles
-from t5x_diffeq.exchange.from_pretrained import pretrained_params, read_config_json, with_model
-from t5x_diffeq.exchange.hypernetwork_form import HYPERNETWORK
-from t5x_diffeq.exchange.save_pretrained import save_pretrained
-from t5x_diffeq.exchange.to_ode import ode_keys, to_ode
-from t5x_diffeq.models.config import ModelConfig
-from t5x_diffeq.models.language_model import LanguageModel
-from t5x_diffeq.runs.load import Run, load_run
-from t5x_diffeq.runtime.config import Config
-from t5x_diffeq.runtime.errors import InputError, RunError
+from t5x_diffeq.config.config import Config
+from t5x_diffeq.hf import check_folder, layouts
+from t5x_diffeq.hf.families import FAMILIES
+from t5x_diffeq.hf.folder import TensorFiles
+from t5x_diffeq.hf.from_pretrained import pretrained_params, read_config_json, with_model
+from t5x_diffeq.hf.hypernetwork_form import HYPERNETWORK
+from t5x_diffeq.hf.save_pretrained import save_pretrained
+from t5x_diffeq.hf.to_ode import ode_keys, to_ode
+from t5x_diffeq.model.config import ModelConfig
+from t5x_diffeq.model.language_model import LanguageModel
+from t5x_diffeq.system.errors import InputError, RunError
+from t5x_diffeq.training.load import Run, load_run
 from t5x_diffeq.training.setup import make_setup
 
 

@@ -11,17 +11,17 @@ from helpers import call
 
 import t5x_diffeq as td
 from configs import finetune as finetune_config
+from t5x_diffeq.checkpoints.workdir import read_config
 from t5x_diffeq.cli import analyze, evaluate, explore, export, generate, make_tasks
 from t5x_diffeq.cli import train as train_verb
 from t5x_diffeq.cli.finetune import finetune
-from t5x_diffeq.ode.schemes import find_scheme
-from t5x_diffeq.optimizers.optimizer import make_optimizer
-from t5x_diffeq.runs.adapter_files import read_adapter_facts
-from t5x_diffeq.runs.teacher import check_teacher
-from t5x_diffeq.runs.workdir import read_config
-from t5x_diffeq.runtime import plugins
-from t5x_diffeq.runtime.config import Config, flatten
-from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.config import plugins
+from t5x_diffeq.config.config import Config, flatten
+from t5x_diffeq.model.ode.schemes import find_scheme
+from t5x_diffeq.system.errors import InputError
+from t5x_diffeq.training.adapter_files import read_adapter_facts
+from t5x_diffeq.training.optimizers.optimizer import make_optimizer
+from t5x_diffeq.training.teacher import check_teacher
 
 SHELL = "subprocess:run(args='touch pwned', shell=True)"
 ASKED = rf"names code of other packages, which would be run: model.scheme={'.*'}; if you trust it"
@@ -95,7 +95,7 @@ def test_what_a_person_has_named_is_not_asked_for(foreign):
 def test_own_examples_need_no_trust(foreign):
     change(foreign, "model", scheme="examples.own_scheme:ralston")
     assert read_config(foreign).model.scheme.endswith("ralston")
-    change(foreign, "model", scheme="t5x_diffeq.runtime.files:remove_folder(folder='foreign')")
+    change(foreign, "model", scheme="t5x_diffeq.system.files:remove_folder(folder='foreign')")
     with pytest.raises(InputError, match=ASKED):
         read_config(foreign)
 

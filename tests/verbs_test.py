@@ -10,12 +10,13 @@ from helpers import call, small_config
 
 from t5x_diffeq.cli import benchmark, evaluate, generate
 from t5x_diffeq.cli.train import train_to_end
+from t5x_diffeq.config.config import Config
 from t5x_diffeq.inference.sampling import Sampling
-from t5x_diffeq.runs import contestants, load
-from t5x_diffeq.runtime import console
-from t5x_diffeq.runtime.config import Config
-from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.tracking.jsonl import read_metrics
+from t5x_diffeq.planner import contestants
+from t5x_diffeq.system import console
+from t5x_diffeq.system.errors import InputError
+from t5x_diffeq.training import load
+from t5x_diffeq.training.tracking.jsonl import read_metrics
 
 pytestmark = pytest.mark.in_turns
 

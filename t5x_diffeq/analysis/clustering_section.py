@@ -13,7 +13,7 @@ from t5x_diffeq.analysis import clustering
 from t5x_diffeq.analysis.clustering import Clustering
 from t5x_diffeq.analysis.figures import WIDTH, make_drawing, make_panels
 from t5x_diffeq.analysis.report import Drawing, Section, Table
-from t5x_diffeq.runtime.console import Progress
+from t5x_diffeq.system.console import Progress
 
 _METHOD = (
     "Particle x_i has the velocity of attention alone: the sum over j of A_ij V x_j, where A_ij is "

@@ -27,15 +27,15 @@ from jaxtyping import Array, Float, Int
 
 from t5x_diffeq.analysis.spectra import weights_at
 from t5x_diffeq.analysis.tangents import Chunks, StepMap, StepWeights, full_tangent, pair_growth
-from t5x_diffeq.layers.array_types import State, Tokens, Weights
-from t5x_diffeq.models.config import ModelConfig
-from t5x_diffeq.models.language_model import LanguageModel, in_one_document
-from t5x_diffeq.models.sub_fields import vector_field
-from t5x_diffeq.ode.integrate import step_function, step_inputs
-from t5x_diffeq.ode.sources import source_of
-from t5x_diffeq.runtime.console import Progress
-from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.runtime.keys.values import CONVENTIONS
+from t5x_diffeq.config.keys.values import CONVENTIONS
+from t5x_diffeq.model.config import ModelConfig
+from t5x_diffeq.model.language_model import LanguageModel, in_one_document
+from t5x_diffeq.model.layers.array_types import State, Tokens, Weights
+from t5x_diffeq.model.ode.integrate import step_function, step_inputs
+from t5x_diffeq.model.ode.sources import source_of
+from t5x_diffeq.model.sub_fields import vector_field
+from t5x_diffeq.system.console import Progress
+from t5x_diffeq.system.errors import InputError
 
 GIB = 2**30
 

@@ -18,9 +18,9 @@ from t5x_diffeq.analysis.prompt_plots import (
 from t5x_diffeq.analysis.report import Drawing, Section, Table, as_code, prompt_markup
 from t5x_diffeq.analysis.rollout import attention_rollout
 from t5x_diffeq.analysis.spectra import rank_correlation
-from t5x_diffeq.layers.array_types import Tokens
-from t5x_diffeq.models.language_model import LanguageModel
-from t5x_diffeq.models.sub_fields import has_method
+from t5x_diffeq.model.language_model import LanguageModel
+from t5x_diffeq.model.layers.array_types import Tokens
+from t5x_diffeq.model.sub_fields import has_method
 
 _LINES = 6  # tokens whose exponents are drawn over depth
 _COLUMNS = ("token", "largest exponent", "mean exponent")

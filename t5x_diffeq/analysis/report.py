@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float
 
-from t5x_diffeq.runtime.files import AnyPath, digest, write_whole
+from t5x_diffeq.system.files import AnyPath, digest, write_whole
 
 Row = Sequence[str | float | int]
 RETURN = "\u21b5"  # shows the end of a line

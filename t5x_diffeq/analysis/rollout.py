@@ -11,10 +11,10 @@ import numpy as np
 from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
-from t5x_diffeq.layers.array_types import State, Tokens, Weights
-from t5x_diffeq.models.language_model import LanguageModel, in_one_document
-from t5x_diffeq.models.sub_fields import make_block, need_methods
-from t5x_diffeq.ode.schemes import find_scheme
+from t5x_diffeq.model.language_model import LanguageModel, in_one_document
+from t5x_diffeq.model.layers.array_types import State, Tokens, Weights
+from t5x_diffeq.model.ode.schemes import find_scheme
+from t5x_diffeq.model.sub_fields import make_block, need_methods
 
 
 def attention_rollout(

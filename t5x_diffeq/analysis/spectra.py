@@ -19,13 +19,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Complex, Float
 
-from t5x_diffeq.layers.array_types import Weights
-from t5x_diffeq.models.block import Block, Matrices
-from t5x_diffeq.models.config import ModelConfig
-from t5x_diffeq.models.language_model import make_source
-from t5x_diffeq.models.sub_fields import need_methods
-from t5x_diffeq.ode.schemes import grid
-from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.model.block import Block, Matrices
+from t5x_diffeq.model.config import ModelConfig
+from t5x_diffeq.model.language_model import make_source
+from t5x_diffeq.model.layers.array_types import Weights
+from t5x_diffeq.model.ode.schemes import grid
+from t5x_diffeq.model.sub_fields import need_methods
+from t5x_diffeq.system.errors import InputError
 
 _TITLES = {"qk": "W_Q W_K^T", "ov": "W_V W_O", "mlp": "W_up W_down"}
 # By the name of the product: eigenvalues by decreasing magnitude, at N times or layers. Those of

@@ -11,11 +11,11 @@ from matplotlib.figure import Figure
 from t5x_diffeq.analysis import depth_plots, spectra
 from t5x_diffeq.analysis.figures import make_drawing
 from t5x_diffeq.analysis.report import Drawing, Row, Section, Table
-from t5x_diffeq.models.config import ModelConfig
-from t5x_diffeq.models.language_model import LanguageModel
-from t5x_diffeq.models.sub_fields import make_block
-from t5x_diffeq.ode.schemes import grid
-from t5x_diffeq.ode.sources import source_of
+from t5x_diffeq.model.config import ModelConfig
+from t5x_diffeq.model.language_model import LanguageModel
+from t5x_diffeq.model.ode.schemes import grid
+from t5x_diffeq.model.ode.sources import source_of
+from t5x_diffeq.model.sub_fields import make_block
 
 _SMOOTH = 0.5  # below this roughness, values of W(t) between the nodes are shown
 _PARTS = {"magnitude": "Magnitude", "real": "Real part"}

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from t5x_diffeq.layers.array_types import State
+from t5x_diffeq.model.layers.array_types import State
 
 StepWeights = Any  # a tree with leaves `[N, ...]`, of a block or any other field
 StepMap = Callable[[State, StepWeights], State]

@@ -18,10 +18,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from t5x_diffeq.analysis.spectra import smaller_product
-from t5x_diffeq.layers.array_types import Weights
-from t5x_diffeq.models.language_model import LanguageModel, nodes
-from t5x_diffeq.models.sub_fields import has_method, make_block
-from t5x_diffeq.runtime.console import say
+from t5x_diffeq.model.language_model import LanguageModel, nodes
+from t5x_diffeq.model.layers.array_types import Weights
+from t5x_diffeq.model.sub_fields import has_method, make_block
+from t5x_diffeq.system.console import say
 
 _NODES, _HEADS = 12, 4  # at most so many of each have their eigenvalues drawn
 _LARGEST = 128  # width of a matrix whose eigenvalues are computed

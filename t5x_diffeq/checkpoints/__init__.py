@@ -1,1 +1,1 @@
-"""Checkpoints: saving, verifying, keeping and restoring them."""
+"""Checkpoints, which are saved, verified, kept and restored; and the workdir that they are in."""

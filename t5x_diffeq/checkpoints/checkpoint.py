@@ -25,11 +25,11 @@ from t5x_diffeq.checkpoints.restoring import read_newest
 from t5x_diffeq.checkpoints.retention import Retention, mark_milestones
 from t5x_diffeq.checkpoints.stored import RestoredCheckpoint, RunFacts, TrainState, parts_of
 from t5x_diffeq.checkpoints.writing import FinishedSave
-from t5x_diffeq.runtime.config import TrainKeys
-from t5x_diffeq.runtime.console import say
-from t5x_diffeq.runtime.errors import InputError, RunError
-from t5x_diffeq.runtime.files import AnyPath, absolute_path, describe_error, move_folder
-from t5x_diffeq.runtime.processes import are_several, gather, wait_for_all
+from t5x_diffeq.cluster.processes import are_several, gather, wait_for_all
+from t5x_diffeq.config.config import TrainKeys
+from t5x_diffeq.system.console import say
+from t5x_diffeq.system.errors import InputError, RunError
+from t5x_diffeq.system.files import AnyPath, absolute_path, describe_error, move_folder
 
 _LONG = 1.0  # seconds for which training should not wait
 _SECONDS_AFTER_FAILURE = 60  # for a save to finish after the run has failed

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import tensorstore
 
-from t5x_diffeq.runtime.console import say
-from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.runtime.files import (
+from t5x_diffeq.system.console import say
+from t5x_diffeq.system.errors import InputError
+from t5x_diffeq.system.files import (
     BUCKETS,
     AnyPath,
     absolute_path,

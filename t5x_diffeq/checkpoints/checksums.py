@@ -18,7 +18,7 @@ import jax
 import orbax.checkpoint as ocp
 from etils import epath
 
-from t5x_diffeq.runtime.files import AnyPath, bucket_files, is_in_bucket, parse_json
+from t5x_diffeq.system.files import AnyPath, bucket_files, is_in_bucket, parse_json
 
 FOLDER = "checksums"
 REST = f"{FOLDER}/rest.json"

@@ -23,9 +23,9 @@ import numpy as np
 
 from t5x_diffeq.checkpoints import checksums
 from t5x_diffeq.checkpoints.writing import FinishedSave
-from t5x_diffeq.runtime.console import write
-from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.runtime.files import (
+from t5x_diffeq.system.console import write
+from t5x_diffeq.system.errors import InputError
+from t5x_diffeq.system.files import (
     BUCKETS,
     AnyPath,
     absolute_path,

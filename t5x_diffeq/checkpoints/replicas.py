@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from t5x_diffeq.layers.mesh import axes_of
+from t5x_diffeq.model.layers.mesh import axes_of
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,10 @@ from t5x_diffeq.checkpoints.local_checkpoints import LocalCheckpoints
 from t5x_diffeq.checkpoints.replicas import replicas_of
 from t5x_diffeq.checkpoints.stored import ITEMS, RestoredCheckpoint, RunFacts, TrainState, parts_of
 from t5x_diffeq.checkpoints.writing import root_cause
-from t5x_diffeq.runtime.console import say
-from t5x_diffeq.runtime.errors import InfrastructureError, InputError, is_infrastructure_failure
-from t5x_diffeq.runtime.files import AnyPath, digest, parse_json
-from t5x_diffeq.runtime.processes import gather
+from t5x_diffeq.cluster.processes import gather
+from t5x_diffeq.system.console import say
+from t5x_diffeq.system.errors import InfrastructureError, InputError, is_infrastructure_failure
+from t5x_diffeq.system.files import AnyPath, digest, parse_json
 
 _NEEDED = ("step", "params", "opt_state")  # the parts that every train state has
 _DAMAGE = "DATA_LOSS"  # TensorStore's word for what it can't decode

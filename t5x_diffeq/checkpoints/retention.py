@@ -13,8 +13,8 @@ from typing import Any
 from orbax.checkpoint.checkpoint_managers import PreservationPolicy
 
 from t5x_diffeq.checkpoints.checkpoint_folder import steps_in, whole_steps
-from t5x_diffeq.runtime.errors import InputError, is_infrastructure_failure
-from t5x_diffeq.runtime.files import AnyPath, parse_json, write_whole
+from t5x_diffeq.system.errors import InputError, is_infrastructure_failure
+from t5x_diffeq.system.files import AnyPath, parse_json, write_whole
 
 MILESTONE = "MILESTONE"  # the file that keeps a checkpoint
 _NOTE = "This checkpoint is a milestone and is never deleted. Remove this file to change that.\n"

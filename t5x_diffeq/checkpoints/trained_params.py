@@ -8,9 +8,9 @@ from t5x_diffeq.checkpoints.checkpoint_folder import whole_steps
 from t5x_diffeq.checkpoints.restoring import DamagedError, read_parts
 from t5x_diffeq.checkpoints.retention import best_step
 from t5x_diffeq.checkpoints.stored import ITEMS
-from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.runtime.files import AnyPath, absolute_path
-from t5x_diffeq.runtime.keys.values import BEST
+from t5x_diffeq.config.keys.values import BEST
+from t5x_diffeq.system.errors import InputError
+from t5x_diffeq.system.files import AnyPath, absolute_path
 
 
 def restore_params(

@@ -10,8 +10,8 @@ import orbax.checkpoint as ocp
 
 from t5x_diffeq.checkpoints.checkpoint_folder import whole_steps
 from t5x_diffeq.checkpoints.stored import TrainState, parts_of
-from t5x_diffeq.runtime.errors import InfrastructureError, RunError, is_infrastructure_failure
-from t5x_diffeq.runtime.files import AnyPath, describe_error, is_in_bucket
+from t5x_diffeq.system.errors import InfrastructureError, RunError, is_infrastructure_failure
+from t5x_diffeq.system.files import AnyPath, describe_error, is_in_bucket
 
 CHUNK_BYTES = 256 * 10**6  # the most that a chunk of a stored array has before its compression
 _FULL = "No space left on device"

@@ -42,7 +42,7 @@ def run_verb(verb: str, name: str = "__main__") -> None:
         raise ImportError(f"{name} is only for `python -m`; import t5x_diffeq.cli.{verb} instead")
     if name != "__main__":
         return
-    from t5x_diffeq.runtime import command_line
+    from t5x_diffeq.cli import command_line
 
     module = import_module(f"t5x_diffeq.cli.{verb}")
     if verb == "analyze":

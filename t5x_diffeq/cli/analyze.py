@@ -12,20 +12,20 @@ import datetime
 import json
 from typing import TYPE_CHECKING
 
-from t5x_diffeq.runtime import command_line
-from t5x_diffeq.runtime.console import Progress, format_count, say
-from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.runtime.extras import need_package
-from t5x_diffeq.runtime.files import AnyPath, absolute_path
-from t5x_diffeq.runtime.keys.values import CONVENTIONS
-from t5x_diffeq.runtime.run_flags import VerbFlags
-from t5x_diffeq.runtime.version import __version__
+from t5x_diffeq.cli import command_line
+from t5x_diffeq.cli.verb_flags import VerbFlags
+from t5x_diffeq.config.keys.values import CONVENTIONS
+from t5x_diffeq.system.console import Progress, format_count, say
+from t5x_diffeq.system.errors import InputError
+from t5x_diffeq.system.extras import need_package
+from t5x_diffeq.system.files import AnyPath, absolute_path
+from t5x_diffeq.system.version import __version__
 
 if TYPE_CHECKING:
     from t5x_diffeq.analysis.report import Section
     from t5x_diffeq.data.corpus import Corpus
     from t5x_diffeq.data.tokenizer import Tokenizer
-    from t5x_diffeq.runs.load import Run
+    from t5x_diffeq.training.load import Run
 
 _KINDS = ("spectra", "lyapunov", "clustering")
 _OPENING = 24  # tokens of the validation text that form the prompt if none is given
@@ -96,7 +96,7 @@ def main() -> None:
 
     from t5x_diffeq.analysis.report import write_report
     from t5x_diffeq.data.corpus import load_corpus
-    from t5x_diffeq.runs.load import load_run
+    from t5x_diffeq.training.load import load_run
 
     facts: dict[str, object] = {}
     sections = []
@@ -159,7 +159,7 @@ def _encode_prompt(tokenizer: "Tokenizer", text: str, limit: int) -> list[int]:
 
 def _make_spectra_section(corpus: "Corpus", run: "Run", params: dict) -> "Section":
     from t5x_diffeq.analysis.spectra_section import spectra_section
-    from t5x_diffeq.ode.sources import source_of
+    from t5x_diffeq.model.ode.sources import source_of
 
     model = run.placed.model
     steps = [1, 2] if source_of(model.config).any_time else []
@@ -185,10 +185,10 @@ def _prompts_of(corpus: "Corpus", run: "Run") -> list[list[int]]:
 
 
 def _write_page(corpus: "Corpus", run: "Run", workdir: AnyPath, folder: AnyPath) -> AnyPath:
-    from t5x_diffeq.explorer.answers import Explorer
-    from t5x_diffeq.explorer.recording import write_recording
+    from t5x_diffeq.checkpoints.workdir import read_config
+    from t5x_diffeq.inference.explorer.answers import Explorer
+    from t5x_diffeq.inference.explorer.recording import write_recording
     from t5x_diffeq.inference.trained_run import TrainedRun
-    from t5x_diffeq.runs.workdir import read_config
 
     name = absolute_path(workdir).name or "run"
     write_recording(
@@ -203,7 +203,7 @@ def facts_of(workdir: AnyPath, run: "Run") -> dict[str, object]:
     """The description of a run on its page; the loss is the last that training recorded."""
     import jax
 
-    from t5x_diffeq.tracking.jsonl import read_metrics
+    from t5x_diffeq.training.tracking.jsonl import read_metrics
 
     c = run.placed.model.config
     facts: dict[str, object] = {

@@ -10,15 +10,15 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from t5x_diffeq.runtime.config import Config
-from t5x_diffeq.runtime.config_files import load_config
-from t5x_diffeq.runtime.console import Progress, align, format_count, say
-from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.runtime.files import AnyPath, parse_path
-from t5x_diffeq.runtime.grid import parse_value, split_values
-from t5x_diffeq.runtime.keys.values import INT32
-from t5x_diffeq.runtime.mistakes import check_keys
-from t5x_diffeq.runtime.run_flags import VerbFlags
+from t5x_diffeq.cli.verb_flags import VerbFlags
+from t5x_diffeq.config.config import Config
+from t5x_diffeq.config.config_files import load_config
+from t5x_diffeq.config.keys.values import INT32
+from t5x_diffeq.config.mistakes import check_keys
+from t5x_diffeq.experiments.grid import parse_value, split_values
+from t5x_diffeq.system.console import Progress, align, format_count, say
+from t5x_diffeq.system.errors import InputError
+from t5x_diffeq.system.files import AnyPath, parse_path
 
 FLAGS = VerbFlags(__name__)
 CONFIG = FLAGS.define_config("Config file of the model.")
@@ -90,7 +90,7 @@ def show_generation(config: Config, rounds: int) -> None:
 
 
 def _format_cell(result: dict[str, Any], key: str) -> str:
-    from t5x_diffeq.runs.contestants import RATIO
+    from t5x_diffeq.planner.contestants import RATIO
 
     values = result[key] if isinstance(result[key], list) else [result[key]]
     ratio = result["name"].startswith(RATIO)
@@ -101,8 +101,8 @@ def show_comparison(
     config: Config, others: Mapping[str, Config], rounds: int, traces: AnyPath | None = None
 ) -> None:
     """Prints a table with a line per model and per ratio; stores traces where one is given."""
-    from t5x_diffeq.runs.contestants import TRACED_STEPS, compare_models
-    from t5x_diffeq.runs.traces import how_to_open
+    from t5x_diffeq.planner.contestants import TRACED_STEPS, compare_models
+    from t5x_diffeq.training.profiler import how_to_open
 
     results = compare_models(config, others, rounds, traces)
     keys = list(results[0])[1:]

@@ -18,18 +18,18 @@ from typing import TYPE_CHECKING
 
 from ml_collections.config_flags import config_flags
 
-from t5x_diffeq.runtime import command_line
-from t5x_diffeq.runtime.config import Config
-from t5x_diffeq.runtime.config_files import CONFIGS
-from t5x_diffeq.runtime.console import Progress, print_table, say
-from t5x_diffeq.runtime.errors import InputError, RunError
-from t5x_diffeq.runtime.keys.values import INT32
-from t5x_diffeq.runtime.run_flags import VerbFlags
+from t5x_diffeq.cli import command_line
+from t5x_diffeq.cli.verb_flags import VerbFlags
+from t5x_diffeq.config.config import Config
+from t5x_diffeq.config.config_files import CONFIGS
+from t5x_diffeq.config.keys.values import INT32
+from t5x_diffeq.system.console import Progress, print_table, say
+from t5x_diffeq.system.errors import InputError, RunError
 
 if TYPE_CHECKING:
     from t5x_diffeq.data.corpus import Corpus
     from t5x_diffeq.data.tokenizer import Tokenizer
-    from t5x_diffeq.runs.load import Run
+    from t5x_diffeq.training.load import Run
 
 _ROWS, _BATCHES = 8, 4  # rows per batch, and batches, on which the perplexity is measured
 # Keys that the folder doesn't decide.
@@ -65,12 +65,12 @@ def main() -> None:
     from t5x_diffeq.data.corpus import load_corpus
     from t5x_diffeq.data.examples import check_data
     from t5x_diffeq.data.sources import check_paths
-    from t5x_diffeq.exchange.folder import check_new_folder, local_path, need_packages
-    from t5x_diffeq.exchange.hub import fetch_model, is_hub_id
-    from t5x_diffeq.exchange.to_ode import ode_keys, to_ode
-    from t5x_diffeq.exchange.to_peft import ADAPTER_CONFIG
-    from t5x_diffeq.models.config import ModelConfig
-    from t5x_diffeq.runs.load import load_run
+    from t5x_diffeq.hf.folder import check_new_folder, local_path, need_packages
+    from t5x_diffeq.hf.hub import fetch_model, is_hub_id
+    from t5x_diffeq.hf.to_ode import ode_keys, to_ode
+    from t5x_diffeq.hf.to_peft import ADAPTER_CONFIG
+    from t5x_diffeq.model.config import ModelConfig
+    from t5x_diffeq.training.load import load_run
 
     config = Config.of(CONFIG.value)
     folder, workdir = local_path(source, "input"), local_path(to, "workdir")
@@ -117,14 +117,14 @@ def load_folder(config: Config, folder: Path) -> "tuple[Config, Tokenizer, dict]
     Raises:
       InputError: if the folder is invalid.
     """
-    from t5x_diffeq.exchange.from_pretrained import (
+    from t5x_diffeq.hf.from_pretrained import (
         check_vocabulary,
         pretrained_params,
         read_config_json,
         with_model,
         with_tokenizer,
     )
-    from t5x_diffeq.models.config import ModelConfig
+    from t5x_diffeq.model.config import ModelConfig
 
     found = read_config_json(folder)
     config, tables = with_model(config, found, _SEQUENCE_LENGTH.value)
@@ -153,10 +153,10 @@ def write_run(config: Config, tokenizer: "Tokenizer", params: dict, workdir: Pat
 
     from t5x_diffeq.checkpoints.checkpoint import Checkpoints
     from t5x_diffeq.checkpoints.stored import RunFacts
+    from t5x_diffeq.checkpoints.workdir import save_config
     from t5x_diffeq.data.corpus import prepare_corpus
     from t5x_diffeq.data.examples import eval_examples
-    from t5x_diffeq.exchange.folder import new_folder
-    from t5x_diffeq.runs.workdir import save_config
+    from t5x_diffeq.hf.folder import new_folder
     from t5x_diffeq.training.setup import make_setup
 
     one_device = jax.devices()[:1]

@@ -11,19 +11,19 @@ from difflib import get_close_matches
 from itertools import product
 from typing import TYPE_CHECKING, TypeAlias
 
-from t5x_diffeq.runtime import command_line
-from t5x_diffeq.runtime.config import KEYS, Config
-from t5x_diffeq.runtime.console import format_count, say
-from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.runtime.extras import need_package
-from t5x_diffeq.runtime.files import AnyPath, parse_path, write_whole
-from t5x_diffeq.runtime.keys.values import ADAPTIVE_SOLVERS, INT32, SCHEMES, STEPS
-from t5x_diffeq.runtime.run_flags import VerbFlags
+from t5x_diffeq.cli import command_line
+from t5x_diffeq.cli.verb_flags import VerbFlags
+from t5x_diffeq.config.config import KEYS, Config
+from t5x_diffeq.config.keys.values import ADAPTIVE_SOLVERS, INT32, SCHEMES, STEPS
+from t5x_diffeq.system.console import format_count, say
+from t5x_diffeq.system.errors import InputError
+from t5x_diffeq.system.extras import need_package
+from t5x_diffeq.system.files import AnyPath, parse_path, write_whole
 
 if TYPE_CHECKING:
     from t5x_diffeq.data.corpus import Corpus
     from t5x_diffeq.data.tokenizer import Tokenizer
-    from t5x_diffeq.runs.load import Run
+    from t5x_diffeq.training.load import Run
 
 # Schemes and numbers of steps; None: as trained.
 _Grids: TypeAlias = list[tuple[str | None, int | None]]
@@ -123,7 +123,7 @@ def _load_run(
     """Loads the run, if it exists on the grids and its block has the methods."""
     import jax
 
-    from t5x_diffeq.runs.load import load_run
+    from t5x_diffeq.training.load import load_run
 
     return load_run(
         workdir,
@@ -139,9 +139,9 @@ def _load_run(
 
 def _evaluate_grid(run: "Run", corpus: "Corpus", num_steps: int | None, scheme: str | None) -> dict:
     from t5x_diffeq.inference.split_loss import evaluate_split
-    from t5x_diffeq.models.adaptive import Adaptive
-    from t5x_diffeq.models.sub_fields import has_method
-    from t5x_diffeq.planner.flops import forward_flops
+    from t5x_diffeq.model.adaptive import Adaptive
+    from t5x_diffeq.model.flops import forward_flops
+    from t5x_diffeq.model.sub_fields import has_method
 
     solver = scheme if scheme in ADAPTIVE_SOLVERS else None
     run = run.at_depth(num_steps, None if solver else scheme)

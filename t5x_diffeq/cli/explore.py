@@ -11,15 +11,15 @@ import socket
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from t5x_diffeq.runtime import command_line
-from t5x_diffeq.runtime.console import say
-from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.runtime.extras import need_package
-from t5x_diffeq.runtime.files import AnyPath, absolute_path, describe_error
-from t5x_diffeq.runtime.run_flags import VerbFlags
+from t5x_diffeq.cli import command_line
+from t5x_diffeq.cli.verb_flags import VerbFlags
+from t5x_diffeq.system.console import say
+from t5x_diffeq.system.errors import InputError
+from t5x_diffeq.system.extras import need_package
+from t5x_diffeq.system.files import AnyPath, absolute_path, describe_error
 
 if TYPE_CHECKING:
-    from t5x_diffeq.explorer.answers import Explorer
+    from t5x_diffeq.inference.explorer.answers import Explorer
 
 _LOCAL = ("127.0.0.1", "::1", "localhost")
 FLAGS = VerbFlags(__name__)
@@ -40,8 +40,8 @@ def main() -> None:
 
     import uvicorn
 
-    from t5x_diffeq.explorer.answers import Explorer  # importing JAX takes seconds
-    from t5x_diffeq.explorer.app import make_app
+    from t5x_diffeq.inference.explorer.answers import Explorer  # importing JAX takes seconds
+    from t5x_diffeq.inference.explorer.app import make_app
     from t5x_diffeq.inference.trained_run import load
 
     at = _bind(_HOST.value, _PORT.value)

@@ -8,10 +8,10 @@ from_pretrained also takes num_steps=24 or any other number, for models such as 
 Needs safetensors: pip install 't5x_diffeq[export]'.
 """
 
-from t5x_diffeq.runtime import command_line
-from t5x_diffeq.runtime.console import Progress, format_count, print_table, say
-from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.runtime.run_flags import VerbFlags
+from t5x_diffeq.cli import command_line
+from t5x_diffeq.cli.verb_flags import VerbFlags
+from t5x_diffeq.system.console import Progress, format_count, print_table, say
+from t5x_diffeq.system.errors import InputError
 
 _LAYERS = "layers"
 FLAGS = VerbFlags(__name__)
@@ -35,12 +35,12 @@ def main() -> None:
     workdir = command_line.parse_folder(_WORKDIR, "export")
     to = command_line.parse_folder(_OUTPUT, "export")
 
+    from t5x_diffeq.checkpoints.workdir import read_config
     from t5x_diffeq.data.tokenizer import load_tokenizer  # importing JAX takes seconds
-    from t5x_diffeq.exchange.folder import local_path, need_packages
-    from t5x_diffeq.exchange.save_pretrained import save_pretrained
-    from t5x_diffeq.runs.load import load_run
-    from t5x_diffeq.runs.workdir import read_config
-    from t5x_diffeq.tracking.jsonl import read_metrics
+    from t5x_diffeq.hf.folder import local_path, need_packages
+    from t5x_diffeq.hf.save_pretrained import save_pretrained
+    from t5x_diffeq.training.load import load_run
+    from t5x_diffeq.training.tracking.jsonl import read_metrics
 
     output = local_path(to, "output")
     need_packages("export")

@@ -9,13 +9,13 @@ command again resumes it.
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from t5x_diffeq.cli import command_line
 from t5x_diffeq.cli.train import train_to_end
-from t5x_diffeq.runtime import command_line
-from t5x_diffeq.runtime.config import KEYS, Config, flatten
-from t5x_diffeq.runtime.console import say
-from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.runtime.files import AnyPath, parse_path
-from t5x_diffeq.runtime.run_flags import VerbFlags
+from t5x_diffeq.cli.verb_flags import VerbFlags
+from t5x_diffeq.config.config import KEYS, Config, flatten
+from t5x_diffeq.system.console import say
+from t5x_diffeq.system.errors import InputError
+from t5x_diffeq.system.files import AnyPath, parse_path
 
 if TYPE_CHECKING:
     from t5x_diffeq.checkpoints.stored import TrainState
@@ -32,7 +32,7 @@ def main() -> int:
         raise InputError("finetune needs --config=configs/finetune.py:lora and --workdir=NEW")
     workdir = command_line.parse_folder(_WORKDIR, "finetune")
 
-    from t5x_diffeq.runs.workdir import sole_writer  # importing JAX takes seconds
+    from t5x_diffeq.checkpoints.workdir import sole_writer  # importing JAX takes seconds
 
     with sole_writer(workdir):
         return finetune(flatten(CONFIG.value), workdir)
@@ -72,13 +72,13 @@ def _check_same(key: str, given: object, own: object, untouched: object) -> None
 def _take_over(given: Mapping[str, object], workdir: AnyPath, first: bool) -> Config:
     """The completed config; for a new workdir it is checked, and the tokenizer is copied there."""
     from t5x_diffeq.checkpoints.trained_params import find_step
+    from t5x_diffeq.checkpoints.workdir import CONFIG_FILE, check_config, read_config
     from t5x_diffeq.data.corpus import check_tokenizers
     from t5x_diffeq.data.recipe import adopt_tokenizer
     from t5x_diffeq.data.tokenizer import load_tokenizer
-    from t5x_diffeq.models.config import ModelConfig
-    from t5x_diffeq.runs.load import PretrainedRun
-    from t5x_diffeq.runs.teacher import check_teacher, check_teachers_tokenizer
-    from t5x_diffeq.runs.workdir import CONFIG_FILE, check_config, read_config
+    from t5x_diffeq.model.config import ModelConfig
+    from t5x_diffeq.training.load import PretrainedRun
+    from t5x_diffeq.training.teacher import check_teacher, check_teachers_tokenizer
 
     if (workdir / CONFIG_FILE).exists():
         return complete_config(given, read_config(workdir))
@@ -111,10 +111,10 @@ def finetune(given: Mapping[str, object], workdir: AnyPath) -> int:
       InputError: if the pretrained run can't be used, or not with this config.
       RunError: if the run fails.
     """
-    from t5x_diffeq.models.sub_fields import declared_leaves
-    from t5x_diffeq.runs.adapter_files import save_adapters
-    from t5x_diffeq.runs.load import PretrainedRun, init_from_pretrained
-    from t5x_diffeq.runtime.processes import run_in_turn
+    from t5x_diffeq.cluster.processes import run_in_turn
+    from t5x_diffeq.model.sub_fields import declared_leaves
+    from t5x_diffeq.training.adapter_files import save_adapters
+    from t5x_diffeq.training.load import PretrainedRun, init_from_pretrained
 
     if not given["init_from"]:
         raise InputError("config.init_from is not set; --config.init_from=DIR names a trained run")

@@ -9,19 +9,19 @@ import time
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from t5x_diffeq.runtime import command_line
-from t5x_diffeq.runtime.console import say, track
-from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.runtime.extras import need_package
-from t5x_diffeq.runtime.files import AnyPath, parse_path
-from t5x_diffeq.runtime.keys.values import INT32
-from t5x_diffeq.runtime.run_flags import VerbFlags
+from t5x_diffeq.cli import command_line
+from t5x_diffeq.cli.verb_flags import VerbFlags
+from t5x_diffeq.config.keys.values import INT32
+from t5x_diffeq.system.console import say, track
+from t5x_diffeq.system.errors import InputError
+from t5x_diffeq.system.extras import need_package
+from t5x_diffeq.system.files import AnyPath, parse_path
 
 if TYPE_CHECKING:
     from t5x_diffeq.data.chat import Chat
     from t5x_diffeq.data.tokenizer import Tokenizer
     from t5x_diffeq.inference.continuation import Continuation
-    from t5x_diffeq.runs.load import Run
+    from t5x_diffeq.training.load import Run
 
 _OPENING = 16  # tokens of the validation text that form the prompt if none is given
 FLAGS = VerbFlags(__name__)
@@ -56,7 +56,7 @@ def main() -> None:
 
     from t5x_diffeq.data.corpus import load_corpus  # importing JAX takes seconds
     from t5x_diffeq.inference.continuation import Continuation
-    from t5x_diffeq.runs.load import load_run
+    from t5x_diffeq.training.load import load_run
 
     corpus = load_corpus(workdir)
     tokenizer = corpus.tokenizer

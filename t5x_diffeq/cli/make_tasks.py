@@ -9,11 +9,11 @@ import json
 import re
 from typing import TYPE_CHECKING
 
-from t5x_diffeq.runtime import command_line
-from t5x_diffeq.runtime.console import say
-from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.runtime.files import AnyPath, write_whole
-from t5x_diffeq.runtime.run_flags import VerbFlags
+from t5x_diffeq.cli import command_line
+from t5x_diffeq.cli.verb_flags import VerbFlags
+from t5x_diffeq.system.console import say
+from t5x_diffeq.system.errors import InputError
+from t5x_diffeq.system.files import AnyPath, write_whole
 
 if TYPE_CHECKING:
     from t5x_diffeq.data.tokenizer import Tokenizer, TokenSequence
@@ -87,9 +87,9 @@ def make_tasks(workdir: AnyPath, output: AnyPath) -> None:
     """
     import numpy as np
 
+    from t5x_diffeq.checkpoints.workdir import read_config
     from t5x_diffeq.data.corpus import load_corpus
     from t5x_diffeq.data.examples import eval_examples
-    from t5x_diffeq.runs.workdir import read_config
 
     data = read_config(workdir).data
     corpus = load_corpus(workdir)

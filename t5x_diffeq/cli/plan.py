@@ -17,11 +17,11 @@ import time
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING
 
-from t5x_diffeq.runtime.config import Config
-from t5x_diffeq.runtime.config_files import baseline_of
-from t5x_diffeq.runtime.console import say
-from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.runtime.run_flags import VerbFlags
+from t5x_diffeq.cli.verb_flags import VerbFlags
+from t5x_diffeq.config.config import Config
+from t5x_diffeq.config.config_files import baseline_of
+from t5x_diffeq.system.console import say
+from t5x_diffeq.system.errors import InputError
 
 if TYPE_CHECKING:
     from t5x_diffeq.planner.planning import Plan
@@ -102,7 +102,7 @@ def sweep(config: Config, where: "Topology") -> None:
 
 def show_plans(config: Config, where: "Topology") -> None:
     """Prints plans of the model and its baseline."""
-    from t5x_diffeq.ode.sources import source_of
+    from t5x_diffeq.model.ode.sources import source_of
     from t5x_diffeq.planner.tables import print_plans
 
     configs = {"model": config}

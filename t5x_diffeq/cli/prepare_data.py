@@ -10,14 +10,14 @@ folder.
 import json
 import os
 
-from t5x_diffeq.runtime import command_line
-from t5x_diffeq.runtime.config import DataKeys
-from t5x_diffeq.runtime.console import format_count, say
-from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.runtime.files import AnyPath, digest
-from t5x_diffeq.runtime.keys.values import MOST_SHARDS, THREADS
-from t5x_diffeq.runtime.locks import hold_lock
-from t5x_diffeq.runtime.run_flags import VerbFlags
+from t5x_diffeq.cli import command_line
+from t5x_diffeq.cli.verb_flags import VerbFlags
+from t5x_diffeq.config.config import DataKeys
+from t5x_diffeq.config.keys.values import MOST_SHARDS, THREADS
+from t5x_diffeq.system.console import format_count, say
+from t5x_diffeq.system.errors import InputError
+from t5x_diffeq.system.files import AnyPath, digest
+from t5x_diffeq.system.locks import hold_lock
 
 FLAGS = VerbFlags(__name__)
 CONFIG = FLAGS.define_config("Config file; its `data` section describes the documents.")

@@ -11,12 +11,12 @@ import shlex
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from t5x_diffeq.runtime import command_line
-from t5x_diffeq.runtime.console import say
-from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.runtime.files import AnyPath, files_matching, parse_path, write_whole
-from t5x_diffeq.runtime.keys.values import INT32
-from t5x_diffeq.runtime.run_flags import VerbFlags
+from t5x_diffeq.cli import command_line
+from t5x_diffeq.cli.verb_flags import VerbFlags
+from t5x_diffeq.config.keys.values import INT32
+from t5x_diffeq.system.console import say
+from t5x_diffeq.system.errors import InputError
+from t5x_diffeq.system.files import AnyPath, files_matching, parse_path, write_whole
 
 if TYPE_CHECKING:
     from t5x_diffeq.experiments.experiment import Experiment
@@ -36,7 +36,7 @@ class ExperimentFlags(VerbFlags):
     def __init__(self, module: str, output: str | None = None):
         super().__init__(module)
         what = "Folder for workdirs, logs, results, tables and figures."
-        self.folder = self.define_text("output", what, output)
+        self.define_text("output", what, output)
         self.define_text("scale", "Scale: laptop, or paper for the paper's sizes.", "laptop")
         self.define_texts(
             "text",
@@ -56,7 +56,7 @@ class ExperimentFlags(VerbFlags):
             "or 'own' to train tokenizers on the text.",
             "tokenizers",
         )
-        self.part_of_runs = self.define_part()
+        self.define_part()
         self.define_dry_run()
 
 
@@ -94,8 +94,8 @@ def carry_out_at_scale(
     """
     if flags.scale not in _SCALES:
         raise InputError(f"--scale={flags.scale} must be laptop or paper")
-    output = command_line.parse_folder(flags.folder, "reproduce")
-    i, n = command_line.parse_part(flags.part_of_runs)
+    output = command_line.parse_folder(flags["output"], "reproduce")
+    i, n = command_line.parse_part(flags["part"])
 
     from t5x_diffeq.experiments.child import StoppedError  # importing JAX takes seconds
     from t5x_diffeq.experiments.runs import carry_out, part_of, read_results

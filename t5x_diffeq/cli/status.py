@@ -9,7 +9,12 @@ import time
 from dataclasses import dataclass
 from functools import cached_property
 
-from t5x_diffeq.runs.goodput import (
+from t5x_diffeq.cli import command_line
+from t5x_diffeq.cli.verb_flags import VerbFlags
+from t5x_diffeq.system.console import align, format_duration
+from t5x_diffeq.system.errors import InputError
+from t5x_diffeq.system.files import AnyPath
+from t5x_diffeq.training.goodput import (
     COLUMNS,
     UNKNOWN,
     Attempt,
@@ -19,11 +24,6 @@ from t5x_diffeq.runs.goodput import (
     total_columns,
     wall_seconds,
 )
-from t5x_diffeq.runtime import command_line
-from t5x_diffeq.runtime.console import align, format_duration
-from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.runtime.files import AnyPath
-from t5x_diffeq.runtime.run_flags import VerbFlags
 
 _LOSS, _BITS = "eval/loss", "eval/bits_per_byte"
 _SECONDS_OF_SILENCE = 600  # after which a run that never said that it ended may have been killed
@@ -37,8 +37,8 @@ def main() -> None:
     """Runs the verb."""
     folder, now = command_line.parse_folder(_WORKDIR, "status"), time.time()
 
-    from t5x_diffeq.runs.history import FILE  # importing JAX takes seconds
-    from t5x_diffeq.runs.workdir import CONFIG_FILE
+    from t5x_diffeq.checkpoints.workdir import CONFIG_FILE
+    from t5x_diffeq.training.history import FILE  # importing JAX takes seconds
 
     alone = _is_run(folder)
     candidates = [folder] if alone else sorted(folder.iterdir()) if folder.is_dir() else []
@@ -69,7 +69,7 @@ class RunStatus:
     @cached_property
     def events(self) -> list:
         """The events of its history."""
-        from t5x_diffeq.runs.history import read_events
+        from t5x_diffeq.training.history import read_events
 
         return read_events(self.workdir)
 
@@ -81,7 +81,7 @@ class RunStatus:
     @cached_property
     def evaluations(self) -> dict[int, dict[str, float]]:
         """The lines of its evaluations by step, in the order of the steps."""
-        from t5x_diffeq.tracking.jsonl import read_metrics
+        from t5x_diffeq.training.tracking.jsonl import read_metrics
 
         lines = {int(line["step"]): line for line in read_metrics(self.workdir) if _LOSS in line}
         return {step: lines[step] for step in sorted(lines)}
@@ -158,8 +158,8 @@ class RunStatus:
 
 
 def _is_run(folder: AnyPath) -> bool:
-    from t5x_diffeq.runs.history import FILE
-    from t5x_diffeq.runs.workdir import CONFIG_FILE
+    from t5x_diffeq.checkpoints.workdir import CONFIG_FILE
+    from t5x_diffeq.training.history import FILE
 
     return (folder / FILE).exists() or (folder / CONFIG_FILE).exists()
 

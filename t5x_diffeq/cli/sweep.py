@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 
 from ml_collections.config_flags import config_flags
 
-from t5x_diffeq.runtime import command_line
-from t5x_diffeq.runtime.config_files import load_config
-from t5x_diffeq.runtime.console import say
-from t5x_diffeq.runtime.errors import InputError, RunError
-from t5x_diffeq.runtime.files import AnyPath, is_in_bucket, write_whole
-from t5x_diffeq.runtime.grid import parse_grid, points
-from t5x_diffeq.runtime.keys.values import INT32, SEEDS
-from t5x_diffeq.runtime.run_flags import VerbFlags
+from t5x_diffeq.cli import command_line
+from t5x_diffeq.cli.verb_flags import VerbFlags
+from t5x_diffeq.config.config_files import load_config
+from t5x_diffeq.config.keys.values import INT32, SEEDS
+from t5x_diffeq.experiments.grid import parse_grid, points
+from t5x_diffeq.system.console import say
+from t5x_diffeq.system.errors import InputError, RunError
+from t5x_diffeq.system.files import AnyPath, is_in_bucket, write_whole
 
 if TYPE_CHECKING:
     from t5x_diffeq.experiments.grid_runs import GridSweep
@@ -102,7 +102,7 @@ def _check_points(plan: "GridSweep") -> None:
     """
     from t5x_diffeq.data.examples import check_data
     from t5x_diffeq.data.sources import check_paths
-    from t5x_diffeq.models.config import ModelConfig
+    from t5x_diffeq.model.config import ModelConfig
     from t5x_diffeq.training.config_checks import check_new
     from t5x_diffeq.training.depths import check_depths
     from t5x_diffeq.training.setup import expected_vocab_size

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 from ml_collections import ConfigDict
 from ml_collections.config_flags import config_flags
 
-from t5x_diffeq.runtime import command_line
-from t5x_diffeq.runtime.config import Config
-from t5x_diffeq.runtime.config_files import config_file, flatten
-from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.runtime.files import AnyPath, parse_path
-from t5x_diffeq.runtime.keys.values import INT32
-from t5x_diffeq.runtime.run_flags import VerbFlags
+from t5x_diffeq.cli import command_line
+from t5x_diffeq.cli.verb_flags import VerbFlags
+from t5x_diffeq.config.config import Config
+from t5x_diffeq.config.config_files import config_file, flatten
+from t5x_diffeq.config.keys.values import INT32
+from t5x_diffeq.system.errors import InputError
+from t5x_diffeq.system.files import AnyPath, parse_path
 
 if TYPE_CHECKING:
     from t5x_diffeq.inference.trained_run import TrainedRun
@@ -48,7 +48,7 @@ def main() -> int:
         raise InputError("--branch_step needs --branch_from=DIR, the run that it is a step of")
     workdir = command_line.parse_folder(_WORKDIR, "train")
 
-    from t5x_diffeq.runs.workdir import sole_writer  # importing JAX takes seconds
+    from t5x_diffeq.checkpoints.workdir import sole_writer  # importing JAX takes seconds
 
     with sole_writer(workdir):
         config = _branch(workdir) if _BRANCH_FROM.value else Config.of(CONFIG.value)
@@ -57,8 +57,8 @@ def main() -> int:
 
 def _branch(workdir: AnyPath) -> Config:
     """The config of a branch; process 0 makes its workdir if that is new."""
-    from t5x_diffeq.runs.branch import branch_off
-    from t5x_diffeq.runtime.processes import run_in_turn
+    from t5x_diffeq.cluster.processes import run_in_turn
+    from t5x_diffeq.training.branch import branch_off
 
     source = command_line.parse_folder(_BRANCH_FROM, "train")
     given, values = CONFIG.value, flatten(CONFIG.value)
@@ -81,11 +81,11 @@ def train_to_end(config: Config, workdir: AnyPath, **given: Callable) -> int:
     """Trains with the hooks of every run; `given` and the exit status are those of the loop."""
     from t5x_diffeq.inference.downstream import DownstreamTasks
     from t5x_diffeq.inference.samples import Samples
-    from t5x_diffeq.runs import loop
-    from t5x_diffeq.runs.basic_hooks import Evaluation, MetricsLog
-    from t5x_diffeq.runs.profiler import Profiler
-    from t5x_diffeq.runs.spike_hook import Spikes
-    from t5x_diffeq.runs.watcher import Watcher, WeightFigures
+    from t5x_diffeq.training import loop
+    from t5x_diffeq.training.basic_hooks import Evaluation, MetricsLog
+    from t5x_diffeq.training.profiler import Profiler
+    from t5x_diffeq.training.spike_hook import Spikes
+    from t5x_diffeq.training.watcher import Watcher, WeightFigures
 
     # In the order in which they are called: figures are drawn while the model is evaluated.
     hooks = (
@@ -108,8 +108,8 @@ def train(config: Config | ConfigDict, workdir: str | PathLike) -> "TrainedRun":
       SystemExit: if training was stopped and saved, with the verb's exit status: 42 after SIGTERM,
         130 after Ctrl-C. The same call continues.
     """
+    from t5x_diffeq.checkpoints.workdir import sole_writer
     from t5x_diffeq.inference.trained_run import load
-    from t5x_diffeq.runs.workdir import sole_writer
 
     folder = parse_path(str(workdir), "workdir")
     checked = config if isinstance(config, Config) else Config.of(config)

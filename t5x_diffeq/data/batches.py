@@ -18,7 +18,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Integer
 
 from t5x_diffeq.data.packing import Example, FirstFitRows, Windows
-from t5x_diffeq.runtime.console import track
+from t5x_diffeq.system.console import track
 
 _PREFETCHED_BATCHES = 8
 Examples = Windows | FirstFitRows

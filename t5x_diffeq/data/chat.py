@@ -10,8 +10,8 @@ from jaxtyping import Bool, Integer
 
 from t5x_diffeq.data.fast_tokenizer import fast_tokenizer
 from t5x_diffeq.data.tokenizer import Tokenizer
-from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.runtime.extras import need_package
+from t5x_diffeq.system.errors import InputError
+from t5x_diffeq.system.extras import need_package
 
 _DAY_OF_DATA = datetime(2024, 7, 26)  # so that data is the same on any day
 _TIME = re.compile(r"""strftime_now\(\s*(['"])(.*?)\1\s*\)""")

@@ -4,14 +4,8 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.runtime.files import (
-    AnyPath,
-    describe_error,
-    digest,
-    read_json_object,
-    write_whole,
-)
+from t5x_diffeq.system.errors import InputError
+from t5x_diffeq.system.files import AnyPath, describe_error, digest, read_json_object, write_whole
 
 _TEMPLATE_FILE = "chat_template.jinja"
 _CONFIG_FILE, _MAP_FILE = "tokenizer_config.json", "special_tokens_map.json"

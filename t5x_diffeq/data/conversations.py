@@ -10,8 +10,8 @@ import json
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.runtime.files import parse_json
+from t5x_diffeq.system.errors import InputError
+from t5x_diffeq.system.files import parse_json
 
 ANSWERER = "assistant"  # the role whose messages are trained on
 _ROLES = {"human": "user", "gpt": ANSWERER}  # ShareGPT's names

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property
 
+from t5x_diffeq.config.config import DataKeys, check_vocab_size
 from t5x_diffeq.data.manifest import MANIFEST, MASKS, SPLITS, read_manifest
 from t5x_diffeq.data.mixture import ConcatenatedDocuments, part_configs
 from t5x_diffeq.data.preparation import fingerprint_of, prepare_shards
@@ -14,10 +15,9 @@ from t5x_diffeq.data.shards import ShardedDocuments, read_shard_facts
 from t5x_diffeq.data.sources import Source, load_source
 from t5x_diffeq.data.token_bytes import NoByteLengthsError, TokenBytes, token_bytes
 from t5x_diffeq.data.tokenizer import Tokenizer, load_tokenizer
-from t5x_diffeq.runtime.config import DataKeys, check_vocab_size
-from t5x_diffeq.runtime.console import format_count, say
-from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.runtime.files import (
+from t5x_diffeq.system.console import format_count, say
+from t5x_diffeq.system.errors import InputError
+from t5x_diffeq.system.files import (
     AnyPath,
     absolute_path,
     digest,

@@ -19,15 +19,10 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, runtime_checkable
 
 from t5x_diffeq.data.conversations import keys_of_conversations
-from t5x_diffeq.data.rows import (
-    Skipped,
-    document_of,
-    document_of_line,
-    document_of_text,
-)
-from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.runtime.extras import need_package
-from t5x_diffeq.runtime.files import digest, file_digest
+from t5x_diffeq.data.rows import Skipped, document_of, document_of_line, document_of_text
+from t5x_diffeq.system.errors import InputError
+from t5x_diffeq.system.extras import need_package
+from t5x_diffeq.system.files import digest, file_digest
 
 if TYPE_CHECKING:
     import pyarrow

@@ -16,8 +16,8 @@ from t5x_diffeq.data.conversations import ANSWERER, find_conversation_fault, fin
 from t5x_diffeq.data.rows import Skipped, Unreadable
 from t5x_diffeq.data.token_codes import CODE_DTYPE, encode_tokens, token_dtype
 from t5x_diffeq.data.tokenizer import Tokenizer
-from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.runtime.files import digest, parse_json
+from t5x_diffeq.system.errors import InputError
+from t5x_diffeq.system.files import digest, parse_json
 
 PIECE_CHARACTERS = 1_000_000  # longer documents are tokenised in pieces, cut after a line
 _REASON_CHARACTERS = 100  # of what a template says, in the count of skipped documents

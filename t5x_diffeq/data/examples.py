@@ -7,6 +7,7 @@ from typing import Protocol, runtime_checkable
 import jax
 from jax.sharding import NamedSharding
 
+from t5x_diffeq.config.config import Config, DataKeys
 from t5x_diffeq.data.batches import Examples, Mixture, train_batches
 from t5x_diffeq.data.corpus import Corpus
 from t5x_diffeq.data.encoding import encoder_of
@@ -15,9 +16,8 @@ from t5x_diffeq.data.packing import FirstFitRows, Windows
 from t5x_diffeq.data.sources import STREAM
 from t5x_diffeq.data.stream import Stream
 from t5x_diffeq.data.stream_files import open_stream
-from t5x_diffeq.runtime.config import Config, DataKeys
-from t5x_diffeq.runtime.console import say
-from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.system.console import say
+from t5x_diffeq.system.errors import InputError
 
 
 @runtime_checkable

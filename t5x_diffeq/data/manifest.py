@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.runtime.files import AnyPath, parse_json
+from t5x_diffeq.system.errors import InputError
+from t5x_diffeq.system.files import AnyPath, parse_json
 
 MANIFEST = "manifest.json"
 SPLITS = ("train", "validation")

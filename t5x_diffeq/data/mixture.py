@@ -5,9 +5,9 @@ from dataclasses import replace
 from itertools import accumulate
 from math import fsum
 
+from t5x_diffeq.config.config import DataKeys
 from t5x_diffeq.data.documents import Documents
-from t5x_diffeq.runtime.config import DataKeys
-from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.system.errors import InputError
 
 _LEAST_SHARE = 1e-6  # of the examples; with less, a run would see almost none of the part
 

@@ -13,7 +13,7 @@ from jaxtyping import Float, Integer
 
 from t5x_diffeq.data.token_bytes import TokenBytes
 from t5x_diffeq.data.token_codes import Border, Codes, is_trained, tokens_of
-from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.system.errors import InputError
 
 _OPEN_ROWS = 64  # rows that first-fit packing keeps open
 

@@ -14,18 +14,12 @@ from jaxtyping import Integer
 from t5x_diffeq.data.encoding import TextEncoder, encoder_of
 from t5x_diffeq.data.manifest import MASKS, SPLITS
 from t5x_diffeq.data.rows import Skipped
-from t5x_diffeq.data.shards import (
-    RECORD_TOKENS,
-    merge_shards,
-    read_shard_facts,
-    stem,
-    write_shard,
-)
+from t5x_diffeq.data.shards import RECORD_TOKENS, merge_shards, read_shard_facts, stem, write_shard
 from t5x_diffeq.data.sources import Source
 from t5x_diffeq.data.tokenizer import Tokenizer, load_tokenizer
-from t5x_diffeq.runtime.console import Progress, say
-from t5x_diffeq.runtime.errors import InputError, RunError
-from t5x_diffeq.runtime.files import AnyPath, digest
+from t5x_diffeq.system.console import Progress, say
+from t5x_diffeq.system.errors import InputError, RunError
+from t5x_diffeq.system.files import AnyPath, digest
 
 BATCH_CHARACTERS = 4_000_000  # tokenised at once
 _Job = tuple[str, int]  # the split and number of a shard

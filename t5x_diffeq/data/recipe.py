@@ -2,12 +2,12 @@
 
 import json
 
+from t5x_diffeq.config.config import DataKeys
 from t5x_diffeq.data.documents import Documents
 from t5x_diffeq.data.tokenizer import Tokenizer, load_tokenizer, make_tokenizer, with_template
-from t5x_diffeq.runtime.config import DataKeys
-from t5x_diffeq.runtime.console import say
-from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.runtime.files import AnyPath, parse_json, remove_folder, write_whole
+from t5x_diffeq.system.console import say
+from t5x_diffeq.system.errors import InputError
+from t5x_diffeq.system.files import AnyPath, parse_json, remove_folder, write_whole
 
 _RECIPE = "recipe.json"
 

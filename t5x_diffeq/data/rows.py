@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from t5x_diffeq.data.conversations import conversation_of, find_text_fault
-from t5x_diffeq.runtime.console import say
-from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.runtime.files import parse_json
+from t5x_diffeq.system.console import say
+from t5x_diffeq.system.errors import InputError
+from t5x_diffeq.system.files import parse_json
 
 _ENOUGH_ROWS = 1000  # to see that the most can't be read, and the rest needn't be tried
 _ENOUGH_UNREADABLE = 100  # to judge an endless source by

@@ -31,10 +31,10 @@ from t5x_diffeq.data.verification import (
     remember,
     verify,
 )
-from t5x_diffeq.runtime.console import say
-from t5x_diffeq.runtime.errors import InputError, RunError
-from t5x_diffeq.runtime.files import AnyPath, atomic_file, file_digest, parse_json, write_whole
-from t5x_diffeq.runtime.staging import NoRoomError, stage
+from t5x_diffeq.system.console import say
+from t5x_diffeq.system.errors import InputError, RunError
+from t5x_diffeq.system.files import AnyPath, atomic_file, file_digest, parse_json, write_whole
+from t5x_diffeq.system.staging import NoRoomError, stage
 
 _OF_SHARD = ("source", "fingerprint", "documents", "tokens", "skipped", "sha256", "lengths_sha256")
 IN_MEMORY_TOKENS = 64_000_000  # a split up to this size is read at once, in less than a second

@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from t5x_diffeq.config.config import DataKeys
+from t5x_diffeq.config.plugins import check_returns, is_plugin, load_plugin
 from t5x_diffeq.data.conversations import KEYS, keys_of_conversations
 from t5x_diffeq.data.documents import (
     DECOMPRESSORS,
@@ -23,13 +25,11 @@ from t5x_diffeq.data.documents import (
 from t5x_diffeq.data.rows import Unreadable, document_of
 from t5x_diffeq.data.stream_files import open_stream
 from t5x_diffeq.data.wikitext import articles, detokenize
-from t5x_diffeq.runtime.config import DataKeys
-from t5x_diffeq.runtime.console import say
-from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.runtime.extras import need_package
-from t5x_diffeq.runtime.files import describe_error, digest, files_in, files_matching, parse_path
-from t5x_diffeq.runtime.plugins import check_returns, is_plugin, load_plugin
-from t5x_diffeq.runtime.staging import stage
+from t5x_diffeq.system.console import say
+from t5x_diffeq.system.errors import InputError
+from t5x_diffeq.system.extras import need_package
+from t5x_diffeq.system.files import describe_error, digest, files_in, files_matching, parse_path
+from t5x_diffeq.system.staging import stage
 
 if TYPE_CHECKING:
     import datasets

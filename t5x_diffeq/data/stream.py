@@ -19,15 +19,15 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jaxtyping import Integer
 
+from t5x_diffeq.cluster.processes import gather
 from t5x_diffeq.data.batches import Rows, own_rows, prefetch, put_on_devices, stack
 from t5x_diffeq.data.encoding import Codes, TextEncoder
 from t5x_diffeq.data.packing import Example, example_of
 from t5x_diffeq.data.rows import Skipped
 from t5x_diffeq.data.stream_files import FileReader, OpenStream
 from t5x_diffeq.data.token_codes import Border
-from t5x_diffeq.runtime.console import say
-from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.runtime.processes import gather
+from t5x_diffeq.system.console import say
+from t5x_diffeq.system.errors import InputError
 
 BLOCK_DOCUMENTS = 1000  # shuffled together
 _FRUITLESS_EPOCHS = 2  # without a document for a lane, which then gives up

@@ -14,13 +14,13 @@ from itertools import count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from t5x_diffeq.config.config import DataKeys
 from t5x_diffeq.data.conversations import keys_of_conversations
 from t5x_diffeq.data.documents import Documents, text_as_bytes
 from t5x_diffeq.data.rows import document_of, document_of_line
-from t5x_diffeq.runtime.config import DataKeys
-from t5x_diffeq.runtime.errors import InputError, is_infrastructure_failure
-from t5x_diffeq.runtime.extras import need_package
-from t5x_diffeq.runtime.files import describe_error, digest, parse_json
+from t5x_diffeq.system.errors import InputError, is_infrastructure_failure
+from t5x_diffeq.system.extras import need_package
+from t5x_diffeq.system.files import describe_error, digest, parse_json
 
 if TYPE_CHECKING:
     import datasets

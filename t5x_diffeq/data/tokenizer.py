@@ -13,6 +13,7 @@ import numpy as np
 import sentencepiece
 from jaxtyping import Integer
 
+from t5x_diffeq.config.config import DataKeys
 from t5x_diffeq.data.chat_template import (
     PLAIN_TEMPLATE,
     ChatFormat,
@@ -23,11 +24,10 @@ from t5x_diffeq.data.chat_template import (
 from t5x_diffeq.data.conversations import find_text_fault, text_of_conversation
 from t5x_diffeq.data.documents import Documents
 from t5x_diffeq.data.token_codes import Border
-from t5x_diffeq.runtime.config import DataKeys
-from t5x_diffeq.runtime.console import Progress, say
-from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.runtime.extras import need_package
-from t5x_diffeq.runtime.files import (
+from t5x_diffeq.system.console import Progress, say
+from t5x_diffeq.system.errors import InputError
+from t5x_diffeq.system.extras import need_package
+from t5x_diffeq.system.files import (
     AnyPath,
     describe_error,
     digest,

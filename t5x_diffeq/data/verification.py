@@ -15,9 +15,9 @@ import numpy as np
 from jaxtyping import Integer
 
 from t5x_diffeq.data.manifest import MANIFEST, damage_error
-from t5x_diffeq.runtime.console import format_count, say
-from t5x_diffeq.runtime.errors import InputError, RunError
-from t5x_diffeq.runtime.files import (
+from t5x_diffeq.system.console import format_count, say
+from t5x_diffeq.system.errors import InputError, RunError
+from t5x_diffeq.system.files import (
     AnyPath,
     absolute_path,
     describe_error,
@@ -27,7 +27,7 @@ from t5x_diffeq.runtime.files import (
     parse_json,
     write_whole,
 )
-from t5x_diffeq.runtime.staging import cache_folder
+from t5x_diffeq.system.staging import cache_folder
 
 _THREADS = 8
 _SAID_FROM = 10**9  # bytes; fewer are hashed in a second or two

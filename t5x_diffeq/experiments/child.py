@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
-from t5x_diffeq.runtime.peers import EXIT_INTERRUPTED, EXIT_PREEMPTED
+from t5x_diffeq.cluster.peers import EXIT_INTERRUPTED, EXIT_PREEMPTED
 
 _STATUSES = {signal.SIGTERM: EXIT_PREEMPTED, signal.SIGINT: EXIT_INTERRUPTED}
 

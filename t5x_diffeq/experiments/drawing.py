@@ -13,9 +13,9 @@ from t5x_diffeq.experiments.present import (
     order_columns,
 )
 from t5x_diffeq.experiments.runs import Label
-from t5x_diffeq.runtime.console import say
-from t5x_diffeq.runtime.extras import install_command
-from t5x_diffeq.runtime.files import AnyPath, write_whole
+from t5x_diffeq.system.console import say
+from t5x_diffeq.system.extras import install_command
+from t5x_diffeq.system.files import AnyPath, write_whole
 
 Panels = dict[str, dict[str, list[Point]]]  # by title, lines by name
 _TEXTS = ("text", "trained on", "tuned on")  # labels that name a panel; they come first in a row

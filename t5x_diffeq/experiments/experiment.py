@@ -9,12 +9,12 @@ from itertools import product
 from math import inf
 from typing import Any
 
+from t5x_diffeq.config.config_files import values_of
 from t5x_diffeq.experiments.present import TableSpec, list_pages, paired_table
 from t5x_diffeq.experiments.runs import ExperimentRun, format_flags, name_choices
 from t5x_diffeq.experiments.tokenizers import fill_in_tokenizer
-from t5x_diffeq.runtime.config_files import values_of
-from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.runtime.files import AnyPath
+from t5x_diffeq.system.errors import InputError
+from t5x_diffeq.system.files import AnyPath
 
 Keys = Mapping[str, Any]  # values by key of the config
 Texts = Mapping[str, Keys]  # by the text's name, the keys of the config for it

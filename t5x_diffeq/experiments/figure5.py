@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import product
 
+from t5x_diffeq.config.config_files import values_of
 from t5x_diffeq.experiments.experiment import Experiment, Keys, Texts
 from t5x_diffeq.experiments.present import TableSpec
 from t5x_diffeq.experiments.runs import ExperimentRun, Label, format_flags
 from t5x_diffeq.experiments.tokenizers import KEY, fill_in_tokenizer
-from t5x_diffeq.runtime.config_files import values_of
-from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.system.errors import InputError
 
 _STEPS = {"ode": 18, "baseline": 24}
 _TUNINGS = {  # methods and grids

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import Any
 
+from t5x_diffeq.experiments.grid import VARIANT, Axis, Point, points
 from t5x_diffeq.experiments.present import TableSpec, format_lines, mean_and_error
 from t5x_diffeq.experiments.runs import ExperimentRun, Label, format_flags, name_choices
-from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.runtime.grid import VARIANT, Axis, Point, points
+from t5x_diffeq.system.errors import InputError
 
 _SEED, _LINE = "seed", "line"  # labels; a line of the figure
 _COLUMNS = {  # of the table, by the number of an outcome that each shows

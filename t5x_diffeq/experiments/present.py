@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Float
 
 from t5x_diffeq.experiments.runs import Label
-from t5x_diffeq.runtime.files import AnyPath
+from t5x_diffeq.system.files import AnyPath
 
 _PAIRED_HEAD = (
     "Paired test over the same documents (and seeds), ODE against baseline\n\n"

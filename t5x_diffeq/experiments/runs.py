@@ -10,12 +10,12 @@ from os import SEEK_END
 from pathlib import Path
 from typing import Any
 
+from t5x_diffeq.checkpoints.workdir import read_config
+from t5x_diffeq.cluster.peers import EXIT_INFRASTRUCTURE
 from t5x_diffeq.experiments.child import Commands
-from t5x_diffeq.runs.workdir import read_config
-from t5x_diffeq.runtime.console import Progress, format_duration, say
-from t5x_diffeq.runtime.errors import InfrastructureError, RunError
-from t5x_diffeq.runtime.files import write_whole
-from t5x_diffeq.runtime.peers import EXIT_INFRASTRUCTURE
+from t5x_diffeq.system.console import Progress, format_duration, say
+from t5x_diffeq.system.errors import InfrastructureError, RunError
+from t5x_diffeq.system.files import write_whole
 
 _RESULTS = "results.jsonl"
 _BITS = "eval/bits_per_byte"

@@ -6,11 +6,11 @@ Perplexity is per token, so it is comparable with the paper's only under the pap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from t5x_diffeq.checkpoints.workdir import read_config
 from t5x_diffeq.data.tokenizer import Tokenizer, load_tokenizer
 from t5x_diffeq.experiments.runs import ExperimentRun
-from t5x_diffeq.runs.workdir import read_config
-from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.runtime.files import AnyPath, parse_path
+from t5x_diffeq.system.errors import InputError
+from t5x_diffeq.system.files import AnyPath, parse_path
 
 OWN = "own"  # --tokenizers=own: train a tokenizer on the text
 KEY = "data.tokenizer"

@@ -1,1 +1,1 @@
-"""Text, scores and tasks from a trained model."""
+"""A trained run: its Python interface, text, scores, tasks; `explorer` shows it as a page."""

@@ -3,11 +3,11 @@
 from functools import cache
 from typing import TYPE_CHECKING, ClassVar
 
-from t5x_diffeq.models.sub_fields import need_methods
-from t5x_diffeq.runs.goodput import EVALUATION
-from t5x_diffeq.runs.hooks import Hook, LoopPosition, Training
-from t5x_diffeq.runtime.config import Config, TasksKeys
-from t5x_diffeq.runtime.extras import need_package
+from t5x_diffeq.config.config import Config, TasksKeys
+from t5x_diffeq.model.sub_fields import need_methods
+from t5x_diffeq.system.extras import need_package
+from t5x_diffeq.training.goodput import EVALUATION
+from t5x_diffeq.training.hooks import Hook, LoopPosition, Training
 from t5x_diffeq.training.setup import Setup
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from t5x_diffeq.inference.sampling import Sampling, generate
-from t5x_diffeq.layers.array_types import Weights
-from t5x_diffeq.models.language_model import LanguageModel
+from t5x_diffeq.model.language_model import LanguageModel
+from t5x_diffeq.model.layers.array_types import Weights
 from t5x_diffeq.training.partitioning import unbox
 
 _PROMPT = 16  # tokens

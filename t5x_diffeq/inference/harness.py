@@ -18,10 +18,10 @@ from lm_eval.utils import handle_non_serializable
 
 from t5x_diffeq.data.tokenizer import Tokenizer
 from t5x_diffeq.inference.harness_model import DiffEqLM
-from t5x_diffeq.runs.load import Run
-from t5x_diffeq.runtime.console import align, say
-from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.runtime.files import AnyPath, write_whole
+from t5x_diffeq.system.console import align, say
+from t5x_diffeq.system.errors import InputError
+from t5x_diffeq.system.files import AnyPath, write_whole
+from t5x_diffeq.training.load import Run
 from t5x_diffeq.training.placed_model import PlacedModel
 
 _PAPER = (  # tables 4 and 5

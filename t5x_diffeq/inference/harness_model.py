@@ -22,7 +22,7 @@ from t5x_diffeq.data.tokenizer import Tokenizer
 from t5x_diffeq.inference.continuation import Continuation, grow
 from t5x_diffeq.inference.sampling import BUCKET, Sampling, generate
 from t5x_diffeq.inference.scoring import Scorer, Sequel
-from t5x_diffeq.runtime.console import Progress
+from t5x_diffeq.system.console import Progress
 from t5x_diffeq.training.placed_model import PlacedModel
 
 _SEED = 0  # for sampling

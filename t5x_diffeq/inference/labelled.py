@@ -8,7 +8,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 from jaxtyping import Float, Shaped
 
-from t5x_diffeq.layers.array_types import Weights
+from t5x_diffeq.model.layers.array_types import Weights
 
 _MOST = 6  # times or tokens that are printed
 

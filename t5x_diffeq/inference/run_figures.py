@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from t5x_diffeq.analysis.weight_paths import make_weight_paths
-from t5x_diffeq.runtime.extras import need_package
+from t5x_diffeq.system.extras import need_package
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

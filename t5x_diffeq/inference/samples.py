@@ -6,14 +6,14 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
+from t5x_diffeq.config.config import Config
 from t5x_diffeq.data.corpus import Corpus
 from t5x_diffeq.data.tokenizer import Tokenizer
 from t5x_diffeq.inference.continuation import Continuation, grow
 from t5x_diffeq.inference.sampling import Sampling, generate
-from t5x_diffeq.models.sub_fields import need_methods
-from t5x_diffeq.runs.hooks import Hook, LoopPosition, Training
-from t5x_diffeq.runtime.config import Config
-from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.model.sub_fields import need_methods
+from t5x_diffeq.system.errors import InputError
+from t5x_diffeq.training.hooks import Hook, LoopPosition, Training
 from t5x_diffeq.training.setup import Setup
 
 _TOKENS = 64  # of a continuation

@@ -10,9 +10,9 @@ import numpy as np
 from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
-from t5x_diffeq.layers.array_types import Cache, Places, Positions, Tokens, Weights
-from t5x_diffeq.models.language_model import LanguageModel
-from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.model.language_model import LanguageModel
+from t5x_diffeq.model.layers.array_types import Cache, Places, Positions, Tokens, Weights
+from t5x_diffeq.system.errors import InputError
 
 TEMPERATURES = (1e-3, 1e3)  # the lowest and the highest, but for 0
 BUCKET = 128  # prompts and caches are padded to multiples of it, so that few programs are compiled

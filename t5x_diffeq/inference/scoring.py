@@ -15,9 +15,9 @@ import numpy as np
 from flax import linen as nn
 from jaxtyping import Array
 
-from t5x_diffeq.layers.array_types import Tokens, Weights
-from t5x_diffeq.models.language_model import LanguageModel
-from t5x_diffeq.runtime.console import Progress
+from t5x_diffeq.model.language_model import LanguageModel
+from t5x_diffeq.model.layers.array_types import Tokens, Weights
+from t5x_diffeq.system.console import Progress
 from t5x_diffeq.training.losses import losses_and_choices
 from t5x_diffeq.training.placed_model import PlacedModel
 

@@ -3,9 +3,9 @@
 from t5x_diffeq.data.batches import eval_batches
 from t5x_diffeq.data.corpus import Corpus
 from t5x_diffeq.data.examples import eval_examples
-from t5x_diffeq.models.adaptive import Adaptive
-from t5x_diffeq.runs.load import Run
+from t5x_diffeq.model.adaptive import Adaptive
 from t5x_diffeq.training.evaluation import evaluate_loss, make_adaptive_eval_step, make_eval_step
+from t5x_diffeq.training.load import Run
 
 
 def evaluate_split(

@@ -4,8 +4,8 @@ W(t) is trained only at the nodes of the trained grids. Between them it is P e(t
 with the features of 1000 t, and close to the values at the nodes with a few polynomials of t.
 """
 
-from t5x_diffeq.ode.sources import source_of
-from t5x_diffeq.runtime.config import Config
+from t5x_diffeq.config.config import Config
+from t5x_diffeq.model.ode.sources import source_of
 
 
 def is_trained_grid(config: Config, scheme: str, num_steps: int | None) -> bool:

@@ -23,6 +23,8 @@ from flax import linen as nn
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
 
+from t5x_diffeq.checkpoints.workdir import read_config
+from t5x_diffeq.config.config import Config
 from t5x_diffeq.data.corpus import Corpus, load_corpus
 from t5x_diffeq.data.tokenizer import Tokenizer
 from t5x_diffeq.inference.continuation import Continuation, grow
@@ -31,18 +33,16 @@ from t5x_diffeq.inference.run_figures import Figures
 from t5x_diffeq.inference.sampling import BUCKET, Sampling, generate
 from t5x_diffeq.inference.split_loss import evaluate_split
 from t5x_diffeq.inference.trained_grids import is_smooth, is_trained_grid, off_grid_warning
-from t5x_diffeq.models.config import ModelConfig
-from t5x_diffeq.models.language_model import LanguageModel, nodes
-from t5x_diffeq.models.sub_fields import declared_leaves
-from t5x_diffeq.ode.sources import source_of
-from t5x_diffeq.runs.load import Run, load_run
-from t5x_diffeq.runs.workdir import read_config
-from t5x_diffeq.runtime.compilation_cache import enable_cache
-from t5x_diffeq.runtime.config import Config
-from t5x_diffeq.runtime.console import format_count
-from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.runtime.files import AnyPath, parse_path
-from t5x_diffeq.tracking.jsonl import read_metrics
+from t5x_diffeq.model.config import ModelConfig
+from t5x_diffeq.model.language_model import LanguageModel, nodes
+from t5x_diffeq.model.ode.sources import source_of
+from t5x_diffeq.model.sub_fields import declared_leaves
+from t5x_diffeq.system.compilation_cache import enable_cache
+from t5x_diffeq.system.console import format_count
+from t5x_diffeq.system.errors import InputError
+from t5x_diffeq.system.files import AnyPath, parse_path
+from t5x_diffeq.training.load import Run, load_run
+from t5x_diffeq.training.tracking.jsonl import read_metrics
 
 if TYPE_CHECKING:
     import pandas

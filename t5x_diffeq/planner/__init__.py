@@ -1,1 +1,1 @@
-"""Cost, memory and collectives of a step, from its compiled program; and topologies."""
+"""What compiled programs say: memory, FLOPs, collectives, time; and what steps really take."""

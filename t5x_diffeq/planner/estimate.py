@@ -6,12 +6,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from t5x_diffeq.model.flops import StepFlops
 from t5x_diffeq.planner.collectives import Collective
-from t5x_diffeq.planner.flops import StepFlops
 from t5x_diffeq.planner.kernels import Kernel
 from t5x_diffeq.planner.links import Links
 from t5x_diffeq.planner.program_cost import ProgramCost
-from t5x_diffeq.runtime.chips import Chip
+from t5x_diffeq.system.chips import Chip
 
 _KERNELS_AT_WORST = 0.5  # of the peak, what fused attention reaches
 _HOSTS_AND_STRAGGLERS = 0.1  # of the step

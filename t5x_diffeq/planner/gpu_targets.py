@@ -7,7 +7,7 @@ specifications per compute capability). The text is a `GpuTargetConfigProto` of 
 
 from dataclasses import dataclass
 
-from t5x_diffeq.runtime.chips import CHIPS
+from t5x_diffeq.system.chips import CHIPS
 
 _KIB, _MIB = 2**10, 2**20
 _CUDNN = (9, 8)  # the oldest that JAX takes

@@ -12,7 +12,7 @@ from math import prod
 from typing import Any
 
 from t5x_diffeq.planner.collectives import BETWEEN_SLICES, Collective
-from t5x_diffeq.runtime.chips import Chip
+from t5x_diffeq.system.chips import Chip
 
 _TWICE = ("all-reduce", BETWEEN_SLICES)  # sums are reduce-scattered, then gathered
 _HOP_SECONDS = 1e-6  # from a TPU to its neighbour

@@ -6,14 +6,14 @@ from dataclasses import dataclass, replace
 import jax
 from jax.stages import Compiled
 
+from t5x_diffeq.config.config import Config
+from t5x_diffeq.model.flops import StepFlops, step_flops
 from t5x_diffeq.planner.collectives import Traffic, collectives, traffic
 from t5x_diffeq.planner.estimate import StepTimes, step_times
-from t5x_diffeq.planner.flops import StepFlops, step_flops
 from t5x_diffeq.planner.links import Links
 from t5x_diffeq.planner.program_cost import ProgramCost, program_cost
 from t5x_diffeq.planner.topology import Topology
-from t5x_diffeq.runtime.chips import GIB, Chip
-from t5x_diffeq.runtime.config import Config
+from t5x_diffeq.system.chips import GIB, Chip
 from t5x_diffeq.training.partitioning import shard_bytes
 from t5x_diffeq.training.programs import lower_train_step
 from t5x_diffeq.training.setup import Setup, make_setup

@@ -10,12 +10,12 @@ from itertools import product
 from math import prod
 from typing import Any
 
-from t5x_diffeq.layers.attention_kernels import splash_blocks
+from t5x_diffeq.config.config import Config
+from t5x_diffeq.model.layers.attention_kernels import splash_blocks
 from t5x_diffeq.planner.planning import Plan, plan_setup, state_bytes
 from t5x_diffeq.planner.topology import Topology
-from t5x_diffeq.runtime.config import Config
-from t5x_diffeq.runtime.console import say
-from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.system.console import say
+from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.training.partitioning import AXES, batch_shards
 
 # The last recomputes most and saves least.

@@ -5,8 +5,8 @@ from dataclasses import asdict
 from t5x_diffeq.planner.collectives import Traffic
 from t5x_diffeq.planner.estimate import ASSUMED, ASSUMED_OF_GPUS, StepTimes
 from t5x_diffeq.planner.planning import Plan
-from t5x_diffeq.runtime.chips import GIB
-from t5x_diffeq.runtime.console import align, format_count, say
+from t5x_diffeq.system.chips import GIB
+from t5x_diffeq.system.console import align, format_count, say
 from t5x_diffeq.training.partitioning import describe_mesh
 
 _GPU_SHARE = 0.75  # of a GPU's memory, what JAX preallocates by default

@@ -16,9 +16,9 @@ from jax.experimental import topologies
 
 from t5x_diffeq.planner.gpu_targets import TARGETS, target_config
 from t5x_diffeq.planner.links import rings
-from t5x_diffeq.runtime.chips import Chip, chip
-from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.runtime.extras import install_command
+from t5x_diffeq.system.chips import Chip, chip
+from t5x_diffeq.system.errors import InputError
+from t5x_diffeq.system.extras import install_command
 
 _GPUS_PER_NODE = 8  # where the name gives a count alone
 _GPUS = {name.lower(): name for name in TARGETS}

@@ -1,1 +1,4 @@
-"""Training: state, step, optimizer, sharding, checkpoints, metrics."""
+"""Training: the step and its terms, the state and its sharding, the loop and its hooks.
+
+`optimizers` has the optimizers, `tracking` where numbers, texts and figures go.
+"""

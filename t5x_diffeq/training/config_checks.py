@@ -1,9 +1,9 @@
 """Checks that the values of a config are compatible; they need no mesh and no model."""
 
-from t5x_diffeq.ode.sources import source_of
-from t5x_diffeq.runtime.config import Config
-from t5x_diffeq.runtime.errors import InputError
-from t5x_diffeq.runtime.plugins import is_plugin
+from t5x_diffeq.config.config import Config
+from t5x_diffeq.config.plugins import is_plugin
+from t5x_diffeq.model.ode.sources import source_of
+from t5x_diffeq.system.errors import InputError
 
 
 def check_new(config: Config) -> None:

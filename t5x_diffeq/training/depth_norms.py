@@ -6,8 +6,8 @@ import jax.numpy as jnp
 from flax.traverse_util import flatten_dict
 from jaxtyping import Array, Float
 
-from t5x_diffeq.layers.array_types import Weights
-from t5x_diffeq.ode.weight_source import layer_name
+from t5x_diffeq.model.layers.array_types import Weights
+from t5x_diffeq.model.ode.weight_source import layer_name
 
 Curves = dict[str, Float[Array, " n"]]
 

@@ -13,9 +13,9 @@ from typing import NamedTuple
 import numpy as np
 from jax import Array
 
-from t5x_diffeq.ode.sources import source_of
-from t5x_diffeq.runtime.config import Config, TrainKeys
-from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.config.config import Config, TrainKeys
+from t5x_diffeq.model.ode.sources import source_of
+from t5x_diffeq.system.errors import InputError
 
 _DRAW = 0xDE97  # distinguishes this use of the seed from others
 

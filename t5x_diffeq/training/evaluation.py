@@ -9,9 +9,9 @@ import jax
 from clu import metrics as clu_metrics
 from jaxtyping import Array, Float
 
-from t5x_diffeq.models.adaptive import Adaptive, solve
-from t5x_diffeq.models.language_model import LanguageModel
-from t5x_diffeq.runtime.errors import InputError, RunError
+from t5x_diffeq.model.adaptive import Adaptive, solve
+from t5x_diffeq.model.language_model import LanguageModel
+from t5x_diffeq.system.errors import InputError, RunError
 from t5x_diffeq.training.losses import token_losses
 from t5x_diffeq.training.objective import Batch, batch_losses, places_of
 from t5x_diffeq.training.placed_model import PlacedModel

@@ -16,11 +16,11 @@ from flax import linen as nn
 from flax.traverse_util import flatten_dict
 from jaxtyping import Array, Float
 
-from t5x_diffeq.layers.array_types import Times, Weights
-from t5x_diffeq.layers.linear import ADAPTERS
-from t5x_diffeq.models.language_model import LanguageModel, nodes
-from t5x_diffeq.ode.time_dependent_weights import projection_squares
-from t5x_diffeq.ode.weight_source import Embeddings
+from t5x_diffeq.model.language_model import LanguageModel, nodes
+from t5x_diffeq.model.layers.array_types import Times, Weights
+from t5x_diffeq.model.layers.linear import ADAPTERS
+from t5x_diffeq.model.ode.time_dependent_weights import projection_squares
+from t5x_diffeq.model.ode.weight_source import Embeddings
 from t5x_diffeq.training.losses import StateAndHead
 from t5x_diffeq.training.objective import Batch, Means, Params, Pass, end_of_pass, split_rows
 

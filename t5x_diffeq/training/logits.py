@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from t5x_diffeq.layers.mesh import shards_over
+from t5x_diffeq.model.layers.mesh import shards_over
 
 
 class TokenLosses(NamedTuple):

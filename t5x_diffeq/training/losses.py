@@ -13,8 +13,8 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int, Num
 
-from t5x_diffeq.layers.array_types import State, Tokens
-from t5x_diffeq.layers.mesh import mesh_axes, on_shards
+from t5x_diffeq.model.layers.array_types import State, Tokens
+from t5x_diffeq.model.layers.mesh import mesh_axes, on_shards
 from t5x_diffeq.training.logits import TokenLosses, Vocabulary, logits_of
 
 Charge = Callable[[TokenLosses], Float[Array, "..."]]  # what each token adds to what is minimised

@@ -2,11 +2,11 @@
 
 from jax.sharding import Mesh
 
-from t5x_diffeq.models.block import can_split_length
-from t5x_diffeq.models.config import ModelConfig
-from t5x_diffeq.models.sub_fields import make_block
-from t5x_diffeq.runtime.config import TrainKeys
-from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.config.config import TrainKeys
+from t5x_diffeq.model.block import can_split_length
+from t5x_diffeq.model.config import ModelConfig
+from t5x_diffeq.model.sub_fields import make_block
+from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.training import partitioning
 from t5x_diffeq.training.depths import least_rows
 

@@ -14,9 +14,9 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float
 
-from t5x_diffeq.layers.array_types import Places, State, Weights
-from t5x_diffeq.models.language_model import LanguageModel
-from t5x_diffeq.runtime.config import TrainKeys
+from t5x_diffeq.config.config import TrainKeys
+from t5x_diffeq.model.language_model import LanguageModel
+from t5x_diffeq.model.layers.array_types import Places, State, Weights
 from t5x_diffeq.training.depths import Rows, rows_of_depths
 from t5x_diffeq.training.losses import StateAndHead, charged_losses, token_losses
 from t5x_diffeq.training.terms import Outcome, TokenTerm, charge, terms_of

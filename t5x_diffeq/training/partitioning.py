@@ -10,10 +10,10 @@ from flax import linen as nn
 from jax.experimental import mesh_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from t5x_diffeq.layers.mesh import Rule, Rules, axes_of, spec_of
-from t5x_diffeq.layers.parameter import Parameter, is_parameter, map_parameters
-from t5x_diffeq.runtime.config import MeshKeys
-from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.config.config import MeshKeys
+from t5x_diffeq.model.layers.mesh import Rule, Rules, axes_of, spec_of
+from t5x_diffeq.model.layers.parameter import Parameter, is_parameter, map_parameters
+from t5x_diffeq.system.errors import InputError
 
 Tree = TypeVar("Tree")
 AXES = ("data", "fsdp", "context", "tensor")

@@ -9,13 +9,13 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 
-from t5x_diffeq.layers.mesh import axes_of
-from t5x_diffeq.models.config import ModelConfig
-from t5x_diffeq.models.language_model import LanguageModel
-from t5x_diffeq.models.source_checks import check_source
-from t5x_diffeq.runtime.chips import chip
-from t5x_diffeq.runtime.config import Config, TrainKeys
-from t5x_diffeq.runtime.plugins import is_plugin
+from t5x_diffeq.config.config import Config, TrainKeys
+from t5x_diffeq.config.plugins import is_plugin
+from t5x_diffeq.model.config import ModelConfig
+from t5x_diffeq.model.language_model import LanguageModel
+from t5x_diffeq.model.layers.mesh import axes_of
+from t5x_diffeq.model.source_checks import check_source
+from t5x_diffeq.system.chips import chip
 from t5x_diffeq.training import partitioning
 from t5x_diffeq.training.mesh_checks import check_context
 from t5x_diffeq.training.state import declared_params

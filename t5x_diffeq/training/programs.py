@@ -7,8 +7,8 @@ from typing import NamedTuple
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from t5x_diffeq.models.language_model import LanguageModel
-from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.model.language_model import LanguageModel
+from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.training.setup import Setup
 from t5x_diffeq.training.step import make_train_step
 

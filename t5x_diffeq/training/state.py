@@ -8,11 +8,11 @@ import optax
 from jaxtyping import Array
 
 from t5x_diffeq.checkpoints.stored import TrainState
-from t5x_diffeq.layers.context import length_shards
-from t5x_diffeq.layers.mesh import mesh_axes, shards_over
-from t5x_diffeq.models.language_model import LanguageModel
-from t5x_diffeq.runtime.config import TrainKeys
-from t5x_diffeq.runtime.errors import InputError
+from t5x_diffeq.config.config import TrainKeys
+from t5x_diffeq.model.language_model import LanguageModel
+from t5x_diffeq.model.layers.context import length_shards
+from t5x_diffeq.model.layers.mesh import mesh_axes, shards_over
+from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.training.spikes import RecentSteps
 
 

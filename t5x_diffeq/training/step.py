@@ -11,10 +11,10 @@ import optax
 from jaxtyping import Array, Float
 
 from t5x_diffeq.checkpoints.stored import TrainState
-from t5x_diffeq.layers.array_types import Weights
-from t5x_diffeq.models.language_model import LanguageModel
-from t5x_diffeq.ode.weight_source import Embeddings
-from t5x_diffeq.runtime.config import TrainKeys
+from t5x_diffeq.config.config import TrainKeys
+from t5x_diffeq.model.language_model import LanguageModel
+from t5x_diffeq.model.layers.array_types import Weights
+from t5x_diffeq.model.ode.weight_source import Embeddings
 from t5x_diffeq.training.depth_norms import watch_gradient
 from t5x_diffeq.training.gradient import (
     NodesOfPasses,
@@ -24,14 +24,7 @@ from t5x_diffeq.training.gradient import (
     make_weights,
     trained_rest,
 )
-from t5x_diffeq.training.objective import (
-    Batch,
-    Means,
-    Params,
-    count_tokens,
-    objective,
-    passes_of,
-)
+from t5x_diffeq.training.objective import Batch, Means, Params, count_tokens, objective, passes_of
 from t5x_diffeq.training.setup import Setup
 from t5x_diffeq.training.spikes import look_for_spike
 

@@ -1,7 +1,7 @@
 """What training minimises: a weighted sum of terms, each of which is a class.
 
 A term has a weight, and a name under which the mean that it computes is reported, unweighted. A new
-term is a class here, a key for its weight (`runtime/keys/train.py`), and a line in `terms_of`. A
+term is a class here, a key for its weight (`config/keys/train.py`), and a line in `terms_of`. A
 term of the logits is a `TokenTerm`: a number of each token, made of its `logits.TokenLosses`.
 """
 
@@ -11,7 +11,7 @@ from typing import ClassVar
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from t5x_diffeq.runtime.config import TrainKeys
+from t5x_diffeq.config.config import TrainKeys
 from t5x_diffeq.training.logits import TokenLosses
 
 

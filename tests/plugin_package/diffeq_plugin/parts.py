@@ -7,10 +7,10 @@ import optax
 from flax import linen as nn
 
 import t5x_diffeq as td
-from t5x_diffeq.layers.linear import Linear
-from t5x_diffeq.models.attention_block import AttentionBlock
-from t5x_diffeq.models.block import PyTorchForm, SubFieldFlops, kernel_flops
-from t5x_diffeq.models.config_layers import norm_of, output_std
+from t5x_diffeq.model.attention_block import AttentionBlock
+from t5x_diffeq.model.block import PyTorchForm, SubFieldFlops, kernel_flops
+from t5x_diffeq.model.config_layers import norm_of, output_std
+from t5x_diffeq.model.layers.linear import Linear
 
 
 class SquaredBlock(AttentionBlock):

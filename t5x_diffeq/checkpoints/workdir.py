@@ -1,0 +1,149 @@
+"""The workdir of a run: its config, and whether another command may continue the run."""
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import jax
+from flax.traverse_util import flatten_dict
+
+from t5x_diffeq.checkpoints.checkpoint_folder import check_path, steps_in
+from t5x_diffeq.cluster import recurrence
+from t5x_diffeq.cluster.processes import gather
+from t5x_diffeq.config.config import KEYS, SECTIONS, Config
+from t5x_diffeq.config.plugins import changed_plugins, check_trusted, plugin_versions, trust
+from t5x_diffeq.data.corpus import explain_no_run
+from t5x_diffeq.system.console import say
+from t5x_diffeq.system.errors import InputError
+from t5x_diffeq.system.files import AnyPath, describe_error, read_json_object, write_whole
+from t5x_diffeq.system.locks import hold_lock
+from t5x_diffeq.system.version import __version__
+
+CONFIG_FILE = "config.json"
+_VERSION = "t5x_diffeq"  # the key for the version that wrote the config
+_PLUGINS = "plugins"  # the key for what identifies the packages that the config names
+_SECTIONS = SECTIONS.keys() - {"tasks"}  # which older runs lack
+_said: set[tuple[AnyPath, str]] = set()  # the notes that this process has printed
+
+
+def check_config(config: Config, workdir: AnyPath) -> bool:
+    """Whether the workdir is new; if not, checks that `config` may continue the run in it.
+
+    The keys that may differ (`Key.resume`) decide neither which parameters the model has nor in
+    which order it sees the data. The learning rate follows the new schedule.
+    """
+    check_path(workdir)
+    trust(config.flat())
+    if not (workdir / CONFIG_FILE).exists():
+        if steps_in(workdir / "checkpoints"):
+            raise InputError(
+                f"workdir {workdir} holds checkpoints but no {CONFIG_FILE}, so their config "
+                "is unknown; restore that file or choose a new --workdir"
+            )
+        return True
+    differing = [
+        f"{key} was {old!r}, is {new!r}"
+        for key, (old, new) in differing_keys(_read_config(workdir), config).items()
+        if not KEYS[key].resume
+    ]
+    if differing:
+        raise InputError(
+            f"workdir {workdir} belongs to another config: {'; '.join(differing)}; "
+            "restore these or choose a new --workdir"
+        )
+    return False
+
+
+def save_config(config: Config, workdir: AnyPath) -> None:
+    """Writes `config.json`, which binds the workdir to the config; only process 0 writes.
+
+    `train` calls it after the first optimizer step. A run with an error before that
+    has saved nothing, so its workdir can be used with another config.
+    """
+    if jax.process_index() != 0:
+        return
+    plugins = plugin_versions(config.flat())
+    recorded = {_PLUGINS: plugins} if plugins else {}
+    content = {_VERSION: __version__, **recorded, **config.as_json()}
+    write_whole(workdir / CONFIG_FILE, json.dumps(content, indent=2).encode())
+
+
+def differing_keys(before: Config, now: Config) -> dict[str, tuple]:
+    """Both values of each dotted key in which two configs differ."""
+    old, new = flatten_dict(before.as_json(), sep="."), flatten_dict(now.as_json(), sep=".")
+    keys = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
+    return {key: (old.get(key), new.get(key)) for key in keys}
+
+
+def read_config(workdir: AnyPath, trust_plugins: bool = False) -> Config:
+    """The config in a workdir's `config.json`; keys added since it was written get defaults.
+
+    Code of other packages that it names, and no person has named or trusted, is refused, unless
+    `trust_plugins` says that it may be run.
+    """
+    config = _read_config(workdir)
+    trust(config.flat()) if trust_plugins else check_trusted(config.flat(), workdir / CONFIG_FILE)
+    return config
+
+
+def _read_config(workdir: AnyPath) -> Config:
+    """`read_config` for a config whose plug-ins aren't loaded."""
+    path = workdir / CONFIG_FILE
+    try:
+        config = read_json_object(path)
+        if missing := sorted(_SECTIONS - config.keys()):
+            raise ValueError(f"it lacks {', '.join(missing)}")
+    except FileNotFoundError as error:
+        raise InputError(explain_no_run(workdir)) from error
+    except (ValueError, OSError) as error:
+        raise InputError(
+            f"{path} is not the config of a run: {describe_error(error)}; restore it or choose a "
+            "new --workdir"
+        ) from error
+    version, recorded = config.pop(_VERSION, "0.1.0 or earlier"), config.pop(_PLUGINS, {})
+    try:
+        read = Config().with_values(_usable_values(config))
+    except InputError as error:
+        raise InputError(
+            f"{path}, written by t5x_diffeq {version}, can't be used by {__version__}: {error}"
+        ) from error
+    for change in changed_plugins(read.flat(), recorded if isinstance(recorded, dict) else {}):
+        if (workdir, change) not in _said:
+            _said.add((workdir, change))
+            say(f"note: {change}")
+    return read
+
+
+def _usable_values(config: dict) -> dict[str, object]:
+    """The values by dotted key, without those that get their defaults instead.
+
+    Earlier versions accepted any value for a key that the run did not use. If runs of one workdir
+    may differ in that key, it doesn't affect the model, and gets its default.
+    """
+    for section in _SECTIONS:
+        if not isinstance(config[section], dict):
+            raise InputError(f"{section} is {config[section]!r}, and must be keys with values")
+    values = flatten_dict(config, sep=".")
+    for key in values:
+        if key not in KEYS:
+            raise InputError(f"its key {key} does not exist here; use the version that wrote it")
+    faulty = {key for key in values if KEYS[key].resume and KEYS[key].values.fault(values[key])}
+    return {key: value for key, value in values.items() if key not in faulty}
+
+
+@contextmanager
+def sole_writer(workdir: AnyPath) -> Iterator[None]:
+    """A context in which no other run writes to the workdir; `InputError` if one does."""
+    with ExitStack() as stack:
+        if jax.process_index() == 0:
+            stack.enter_context(hold_lock(workdir / ".lock", f"--workdir={workdir}"))
+        yield
+
+
+@contextmanager
+def comparing_failures(workdir: AnyPath, start: int) -> Iterator[None]:
+    """A context whose failure is compared with that of the attempt before (see `recurrence`)."""
+    before = recurrence.take_last_failure(workdir) if jax.process_index() == 0 else {}
+    recurrence.watch(workdir, start, gather("the last failure", before)[0])
+    yield
+    recurrence.end()

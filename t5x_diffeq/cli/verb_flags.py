@@ -1,0 +1,129 @@
+"""The flags of a verb: how each kind is defined, and those that several verbs have."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from absl import flags
+from ml_collections.config_flags import config_flags
+
+from t5x_diffeq.config.keys.values import BEST, INT32, STEPS
+
+
+class VerbFlags(flags.FlagValues):
+    """The flags of a verb, which its module defines when it is imported.
+
+    Args:
+      module: the module's `__name__`; if it is run as a script, this ends the process.
+    """
+
+    def __init__(self, module: str):
+        super().__init__()
+        if module == "__main__":
+            verb = Path(sys.argv[0]).stem
+            sys.stderr.write(f"error: this file is no script; run python -m t5x_diffeq.{verb}\n")
+            sys.exit(2)
+
+    def define_text(self, name: str, meaning: str, default: str | None = None) -> flags.FlagHolder:
+        """Defines a flag whose value is a string."""
+        return flags.DEFINE_string(name, default, meaning, flag_values=self)
+
+    def define_texts(self, name: str, meaning: str) -> flags.FlagHolder:
+        """Defines a flag that may be repeated, whose value is a list."""
+        return flags.DEFINE_multi_string(name, [], meaning, flag_values=self)
+
+    def define_words(self, name: str, meaning: str) -> flags.FlagHolder:
+        """Defines a flag whose value is None or a list that was separated by commas."""
+        return flags.DEFINE_list(name, None, meaning, flag_values=self)
+
+    def define_choice(self, name: str, meaning: str, choices: Sequence[str]) -> flags.FlagHolder:
+        """Defines a flag with one of these values, the first by default."""
+        return flags.DEFINE_enum(name, choices[0], choices, meaning, flag_values=self)
+
+    def define_integer(
+        self,
+        name: str,
+        meaning: str,
+        default: int | None = None,
+        least: int | None = None,
+        most: int | None = None,
+    ) -> flags.FlagHolder:
+        """Defines a flag whose value is an integer, or None if that is the default."""
+        return flags.DEFINE_integer(name, default, meaning, least, most, flag_values=self)
+
+    def define_number(
+        self,
+        name: str,
+        meaning: str,
+        default: float,
+        least: float | None = None,
+        most: float | None = None,
+    ) -> flags.FlagHolder:
+        """Defines a flag whose value is a float."""
+        return flags.DEFINE_float(name, default, meaning, least, most, flag_values=self)
+
+    def define_switch(self, name: str, meaning: str) -> flags.FlagHolder:
+        """Defines a flag that is off by default."""
+        return flags.DEFINE_bool(name, False, meaning, flag_values=self)
+
+    def define_config(self, meaning: str, default: str | None = None) -> flags.FlagHolder:
+        """Defines `--config`, whose value is the ConfigDict of a file, and `--config.KEY`."""
+        return config_flags.DEFINE_config_file("config", default, meaning, flag_values=self)
+
+    def define_workdir(self) -> flags.FlagHolder:
+        """Defines `--workdir` of a run that exists."""
+        return self.define_text("workdir", "Folder of the run.")
+
+    def define_num_steps(self) -> flags.FlagHolder:
+        """Defines `--num_steps`, which is a number or None."""
+        meaning = "Number of solver steps, or layers. [default: the trained one]"
+        return self.define_integer("num_steps", meaning, None, 1, STEPS)
+
+    def define_checkpoint(self) -> flags.FlagHolder:
+        """Defines `--checkpoint`, whose value is a step, "best" or None."""
+        meaning = (
+            "Step of the checkpoint, or best: the one with the lowest evaluation loss. "
+            "[default: the newest]"
+        )
+        return flags.DEFINE(_CheckpointParser(), "checkpoint", None, meaning, flag_values=self)
+
+    def define_averages(self) -> flags.FlagHolder:
+        """Defines `--averages`."""
+        meaning = "Take the moving averages of the parameters (train.ema_decay)."
+        return self.define_switch("averages", meaning)
+
+    def define_adapters(self) -> flags.FlagHolder:
+        """Defines `--adapters`."""
+        meaning = "The adapters/ folder of a run that was fine-tuned from this one."
+        return self.define_text("adapters", meaning)
+
+    def define_prompts(self, what: str) -> flags.FlagHolder:
+        """Defines `--prompt`, whose value is a list; `what` says what the texts are for."""
+        meaning = f"{what}; may be repeated. [default: the start of the validation text]"
+        return self.define_texts("prompt", meaning)
+
+    def define_part(self) -> flags.FlagHolder:
+        """Defines `--part`, for `command_line.parse_part`."""
+        meaning = "Do only part i of n, as i/n, for an array of jobs."
+        return self.define_text("part", meaning, "0/1")
+
+    def define_dry_run(self) -> flags.FlagHolder:
+        """Defines `--dry_run`."""
+        return self.define_switch("dry_run", "Print the commands without running them.")
+
+
+class _CheckpointParser(flags.ArgumentParser):
+    """Parses a step or "best"."""
+
+    def parse(self, argument: str | int) -> int | str:
+        """The step, or "best"; raises a ValueError, as absl expects, for anything else."""
+        text = str(argument)
+        if text == BEST:
+            return BEST
+        if not (text.isdecimal() and int(text) <= INT32):
+            raise ValueError(f"it must be a step, from 0 to {INT32}, or {BEST}")
+        return int(text)
+
+    def flag_type(self) -> str:
+        """What `--help` calls the type."""
+        return f"a step or {BEST}"

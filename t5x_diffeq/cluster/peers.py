@@ -1,0 +1,283 @@
+"""Connections between the processes of a run, so that all end together and for the same reason.
+
+Every process keeps a connection to process 0, from before JAX starts until the process ends. It
+carries heartbeats, the message that a process has finished, or the status and message with which it
+fails; process 0 forwards those. `agreement` sends messages of its own over it. Any process may ask
+process 0 whether all have been heard from since its question.
+A connection that closes without a message, or is silent for `SILENCE_SECONDS`, means that the
+process was lost. A process that hears of a failure ends at once, with its last line and its status.
+
+JAX's own service would also end the others, with a C++ stack trace and SIGABRT: later if another
+process is lost, and at once if process 0 is. So its heartbeat timeout is longer than ours, and its
+connections to process 0 go through a relay in this process, which hides the loss of process 0 from
+it.
+"""
+
+import json
+import os
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+
+from t5x_diffeq.cluster import recurrence
+from t5x_diffeq.system.console import ERROR, write
+from t5x_diffeq.system.files import parse_json
+
+EXIT_PREEMPTED = 42  # saved: run the same command again
+EXIT_INTERRUPTED = 130  # saved, stopped by a person
+EXIT_INFRASTRUCTURE = 175  # infrastructure failure: run the same command again
+_BEAT_SECONDS = 5
+SILENCE_SECONDS = 60  # T5X_DIFFEQ_SILENCE_SECONDS changes it
+_SECONDS_TO_END = 30  # for the thread that has printed the last line to end the process
+_DONE = {"done": True}
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why the processes end.
+
+    Attributes:
+      process: the process that failed.
+      status: the exit status of all processes.
+      message: the last line.
+      hang: whether each process must say what it was doing (see `cluster/watchdog.py`).
+    """
+
+    process: int
+    status: int
+    message: str
+    hang: bool = False
+
+    def unless_repeated(self) -> "Failure":
+        """The failure; with status 1 if the attempt before ended in the same way (`recurrence`)."""
+        if self.status != EXIT_INFRASTRUCTURE or not recurrence.is_repeated(self.message):
+            return self
+        said = self.message.removesuffix("; the same command continues the run")
+        again = "the attempt before ended at the same step with the same, so a restart is in vain"
+        return replace(self, status=1, message=f"{said}; {again}")
+
+    def __str__(self) -> str:
+        return self.message if self.process == 0 else f"process {self.process}: {self.message}"
+
+
+class _LastWord:
+    """The last line of a process: the first thread that has one prints it and ends the process."""
+
+    def __init__(self):
+        self.taken = threading.RLock()
+
+    def say(self, line: object) -> None:
+        """Prints the line; a second thread waits here until the first ends the process.
+
+        Nothing keeps the process from its end: neither a standard error that nobody reads any more,
+        nor a first thread that is held up.
+        """
+        if self.taken.acquire(timeout=_SECONDS_TO_END):  # and never released
+            with suppress(OSError):
+                write(f"{ERROR}{' '.join(str(line).split())}")
+
+
+LAST_WORD = _LastWord()
+
+
+class Peers:
+    """This process's connections: from process 0 to all others, from any other to process 0.
+
+    Args:
+      index: the number of this process.
+      count: the number of processes.
+      connections: the open connections by process number.
+
+    Attributes:
+      at_hang: called before this process ends because a process hangs.
+    """
+
+    def __init__(self, index: int, count: int, connections: dict[int, socket.socket]):
+        self.index, self.count, self.connections = index, count, connections
+        self.silence = float(os.environ.get("T5X_DIFFEQ_SILENCE_SECONDS", SILENCE_SECONDS))
+        self.beat = min(_BEAT_SECONDS, self.silence / 4)
+        self.heard = dict.fromkeys(connections, time.monotonic())
+        self.unread = dict.fromkeys(connections, b"")
+        self.done: set[int] = set()
+        self.leaving = False
+        self.at_hang: Callable[[], None] = lambda: None
+        self.sending = threading.Lock()
+        self.questions: dict[int, tuple[float, float]] = {}  # see `_answer`
+        self.all_heard = 0.0  # the newest question of this process that process 0 has answered
+        self.hear: Callable[[int, dict], None] = lambda sender, message: None
+        self.handing_on = threading.RLock()  # one message at a time
+        self.selector = selectors.DefaultSelector()
+        for other, connection in connections.items():
+            connection.settimeout(self.beat)
+            self.selector.register(connection, selectors.EVENT_READ, other)
+
+    def wait_for_all(self) -> None:
+        """Returns when every process has been heard from since now.
+
+        If one was lost, this process ends before that, with the status of a lost process: an error
+        of any kind may be what its loss looks like from here.
+        """
+        since = time.monotonic()
+        latest = since + self.silence + 4 * self.beat
+        if self.index != 0:
+            self.send({"all_heard_question": since})
+        while time.monotonic() < latest:
+            hears_all = self.index == 0 or 0 in self.done  # else process 0 alone does
+            if self._least_heard() > since if hears_all else self.all_heard >= since:
+                return
+            time.sleep(self.beat / 10)
+
+    def start(self, hear: Callable[[int, dict], None]) -> None:
+        """Starts to listen; `hear(sender, message)` is called for each of others' messages."""
+        self.hear = hear
+        threading.Thread(target=self._listen, name="peers", daemon=True).start()
+
+    # ---------------------------------------------------------------------- what is sent
+
+    def tell(self, failure: Failure) -> None:
+        """Tells the others that all must end."""
+        self.leaving = True
+        self.send(asdict(failure))
+
+    def leave(self) -> None:
+        """Tells the others that this process has finished its work."""
+        self.leaving = True
+        self.send(_DONE)
+
+    def send(self, message: dict, others: set[int] | None = None) -> None:
+        """Sends a message to those of `others` (None: all) that still listen."""
+        line = json.dumps(message).encode() + b"\n"
+        listening = self.connections.keys() - self.done
+        with self.sending:
+            for other in listening if others is None else listening & others:
+                with suppress(OSError):  # `_listen` finds out
+                    self.connections[other].sendall(line)
+
+    def send_to(self, process: int, message: dict) -> None:
+        """Sends a message to process 0, or from process 0 to any process, itself included."""
+        if process == self.index:
+            self._hand_on(self.index, message)
+        else:
+            self.send(message, {process})
+
+    def send_to_all(self, message: dict) -> None:
+        """Sends a message from process 0 to all processes, to itself last."""
+        self.send(message)
+        self._hand_on(self.index, message)
+
+    # ---------------------------------------------------------------------- what is heard
+
+    def _hand_on(self, sender: int, message: dict) -> None:
+        with self.handing_on:
+            self.hear(sender, message)
+
+    def _listen(self) -> None:
+        """The listening thread: receives messages, and sends heartbeats."""
+        said = 0.0
+        while self.selector.get_map():
+            for key, _ in self.selector.select(self.beat):
+                self._hear(key.data)
+            now = time.monotonic()
+            if now - said > self.beat:
+                said = now
+                self.send({})
+            self._answer()
+            for other in self.heard.keys() - self.done:
+                if now - self.heard[other] > self.silence + 2 * self.beat:
+                    self._lose(other, f"has not answered for {self.silence:.0f} s")
+
+    def _answer(self) -> None:
+        """Answers the processes that ask whether all have been heard from since they asked.
+
+        A question is a time by the clock of the process that asks, which is all that the answer
+        repeats; beside it stands when this process received it.
+        """
+        for other, (asked, received) in list(self.questions.items()):
+            if self._least_heard() > received:
+                del self.questions[other]
+                self.send({"all_heard_answer": asked}, {other})
+
+    def _least_heard(self) -> float:
+        """When the process that has been silent for longest was heard from."""
+        running = self.heard.keys() - self.done
+        return min((self.heard[other] for other in running), default=time.monotonic())
+
+    def _hear(self, other: int) -> None:
+        connection = self.connections[other]
+        try:
+            received = connection.recv(2**16)
+        except OSError:
+            received = b""
+        if not received:
+            self.selector.unregister(connection)
+            if other not in self.done:
+                self._lose(
+                    other, "was lost: it was killed, or its machine or the link to it failed"
+                )
+            return
+        self.heard[other] = time.monotonic()
+        *lines, self.unread[other] = (self.unread[other] + received).split(b"\n")
+        for message in map(parse_json, lines):
+            if message == _DONE:
+                self.done.add(other)
+            elif "all_heard_question" in message:
+                asked = message["all_heard_question"]
+                self.questions[other] = (asked, self.heard[other])
+            elif "all_heard_answer" in message:
+                self.all_heard = max(self.all_heard, message["all_heard_answer"])
+            elif "status" in message:
+                self.end(Failure(**message))
+            elif message:
+                self._hand_on(other, message)
+
+    def _lose(self, other: int, how: str) -> None:
+        """Ends the run, because a process was lost."""
+        if self.leaving:
+            self.done.add(other)
+            return
+        message = f"process {other} of {self.count} {how}; the same command continues the run"
+        self.end(Failure(0, EXIT_INFRASTRUCTURE, message).unless_repeated())
+        self.done.add(other)  # this process began to leave meanwhile
+
+    def end(self, failure: Failure) -> None:
+        """Ends this process, and through process 0 all others."""
+        if self.leaving:
+            return
+        self.tell(failure)
+        if failure.hang:
+            self.at_hang()
+        LAST_WORD.say(failure)
+        os._exit(failure.status)
+
+
+def start_relay(address: str) -> str:
+    """A local address that relays to `address`, and stays open when that closes."""
+    server = socket.create_server(("127.0.0.1", 0))
+    threading.Thread(target=_relay, args=(server, address), name="relay", daemon=True).start()
+    return f"127.0.0.1:{server.getsockname()[1]}"
+
+
+def _relay(server: socket.socket, address: str) -> None:
+    """The relay's thread: forwards every connection to `server` to `address`."""
+    host, _, port = address.rpartition(":")
+    while True:
+        near, _ = server.accept()
+        try:
+            far = socket.create_connection((host.strip("[]"), int(port)), timeout=10)
+        except OSError:
+            near.close()  # the client tries again
+            continue
+        far.settimeout(None)
+        for source, target in ((near, far), (far, near)):
+            threading.Thread(target=_pump, args=(source, target), daemon=True).start()
+
+
+def _pump(source: socket.socket, target: socket.socket) -> None:
+    """Copies data until either end closes; the other is left open."""
+    with suppress(OSError):
+        while received := source.recv(2**16):
+            target.sendall(received)

@@ -1,0 +1,92 @@
+"""A failure of the infrastructure that comes twice in a row at the same step is none.
+
+Which failures pass is judged by classes, numbers and texts (`errors`): no such list is complete.
+So an attempt that trains leaves its failure in the workdir. If the next attempt ends at the same
+step with the same text, up to its numbers, it ends with status 1: what restarts a run would restart
+it in vain. A failure before the first step of an attempt, such as peers that don't arrive or a
+bucket that is out of reach, isn't compared, because the wait for them may be long.
+"""
+
+import json
+import re
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from t5x_diffeq.system.files import AnyPath, read_json_object, write_whole
+
+FILE = "last_failure.json"
+_SECONDS = 10  # to write the file: its disk or bucket may be what failed
+
+
+class _Attempt:
+    """This attempt of a run.
+
+    Attributes:
+      workdir: the run's workdir; None before the first step, and if this process doesn't train.
+      step: the last step that is done.
+      before: the failure of the attempt before, or {}.
+    """
+
+    def __init__(self) -> None:
+        self.workdir: AnyPath | None = None
+        self.step = 0
+        self.before: Mapping[str, Any] = {}
+
+
+_attempt = _Attempt()
+
+
+def take_last_failure(workdir: AnyPath) -> Mapping[str, Any]:
+    """Reads the failure of the attempt before, and removes its file; {} if there is none."""
+    try:
+        failure = read_json_object(workdir / FILE)
+    except (OSError, ValueError):
+        failure = {}
+    with suppress(OSError):
+        (workdir / FILE).unlink(missing_ok=True)
+    return failure
+
+
+def watch(workdir: AnyPath, start: int, before: Mapping[str, Any]) -> None:
+    """Begins to compare: from here on, a failure is left in the workdir.
+
+    Args:
+      workdir: the run's workdir.
+      start: the step at which this attempt begins.
+      before: what `take_last_failure` returned.
+    """
+    _attempt.workdir, _attempt.step, _attempt.before = workdir, start, before
+
+
+def at_step(step: int) -> None:
+    """Says that a step is done."""
+    _attempt.step = step
+
+
+def end() -> None:
+    """Ends the comparison: the run is done, or was stopped."""
+    _attempt.workdir = None
+
+
+def is_repeated(message: str) -> bool:
+    """Whether the attempt before ended with this at the same step; leaves it for the next one."""
+    workdir = _attempt.workdir
+    if workdir is None:
+        return False
+    failure = {"step": _attempt.step, "text": _without_numbers(message)}
+
+    def write() -> None:
+        with suppress(Exception):
+            write_whole(workdir / FILE, json.dumps({**failure, "message": message}).encode())
+
+    writing = threading.Thread(target=write, daemon=True)
+    writing.start()
+    writing.join(_SECONDS)
+    return all(_attempt.before.get(key) == value for key, value in failure.items())
+
+
+def _without_numbers(text: str) -> str:
+    """The text without what differs from one attempt to the next: times, addresses, processes."""
+    return re.sub(r"0x[0-9a-f]+|\d+", "#", text)[:1000]

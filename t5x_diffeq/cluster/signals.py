@@ -1,0 +1,88 @@
+"""Stopping between optimizer steps, or in an evaluation: preemption, a closed terminal, Ctrl-C.
+
+SIGTERM comes from whoever takes the machine away, SIGUSR1 from schedulers that are asked to warn
+(`sbatch --signal=USR1@60`), SIGHUP from a terminal or connection that is closed, but not with
+`nohup`.
+"""
+
+import signal
+from collections.abc import Iterable, Iterator
+from types import FrameType
+from typing import TypeVar
+
+from t5x_diffeq.cluster import processes
+from t5x_diffeq.cluster.agreement import Reason
+from t5x_diffeq.cluster.peers import EXIT_INTERRUPTED, EXIT_PREEMPTED
+from t5x_diffeq.system import console
+
+_Item = TypeVar("_Item")
+
+
+class Interrupted(Exception):  # noqa: N818  # nothing went wrong
+    """The run stops in the middle of an evaluation, or of anything like it."""
+
+
+_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGINT)
+
+
+class StopSignals:
+    """A context that records one of the signals, and lets the step and the save finish.
+
+    A second Ctrl-C acts at once, as it does by default. Further signals of other kinds change
+    nothing: SLURM sends SIGTERM to every process of a job several times within a second. A signal
+    to any of several processes stops all of them at the same place (see `agreement`).
+
+    Attributes:
+      reason: why to stop; None until it is time to stop.
+    """
+
+    def __init__(self) -> None:
+        self.reason: Reason | None = None
+        self.agreement = processes.agreement
+
+    def __enter__(self) -> "StopSignals":
+        heard = [
+            s for s in _SIGNALS if s is not signal.SIGHUP or signal.getsignal(s) != signal.SIG_IGN
+        ]
+        self.before = {s: signal.signal(s, self._note) for s in heard}
+        return self
+
+    def should_stop(self) -> bool:
+        """Whether to stop here, after a step say; every process must call it at each place."""
+        if self.agreement is None:
+            return self.reason is not None
+        if not self.agreement.count_place():
+            return False
+        self.reason = self.agreement.reason
+        return True
+
+    def interruptible(self, items: Iterable[_Item]) -> Iterator[_Item]:
+        """Yields the items, which must be equally many on all processes.
+
+        Raises:
+          Interrupted: before the next item, once it is time to stop.
+        """
+        for item in items:
+            if self.should_stop():
+                raise Interrupted
+            yield item
+
+    def __exit__(self, *exception: object) -> None:
+        self._restore()
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        interrupted = number == signal.SIGINT
+        name = "Ctrl-C" if interrupted else signal.Signals(number).name
+        reason = Reason(EXIT_INTERRUPTED if interrupted else EXIT_PREEMPTED, name)
+        if interrupted:
+            self._restore()
+        if number == signal.SIGHUP:
+            console.leave_terminal()
+        if self.agreement:
+            self.agreement.ask(reason)
+        elif self.reason is None:
+            self.reason = reason
+
+    def _restore(self) -> None:
+        for number, handler in self.before.items():
+            signal.signal(number, handler)

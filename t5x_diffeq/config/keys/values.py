@@ -1,0 +1,117 @@
+"""The values that a key of a config can take, and the bounds that flags share with keys."""
+
+import re
+from dataclasses import dataclass
+from math import inf
+
+# Names that the command line must know before JAX is imported, which takes seconds. They are
+# defined in model/ode (schemes.py, sources.py, integrate.py), model/adaptive.py,
+# model/layers/attention_kernels.py and training/optimizers/moments.py; tests/bad_input_test.py
+# compares the two.
+SCHEMES = ("euler", "lie_trotter", "strang", "midpoint", "heun", "rk4")
+ADAPTIVE_SOLVERS = ("bosh3", "tsit5", "dopri5", "dopri8")
+KERNELS = ("xla", "cudnn", "triton", "splash")
+REMATS = ("none", "dots", "full")
+OPTIMIZERS = ("adam", "muon")
+MOMENTS = ("float32", "bfloat16", "int8")
+TIME_BASES = ("sinusoids", "legendre:k", "table:k")
+WEIGHTS = ("time_dependent", "per_layer", "shared")
+CONVENTIONS = ("pair", "official", "full")  # of Lyapunov exponents: analysis/lyapunov.py
+
+PLUGIN = "package.module:Name"  # the choice of a key that takes any importable name
+
+STEP_RANGE = "FIRST:LAST"  # the choice of a key that takes the numbers of two steps
+
+BEST = "best"  # in place of a checkpoint's step: the one with the lowest evaluation loss
+INT32 = 2**31 - 1  # steps and positions are counted in 32 bits
+FLOAT32 = 3.4e38  # about the largest number of the type
+STEPS = 10_000  # solver steps
+THREADS = 1024
+SEEDS = 2**32
+VOCABULARY = 2**30  # tokens, so that their number fits in 32 bits when padded
+MOST_SHARDS = 99_999  # of a split: their names have five digits
+_TYPE_WORDS = {
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    bool: "True or False",
+    tuple: "a tuple",
+}
+_TYPES = {int: int, float: int | float, str: str, bool: bool, tuple: tuple | list}  # JSON has lists
+
+
+@dataclass(frozen=True)
+class Values:
+    """The values that a key can take.
+
+    Attributes:
+      type: the type of a value; an int is accepted for a float, a list for a tuple.
+      least: the smallest number.
+      most: the largest number; for a float, None is the largest float32.
+      open: which bounds are excluded: "[)", "(]", "()", or "[]" for none.
+      choices: of a string, or of each entry of a tuple; in `every:k` and the like, k is any integer
+        of at least 1, in `keep:names`, names is a comma-separated list of words, in `c/N`, c is any
+        number greater than 0, `FIRST:LAST` is two numbers, and `package.module:Name` is any
+        importable name, with or without arguments (`config.plugins`).
+      entry: the values that each entry of a tuple can take.
+      optional: whether the value can be None.
+      can_be_empty: whether a string can be "".
+    """
+
+    type: type
+    least: float = -inf
+    most: float | None = None
+    open: str = "[]"
+    choices: tuple[str, ...] = ()
+    entry: "Values | None" = None
+    optional: bool = False
+    can_be_empty: bool = False
+
+    def fault(self, value: object) -> str | None:
+        """What is wrong with a value: `it must be at least 1`; None if nothing is."""
+        if value is None:
+            return None if self.optional else f"it must be {_TYPE_WORDS[self.type]}"
+        if not isinstance(value, _TYPES[self.type]) or isinstance(value, bool) > (
+            self.type is bool
+        ):
+            return f"it must be {_TYPE_WORDS[self.type]}{' or None' if self.optional else ''}"
+        if isinstance(value, tuple | list):
+            entry = self.entry or Values(str, choices=self.choices)
+            faults = (entry.fault(each) for each in value) if self.entry or self.choices else ()
+            return next((f"of each entry, {fault}" for fault in faults if fault), None)
+        if isinstance(value, str):
+            return self.fault_of_text(value)
+        return None if isinstance(value, bool) else self.fault_of_number(value)
+
+    def fault_of_text(self, value: str) -> str | None:
+        """`fault` for a string."""
+        if not self.choices:
+            return None if value or self.can_be_empty else "it must not be empty; leave it out"
+        if any(re.fullmatch(_pattern(choice), value) for choice in self.choices):
+            return None
+        return f"it can be {', '.join(self.choices)}"
+
+    def fault_of_number(self, value: float) -> str | None:
+        """`fault` for a number; NaN is out of every range."""
+        most = FLOAT32 if self.most is None else self.most
+        above = value > self.least if self.open[0] == "(" else value >= self.least
+        below = value < most if self.open[1] == ")" else value <= most
+        if above and below:
+            return None
+        if self.type is int:
+            return f"it must be at most {most}" if above else f"it must be at least {self.least}"
+        if self.most is not None:
+            return f"it must be in {self.open[0]}{self.least}, {most}{self.open[1]}"
+        bound = f"{'greater than' if self.open[0] == '(' else 'at least'} {self.least}, and "
+        return f"it must be {bound if self.least > -inf else ''}finite in float32"
+
+
+def _pattern(choice: str) -> str:
+    if choice == PLUGIN:
+        return r"[A-Za-z_][\w.]*:[A-Za-z_]\w*(\(.*\))?"
+    if choice == STEP_RANGE:
+        return r"\d{1,10}:\d{1,10}"
+    if choice == "c/N":
+        return r"(?=[^/]*[1-9])\d{1,9}(\.\d{1,9})?/N"
+    number, names = r":0*[1-9]\d*", r":\w+(,\w+)*"
+    return re.escape(choice).replace(":k", number).replace(":names", names)

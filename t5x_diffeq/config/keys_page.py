@@ -1,0 +1,83 @@
+"""Writes the page of all keys: `python -m t5x_diffeq.config.keys_page > docs/keys.md`."""
+
+from t5x_diffeq.config.config import SECTIONS
+from t5x_diffeq.config.keys.key import Key, Section, keys_of
+from t5x_diffeq.config.keys.run import RunKeys
+from t5x_diffeq.config.keys.values import INT32, Values
+
+_HEAD = """\
+# Every key
+
+A config has the sections below. `--config.model.num_steps=12` on the command line sets a key;
+[Configuring](configuring.md) has the other ways, and the twenty keys that you will touch most.
+
+The last column says where a key may differ:
+
+| word | the key may differ |
+|---|---|
+| resume | between runs of one workdir. Changing any other key of a run is an error. |
+| branch | in a run that continues from another run's checkpoint (`train --branch_from`) |
+| finetune | in the tuning of a run's model. All other keys are those of the run. |
+| finetune if set | likewise if set to another value than the default; else it is the run's |
+
+This page is generated from `t5x_diffeq/config/keys/`, where a key is added or changed:
+
+```bash
+python -m t5x_diffeq.config.keys_page > docs/keys.md
+```
+"""
+_TABLE = "| key | default | values | meaning | may differ in |\n|---|---|---|---|---|"
+
+
+def page() -> str:
+    """The page, in Markdown."""
+    tables = [_table_of(RunKeys), *map(_table_of, SECTIONS.values())]
+    return "\n".join([_HEAD, *tables])
+
+
+def _table_of(section: type[Section]) -> str:
+    rows = (_row(name, key) for name, key in keys_of(section).items())
+    title = f"## {section.section or 'config'}"
+    return "\n".join([title, "", str(section.__doc__), "", _TABLE, *rows, ""])
+
+
+def _row(name: str, key: Key) -> str:
+    where = {
+        "resume": key.resume,
+        "branch": key.branch,
+        "finetune": key.finetune is True,
+        "finetune if set": key.finetune == "if set",
+    }
+    differs = ", ".join(word for word, may in where.items() if may)
+    anchor = f'<a id="{name}"></a>`{name}`'
+    cells = (anchor, f"`{key.default}`", in_words(key.values), key.meaning, differs)
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def in_words(values: Values) -> str:
+    """The values that a key can take."""
+    return _without_none(values) + (", or `None`" if values.optional else "")
+
+
+def _without_none(values: Values) -> str:
+    choices = ", ".join(f"`{choice}`" for choice in values.choices)
+    if values.type is bool:
+        return "`True`, `False`"
+    if values.type is str:
+        return choices or "text"
+    if values.type is tuple:
+        entry = choices or (in_words(values.entry) if values.entry else "")
+        return f"a tuple of {entry}" if entry else "a tuple"
+    return f"{'integer' if values.type is int else 'number'}, {_range(values)}"
+
+
+def _range(values: Values) -> str:
+    if values.most is None or values.most == INT32:
+        return f"{'greater than' if values.open[0] == '(' else 'at least'} {values.least}"
+    if values.type is int:
+        return f"{values.least} to {values.most}"
+    return f"in {values.open[0]}{values.least:g}, {values.most:g}{values.open[1]}"
+
+
+if __name__ == "__main__":
+    print(page(), end="")

@@ -1,0 +1,93 @@
+"""Messages for mistakes on the command line: one line that names the mistake and the way out."""
+
+import re
+from collections.abc import Iterable
+from difflib import get_close_matches
+from math import inf
+
+from absl import flags
+from ml_collections.config_flags import config_flags
+
+from t5x_diffeq.config.config import KEYS
+from t5x_diffeq.config.config_files import CONFIGS, explain_missing_config
+from t5x_diffeq.config.keys.values import Values
+from t5x_diffeq.system.errors import InputError
+
+
+def explain_unknown_flag(name: str, verb_flags: flags.FlagValues) -> str:
+    """One line for a flag that a verb doesn't have: the flags or keys that may be meant."""
+    has_config = any(config_flags.is_config_flag(verb_flags[each]) for each in verb_flags)
+    keys = [key for key in KEYS if f".{key}".endswith(f".{name}")] if has_config else []
+    if has_config and "." in name:
+        keys = keys or _nearest(name, KEYS)
+    near = [f"--config.{key}" for key in keys]
+    near = near or [f"--{each}" for each in _nearest(name.rpartition(".")[2], verb_flags)]
+    hint = f"did you mean {' or '.join(near)}?" if near else "see --help"
+    return f"--{name} is not a flag of this verb; {hint}"
+
+
+def _nearest(name: str, names: Iterable[str]) -> list[str]:
+    """The names that begin with `name`, which may be cut short, or else the most similar one."""
+    names = list(names)
+    return [each for each in names if each.startswith(name)] or get_close_matches(name, names, n=1)
+
+
+def explain_argument(argument: str, verb_flags: flags.FlagValues) -> str:
+    """One line for an argument that isn't a flag."""
+    is_file = re.search(r"\.py(:\w*)?$", argument) and "config" in verb_flags
+    argument = argument.replace(f"{CONFIGS}/", "configs/")
+    hint = f"did you mean --config={argument}?" if is_file else "flags are --name=value"
+    return f"argument {argument!r} is not understood; {hint}"
+
+
+def explain_range(message: str, verb_flags: flags.FlagValues) -> str | None:
+    """One line for a flag whose value is out of bounds; None if the error is another one."""
+    found = re.match(r"flag --(\w+)=(.*?): ", " ".join(message.split()))
+    if not found or found[1] not in verb_flags:
+        return None
+    parser = verb_flags[found[1]].parser
+    if not isinstance(parser, flags.IntegerParser | flags.FloatParser):
+        return None
+    kind = int if isinstance(parser, flags.IntegerParser) else float
+    least = -inf if parser.lower_bound is None else parser.lower_bound
+    try:
+        fault = Values(kind, least, parser.upper_bound).fault(parser.convert(found[2]))
+    except ValueError:
+        fault = Values(kind).fault(found[2])
+    return fault and f"--{found[1]}={found[2]}{fault.removeprefix('it')}"
+
+
+def check_keys(argv: list[str]) -> None:
+    """Checks that every `--config.KEY` on the command line exists.
+
+    Raises:
+      InputError: if one doesn't; suggests the nearest key that does.
+    """
+    known = list(KEYS)
+    groups = {key.rpartition(".")[0] for key in known}
+    for argument in argv[1:]:
+        key = re.fullmatch(r"--?config\.([\w.]+)(=.*)?", argument, re.DOTALL)
+        if key and key.group(1) not in known and key.group(1) not in groups:
+            near = get_close_matches(key.group(1), known, n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]}?" if near else "docs/keys.md has all keys"
+            raise InputError(f"config key {key.group(1)!r} does not exist; {hint}")
+
+
+def explain_parse_error(message: str) -> str:
+    """One line for an error of the flag and config libraries."""
+    message = " ".join(message.split())
+    value = re.match(r"flag --config\.([\w.]+)=(.*?): ", message)
+    if value:
+        default = KEYS[value.group(1)].default
+        wanted = f"a value like its default, {default!r}" if default is not None else "another type"
+        return f"config.{value.group(1)}={value.group(2)} is invalid; it takes {wanted}"
+    if "positional argument" in message and "get_config() takes" in message:
+        return "--config: this file has no variants; leave out the colon and what follows"
+    if missing := re.search(r"No such file or directory: '(.*?)'", message):
+        return f"--config={explain_missing_config(missing.group(1))}"
+    if "config file is an empty string" in message:
+        return "--config is empty; name a config file"
+    if folder_named := re.search(r"Is a directory: '(.*?)'", message):
+        return f"--config={folder_named.group(1)} is a folder; name a config file"
+    raised = re.search(r"^flag (--config=\S+): .*\b\w+Error: (.*)$", message)
+    return f"{raised.group(1)}: {raised.group(2)}" if raised else message

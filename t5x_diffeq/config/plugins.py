@@ -1,0 +1,210 @@
+"""Blocks, schemes, optimizers, data sources and hooks from other packages, by importable name.
+
+A config names one as "package.module:Name", or as "package.module:Name(size=4)" with arguments that
+are Python literals. The package must be importable: installed, or in a folder of
+PYTHONPATH.
+
+Loading one runs its code. A person who writes a name in a config file, on the command line or in
+Python asks for that. A name in a file that came with a run or with adapters is refused unless the
+person trusts the file, or has given the same name (`check_trusted`).
+"""
+
+import ast
+import hashlib
+import importlib
+import importlib.util
+from collections.abc import Iterable, Mapping
+from functools import cache, partial
+from importlib import metadata
+from pathlib import Path
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from t5x_diffeq.system.errors import InputError
+
+_OWN = "t5x_diffeq"  # its version is recorded anyway
+_TRUSTED_MODULES = ("t5x_diffeq.model.parallel_block",)
+PLUGIN_KEYS = (
+    "model.block",
+    "model.weights",
+    "model.time_basis",
+    "model.scheme",
+    "optimizer.name",
+    "data.source",
+)
+trust_all = False  # set by --trust_plugins
+_trusted: set[str] = set()  # importable names that a person has given, or trusts
+
+
+def is_plugin(name: str) -> bool:
+    """Whether a value is an importable name; `legendre:8` is none."""
+    return name.partition(":")[2][:1].isidentifier()
+
+
+@cache
+def load_plugin(key: str, name: str) -> Any:
+    """The object of an importable name; with arguments, a callable that has been given them.
+
+    Args:
+      key: the config key that has the name, for messages.
+      name: "package.module:Name", or the same with arguments.
+
+    Raises:
+      InputError: if there is no such module or object, or the arguments aren't literals.
+    """
+    path, positional, arguments = _split_arguments(key, name)
+    module_name, _, attribute = path.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:  # a module may raise anything while it is imported
+        raise InputError(
+            f"{key}={name}: {module_name} can't be imported ({type(error).__name__}: {error}); "
+            "install its package, or add its folder to PYTHONPATH"
+        ) from error
+    if not hasattr(module, attribute):
+        public = ", ".join(sorted(each for each in vars(module) if not each.startswith("_")))
+        raise InputError(f"{key}={name}: {module_name} has no {attribute}; it has {public}")
+    plugin = getattr(module, attribute)
+    if not positional and not arguments:
+        return plugin
+    if not callable(plugin):
+        raise InputError(f"{key}={name}: {path} takes no arguments; leave them out")
+    return partial(plugin, *positional, **arguments)
+
+
+def check_returns(key: str, name: str, plugin: Any, *kinds: type) -> None:
+    """Checks, before it is called, that a function says by its annotation that it returns a kind.
+
+    A class returns itself. Anything else that a name may stand for, such as `subprocess:run`, is
+    not called.
+
+    Args:
+      key: the config key that has the name.
+      name: the importable name.
+      plugin: what `load_plugin` returned.
+      kinds: the classes of which it may return objects.
+
+    Raises:
+      InputError: if it doesn't say so.
+    """
+    function = getattr(plugin, "func", plugin)  # of a function with arguments
+    try:
+        said = function if isinstance(function, type) else get_type_hints(function).get("return")
+    except (TypeError, NameError):  # it isn't a function, or its annotations can't be evaluated
+        said = None
+    returned = get_args(said) if get_origin(said) in (Union, UnionType) else (said,)
+    classes = [get_origin(each) or each for each in returned]
+    if all(isinstance(each, type) and issubclass(each, kinds) for each in classes):
+        return
+    names = " or ".join(f"{each.__module__}.{each.__qualname__}" for each in kinds)
+    raise InputError(
+        f"{key}={name} is not called, because it doesn't say that it returns {names}; name a "
+        f"function that does, by its annotation (def {name.partition(':')[2].partition('(')[0]}"
+        f"(...) -> {kinds[0].__name__})"
+    )
+
+
+def _split_arguments(key: str, name: str) -> tuple[str, list[Any], dict[str, Any]]:
+    """`a.b:C`, `[9]` and `{"size": 4}` of `a.b:C(9, size=4)`."""
+    path, opened, _ = name.partition("(")
+    if not opened:
+        return path, [], {}
+    try:
+        call = ast.parse(name[len(path.partition(":")[0]) + 1 :], mode="eval").body
+        assert isinstance(call, ast.Call)
+        named = {str(each.arg): ast.literal_eval(each.value) for each in call.keywords}
+        return path, [ast.literal_eval(each) for each in call.args], named
+    except (SyntaxError, ValueError, AssertionError) as error:
+        raise InputError(
+            f"{key}={name}: the arguments must be literal values, as in {path}(size=4)"
+        ) from error
+
+
+def trust(values: Mapping[str, Any]) -> None:
+    """Trusts the importable names of a config that a person wrote, in this process.
+
+    Args:
+      values: values of the config by dotted key.
+    """
+    _trusted.update(name for _, name in _plugins_of(values))
+
+
+def foreign_plugins(values: Mapping[str, Any]) -> list[str]:
+    """`key=name` for each importable name of a config outside this package."""
+    return [
+        f"{key}={name}"
+        for key, name in _plugins_of(values)
+        if not name.startswith(_TRUSTED_MODULES)
+    ]
+
+
+def check_trusted(values: Mapping[str, Any], where: object) -> None:
+    """Checks that a person trusts each importable name of a config that no person has given.
+
+    Args:
+      values: values of the config by dotted key.
+      where: the file that has them, for messages.
+
+    Raises:
+      InputError: if one isn't trusted; names all of them.
+    """
+    known = {f"{key}={name}" for key, name in _plugins_of(values) if name in _trusted}
+    unknown = [each for each in foreign_plugins(values) if each not in known]
+    if trust_all or not unknown:
+        return trust(values)
+    raise InputError(
+        f"{where} names code of other packages, which would be run: {', '.join(unknown)}; if you "
+        "trust it, add --trust_plugins (in Python, trust_plugins=True)"
+    )
+
+
+def _plugins_of(values: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The key and the value of each importable name."""
+    pairs = [(key, values.get(key)) for key in PLUGIN_KEYS]
+    pairs += [("train.hooks", name) for name in values.get("train.hooks") or ()]
+    for part in values.get("data.mixture") or ():  # a weight, a source and a path, if it is valid
+        pairs += [("data.mixture", name) for name in list(part)[1:2]] if part else []
+    return [(key, name) for key, name in pairs if isinstance(name, str) and is_plugin(name)]
+
+
+def plugin_versions(values: Mapping[str, Any]) -> dict[str, str]:
+    """What identifies the code of each package that a config names, to be kept with the run.
+
+    This is the version of the package, if it is installed, and a hash of its Python files.
+
+    Args:
+      values: the values of the config by dotted key.
+    """
+    packages = {name.partition(".")[0].partition(":")[0] for _, name in _plugins_of(values)}
+    return {package: _identify(package) for package in sorted(packages)}
+
+
+def changed_plugins(values: Mapping[str, Any], recorded: Mapping[str, str]) -> Iterable[str]:
+    """A sentence for each package that isn't what it was when the run recorded it.
+
+    Args:
+      values: the values of the run's config by dotted key.
+      recorded: what `plugin_versions` said of it then.
+    """
+    for package, now in plugin_versions(values).items():
+        if (before := recorded.get(package, now)) != now:
+            yield f"{package} is {now}, and the run was made with {before}"
+
+
+@cache
+def _identify(package: str) -> str:
+    installed = metadata.packages_distributions().get(package, ())
+    version = f"{installed[0]} {metadata.version(installed[0])}" if installed else ""
+    if package == _OWN:
+        return version or f"{package}, not installed"
+    try:
+        spec = importlib.util.find_spec(package)  # which doesn't import it
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None:
+        return "missing"  # it is refused where it is used
+    folders = [Path(each) for each in spec.submodule_search_locations or ()]
+    files = sorted(file for folder in folders for file in folder.rglob("*.py"))
+    files = files or [Path(spec.origin)] if spec.has_location and spec.origin else []
+    content = b"".join(each.read_bytes() for each in files)
+    return f"{version} sha256 {hashlib.sha256(content).hexdigest()[:16]}".strip()

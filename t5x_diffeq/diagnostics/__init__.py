@@ -1,1 +1,0 @@
-"""Diagnoses a model that trains: curves over depth, and where values stop being finite."""

@@ -1,0 +1,124 @@
+"""The grid of a sweep: keys of the config, each with several values, from `--grid=KEY=V1,V2`."""
+
+import ast
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise, product
+from math import log
+from statistics import mean, pstdev
+from typing import Any
+
+from t5x_diffeq.config.config import KEYS, check_values
+from t5x_diffeq.config.keys.values import Values
+from t5x_diffeq.config.mistakes import check_keys
+from t5x_diffeq.system.errors import InputError
+
+VARIANT = "variant"  # the axis of the config file's variants, which isn't a key of the config
+Point = dict[str, Any]  # a value for each axis
+_SWITCHES = {"true": True, "false": False}
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A key of the config (or `variant`) and the values that a sweep gives it."""
+
+    key: str
+    values: tuple[Any, ...]
+
+    @property
+    def numeric(self) -> bool:
+        """Whether all values are numbers."""
+        numbers = [isinstance(value, int | float) for value in self.values]
+        return all(numbers) and not any(isinstance(value, bool) for value in self.values)
+
+    @property
+    def geometric(self) -> bool:
+        """Whether the ratios of neighbouring values vary less than their differences."""
+        if not self.numeric or min(self.values) <= 0:
+            return False
+        values = sorted(self.values)
+        return _variation([log(value) for value in values]) <= _variation(values)
+
+
+def _variation(values: Sequence[float]) -> float:
+    """How much the differences of neighbours vary, relative to their mean."""
+    steps = [after - before for before, after in pairwise(values)]
+    return pstdev(steps) / mean(steps) if steps else 0
+
+
+def parse_grid(given: Sequence[str], overrides: Mapping[str, object]) -> tuple[Axis, ...]:
+    """The axes that `--grid` flags describe.
+
+    Args:
+      given: the flags' values, `KEY=V1,V2`.
+      overrides: the keys that the command line sets for all runs.
+
+    Raises:
+      InputError: if a flag is malformed, names a key twice or one that is set, or a value can't be
+        used.
+    """
+    axes = tuple(map(_parse_axis, given))
+    keys = [axis.key for axis in axes]
+    for key in keys:
+        if keys.count(key) > 1:
+            raise InputError(f"--grid={key} is given twice; give all of its values at once")
+        if key in overrides:
+            raise InputError(f"--config.{key} and --grid={key} contradict each other; leave one")
+    return axes
+
+
+def points(axes: Sequence[Axis]) -> list[Point]:
+    """Every combination of the axes' values; the last axis changes fastest."""
+    keys = [axis.key for axis in axes]
+    return [dict(zip(keys, values, strict=True)) for values in product(*(a.values for a in axes))]
+
+
+def _parse_axis(given: str) -> Axis:
+    key, equals, text = given.partition("=")
+    if not (key and equals):
+        raise InputError(f"--grid={given} is not KEY=VALUE,VALUE")
+    if key == "seed":
+        raise InputError(f"--grid={given}: --seeds=N runs every point with N seeds")
+    if key != VARIANT:
+        check_keys(["", f"--config.{key}="])
+        if key not in KEYS:
+            raise InputError(f"--grid={given}: {key} is a group of keys; name one of them")
+    texts = [each.strip() for each in split_values(text)]
+    if "" in texts:
+        raise InputError(f"--grid={given}: a value is empty; leave it out")
+    values = texts if key == VARIANT else [parse_value(key, each) for each in texts]
+    for number, value in enumerate(values):
+        if value in values[:number]:
+            raise InputError(f"--grid={given}: the value {value!r} is given twice")
+    return Axis(key, tuple(values))
+
+
+def split_values(text: str) -> list[str]:
+    """The values: separated by semicolons if there are any, else by commas outside parentheses."""
+    return re.split(";" if ";" in text else r",(?![^(]*\))", text)
+
+
+def parse_value(key: str, text: str) -> Any:
+    """The value that a text means for a key.
+
+    Raises:
+      InputError: if it isn't of the key's type, or the key can't take it.
+    """
+    value = _of_type(KEYS[key].values, text)
+    check_values({key: value})
+    return value
+
+
+def _of_type(values: Values, text: str) -> Any:
+    """The text as a value of the type; the text itself where it is none."""
+    if values.optional and text == "None":
+        return None
+    try:
+        if values.type is bool:
+            return _SWITCHES[text.lower()]
+        if values.type is tuple:
+            return tuple(ast.literal_eval(text))
+        return values.type(text)
+    except (ValueError, TypeError, SyntaxError, KeyError):
+        return text

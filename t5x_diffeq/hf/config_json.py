@@ -1,0 +1,245 @@
+"""`config.json` of a Hugging Face folder: written from a model's config, and read with checks."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from t5x_diffeq.config.keys.values import INT32, Values
+from t5x_diffeq.data.token_codes import Border
+from t5x_diffeq.hf.families import FAMILIES, HARMLESS, PLAIN, ROTARY_KEYS, Family
+from t5x_diffeq.hf.layouts import TableSizes
+from t5x_diffeq.hf.refusals import TYPES, way_out
+from t5x_diffeq.hf.rope_parameters import rotary_from_json, rotary_to_json
+from t5x_diffeq.model.block import PyTorchForm
+from t5x_diffeq.model.config import ACTIVATIONS, ModelConfig
+from t5x_diffeq.model.layers.rotary import BASE, rotary_table
+from t5x_diffeq.system.errors import InputError
+
+# The file of every model of our own blocks.
+OWN_FORM = PyTorchForm(
+    Path(__file__).with_name("modeling_diffeq.py"),
+    "DiffEqConfig",
+    "DiffEqModel",
+    "DiffEqForCausalLM",
+    {"model_type": "t5x_diffeq"},
+)
+_QUANTIZED = {"quantization_config": (None,)}
+_SLIDING = "sliding_attention"
+
+
+def plain_config(config: ModelConfig, kind: str, family: Family, border: Border) -> dict:
+    """`config.json` of the library's own class, which the model must have (`family_of`)."""
+    names = [name for name, ours in family.activations.items() if ours == config.mlp_activation]
+    values = {
+        "num_kv_heads": config.kv_heads,
+        "head_dim": config.head_width,
+        "activation": names[0],
+        "length": config.max_length,
+    }
+    rates = {"resid_pdrop": config.dropout_rate, "embd_pdrop": config.dropout_rate}
+    windows = {"use_sliding_window": False, "sliding_window": None}
+    return {
+        "model_type": kind,
+        "architectures": [family.model_class],
+        **{
+            theirs: values.get(ours, getattr(config, ours, None))
+            for ours, theirs in family.keys.items()
+        },
+        **{key: allowed[0] for key, allowed in family.only.items()},
+        **(rotary_to_json(config) | windows if family.rotary else {**rates, "attn_pdrop": 0.0}),
+        "tie_word_embeddings": config.has_tied_head,
+        **_common(config, border),
+    }
+
+
+def own_config(config: ModelConfig, form: PyTorchForm, border: Border) -> dict:
+    """`config.json` of a PyTorch file that travels with the weights."""
+    gpt, module = config.architecture == "gpt", form.modeling.stem
+    frequencies, factor = rotary_table(config.head_width, config.rope_theta, config.rope_scaling)
+    return {
+        "model_type": f"t5x_diffeq_{module.removeprefix('modeling_')}",
+        "architectures": [form.model_class],
+        "auto_map": {
+            "AutoConfig": f"{module}.{form.config_class}",
+            "AutoModel": f"{module}.{form.base_class}",
+            "AutoModelForCausalLM": f"{module}.{form.model_class}",
+        },
+        "architecture": config.architecture,
+        "parallel": config.scheme == "euler",
+        "mlp_reads_attention_norm": config.mlp_input == "attention_norm",
+        "norm_shift": gpt or config.norm_shift,
+        "norm_position": config.norm_position,
+        "qkv_bias": gpt or config.qkv_bias,
+        "qk_norm": config.qk_norm,
+        "tie_word_embeddings": config.has_tied_head,
+        "embedding_scale": config.embedding_scale,
+        "rotary_frequencies": None if gpt else frequencies.tolist(),
+        "rotary_factor": factor,
+        "activation": config.mlp_activation,
+        "norm_eps": config.norm_eps,
+        "final_norm_eps": config.final_norm_eps,
+        "hidden_size": config.embed_dim,
+        "intermediate_size": config.mlp_dim,
+        "num_hidden_layers": config.num_steps,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.kv_heads,
+        "head_dim": config.head_width,
+        "max_position_embeddings": config.max_length,
+        **_common(config, border),
+        **form.config,
+    }
+
+
+def _common(config: ModelConfig, border: Border) -> dict:
+    return {
+        "vocab_size": config.vocab_size,
+        "bos_token_id": border.opener,
+        "eos_token_id": border.end,
+        "torch_dtype": "float32",
+    }
+
+
+def model_keys(found: Mapping[str, Any]) -> tuple[dict, TableSizes]:
+    """Our `config.model` keys and the folder's tables, from its `config.json`.
+
+    Raises:
+      InputError: if the folder holds another architecture, or a variant that we don't support.
+    """
+    kind, family = folder_family(found)
+    for key, allowed in {**family.only, **_QUANTIZED}.items():
+        if found.get(key, allowed[0]) not in allowed:
+            raise InputError(
+                f"--input: {key} is {found[key]!r}, and of {kind} only models with "
+                f"{' or '.join(map(repr, allowed))} can be converted{way_out(key)}"
+            )
+    _check_known(found, kind, family)
+    sizes = _read_sizes(found, family)
+    length = sizes.pop("length")
+    heads, width, head_dim = sizes["num_heads"], sizes["embed_dim"], sizes.get("head_dim")
+    keys = {
+        "architecture": family.architecture,
+        "weights": "per_layer",
+        "scheme": "lie_trotter",
+        "step_size": "1",
+        "norm_shift": False,
+        "mlp_input": "state",
+        **PLAIN,
+        **family.features,
+        "tied_head": is_tied(found, family) and family.tied_head is not None,
+        "embedding_scale": family.embedding_scale(width),
+        "rope_theta": BASE,
+        "rope_scaling": (),
+        **(rotary_from_json(found, length) if family.rotary else {}),
+        **sizes,
+        "activation": _our_activation(found, kind, family),
+        "num_kv_heads": sizes.get("num_kv_heads") or (heads if family.rotary else None),
+        "head_dim": head_dim if head_dim and head_dim * heads != width else None,
+        "mlp_dim": sizes.get("mlp_dim") or 4 * width,
+        "final_norm_eps": sizes["norm_eps"],
+    }
+    return keys, TableSizes(tokens=found["vocab_size"], positions=length)
+
+
+def _check_known(found: Mapping[str, Any], kind: str, family: Family) -> None:
+    """Checks that nothing is said that could change the computation in a way that we don't have.
+
+    A key that is off (null, false, 0 or empty) says nothing.
+
+    Raises:
+      InputError: if a key is unknown; names it and its value.
+    """
+    known = {*HARMLESS, *family.keys.values(), *family.only, *_QUANTIZED}
+    known |= {"vocab_size", "tie_word_embeddings", *(ROTARY_KEYS if family.rotary else ())}
+    for key in sorted(key for key, value in found.items() if value and key not in known):
+        raise InputError(
+            f"--input: {key} is {found[key]!r:.100} in config.json, which no {kind} that can be "
+            "converted has, and which may change what the model computes; remove it from there if "
+            "it doesn't"
+        )
+
+
+def folder_family(found: Mapping[str, Any]) -> tuple[str, Family]:
+    """The `model_type` and class of a folder.
+
+    Raises:
+      InputError: if the type isn't supported.
+    """
+    kind = found.get("model_type")
+    if not isinstance(kind, str) or kind not in FAMILIES:
+        reason, nearest = TYPES.get(str(kind), ("", ""))
+        lacking = f" ({reason})" if reason else ""
+        way = f", of which {nearest} comes nearest" if nearest else ""
+        raise InputError(
+            f"--input: model_type is {kind!r}{lacking}; supported types are "
+            f"{', '.join(FAMILIES)}{way}"
+        )
+    return kind, FAMILIES[kind]
+
+
+def is_tied(found: Mapping[str, Any], family: Family) -> bool:
+    """Whether a folder's head is its embedding table."""
+    return family.tied_head is None or found.get("tie_word_embeddings", family.tied_head)
+
+
+def check_window(found: Mapping[str, Any], length: int) -> None:
+    """Checks that sequences are no longer than the window of attention, if there is one.
+
+    Args:
+      found: the folder's `config.json`.
+      length: the run's sequence length.
+
+    Raises:
+      InputError: if they are longer.
+    """
+    everywhere = found["model_type"] == "mistral"  # its class asks for nothing else
+    some_layers = _SLIDING in (found.get("layer_types") or [])
+    if not (everywhere or found.get("use_sliding_window") or some_layers):
+        return
+    window = found.get("sliding_window", 4096)  # the default of these classes
+    if window is not None and window < length:
+        raise InputError(
+            f"--input: sliding_window is {window}, less than sequences of "
+            f"{length} tokens; give --sequence_length={window} or less"
+        )
+
+
+def _read_sizes(found: Mapping[str, Any], family: Family) -> dict[str, Any]:
+    """The numbers of `config.json` by our keys.
+
+    Raises:
+      InputError: if one that must be there is missing, or is not a number greater than 0.
+    """
+    sizes = {}
+    optional = ("head_dim", "num_kv_heads", "mlp_dim" if family.architecture == "gpt" else "")
+    for ours, theirs in [*family.keys.items(), ("vocab_size", "vocab_size")]:
+        if ours == "activation":
+            continue
+        value = found.get(theirs, family.defaults.get(ours))
+        if value is None and ours not in optional:
+            raise InputError(f"--input: config.json lacks {theirs!r}; restore it")
+        number = float if ours == "norm_eps" else int
+        if Values(number, 0, INT32, open="(]", optional=True).fault(value):
+            raise InputError(
+                f"--input: {theirs} is {value!r} in config.json; it must be "
+                f"{'a whole number' if number is int else 'a number'} greater than 0; restore it"
+            )
+        sizes[ours] = value
+    del sizes["vocab_size"]
+    return sizes
+
+
+def _our_activation(found: Mapping[str, Any], kind: str, family: Family) -> str | None:
+    """`model.activation`: None for the default of our block.
+
+    Raises:
+      InputError: if it is none that we have.
+    """
+    key = family.keys["activation"]
+    value = found.get(key, next(iter(family.activations)))
+    if value not in family.activations:
+        raise InputError(
+            f"--input: {key} is {value!r}, and of {kind} only models with "
+            f"{' or '.join(map(repr, family.activations))} can be converted{way_out(key)}"
+        )
+    activation = family.activations[value]
+    return None if activation == ACTIVATIONS[family.architecture][0] else activation

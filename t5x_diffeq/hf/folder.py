@@ -1,0 +1,227 @@
+"""Folders of tensors and small files, as Hugging Face's library lays them out."""
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from t5x_diffeq.hf.layouts import Tensors
+from t5x_diffeq.system.errors import InputError, RunError
+from t5x_diffeq.system.extras import need_package
+from t5x_diffeq.system.files import parse_json
+
+_SINGLE = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+_SHARD_BYTES = 5 * 10**9
+
+
+def need_packages(verb: str) -> None:
+    """Checks that the packages that read and write such folders are installed.
+
+    Raises:
+      InputError: if one is not installed.
+    """
+    for package in ("safetensors", "tokenizers"):
+        need_package(package, verb)
+
+
+def local_path(path: object, flag: str) -> Path:
+    """The path, which must be on this machine.
+
+    Raises:
+      InputError: if the path is in a bucket.
+    """
+    if not isinstance(path, Path):
+        raise InputError(f"--{flag}={path}: it must be a folder on this machine (or mounted)")
+    return path
+
+
+def check_new_folder(path: Path, flag: str) -> None:
+    """Checks that the folder doesn't exist, or is empty.
+
+    Raises:
+      InputError: if it is a file, or a folder that is not empty.
+    """
+    if path.exists() and not path.is_dir():
+        raise InputError(f"--{flag}={path} is a file; name a folder")
+    if path.exists() and any(path.iterdir()):
+        raise InputError(f"--{flag}={path} is not empty; empty it, or name another folder")
+
+
+@contextmanager
+def new_folder(path: Path, flag: str) -> Iterator[Path]:
+    """Yields a folder to fill beside `path`; renames it to `path` on success, else removes it.
+
+    Args:
+      path: the final folder, which must not exist or must be empty.
+      flag: the flag that messages name.
+
+    Raises:
+      InputError: if something is there already, or the folder can't be made.
+    """
+    check_new_folder(path, flag)
+    absolute = path.absolute()
+    try:
+        absolute.parent.mkdir(parents=True, exist_ok=True)
+        made = tempfile.mkdtemp(prefix=f".{absolute.name}.", suffix=".partial", dir=absolute.parent)
+    except OSError as error:
+        raise InputError(f"--{flag}={path} can't be written: {error.strerror}") from error
+    partial = Path(made)
+    try:
+        yield partial
+        _settle(partial)
+        os.replace(partial, absolute)
+    except OSError as error:
+        raise RunError(f"--{flag}={path} can't be written: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _settle(folder: Path) -> None:
+    """Syncs everything in the folder to disk, with the permissions of any new file."""
+    umask = os.umask(0)  # the umask can only be read by setting it
+    os.umask(umask)
+    for path in (folder, *folder.rglob("*")):
+        path.chmod((0o777 if path.is_dir() else 0o666) & ~umask)
+        descriptor = os.open(path, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.close(descriptor)
+
+
+def write_tensors(folder: Path, tensors: Tensors, shard_bytes: int = _SHARD_BYTES) -> int:
+    """Writes safetensors: one file, or several files of at most `shard_bytes` and an index.
+
+    Returns:
+      The number of parameters.
+
+    Raises:
+      RunError: if two tensors have one name.
+    """
+    from safetensors.numpy import save_file
+
+    files: dict[str, str] = {}
+    size, file = 0, ""
+    for number, shard in enumerate(_group_shards(tensors, shard_bytes), start=1):
+        file = f"model-{number:05}.safetensors"
+        # The library only recognises files with this metadata as PyTorch's.
+        save_file(shard, folder / file, metadata={"format": "pt"})
+        files |= dict.fromkeys(shard, file)
+        size += sum(tensor.nbytes for tensor in shard.values())
+    if len(set(files.values())) == 1:
+        os.replace(folder / file, folder / _SINGLE)
+    else:
+        index = {"metadata": {"total_size": size}, "weight_map": files}
+        (folder / _INDEX).write_text(json.dumps(index, indent=2), "utf-8")
+    return size // 4
+
+
+def _group_shards(tensors: Tensors, shard_bytes: int) -> Iterator[dict[str, np.ndarray]]:
+    shard: dict[str, np.ndarray] = {}
+    names: set[str] = set()
+    for name, tensor in tensors:
+        if name in names:
+            raise RunError(f"two parameters have the name {name}; nothing is exported")
+        names.add(name)
+        tensor = np.ascontiguousarray(tensor, np.float32)
+        if shard and sum(each.nbytes for each in shard.values()) + tensor.nbytes > shard_bytes:
+            yield shard
+            shard = {}
+        shard[name] = tensor
+    yield shard
+
+
+class TensorFiles:
+    """The tensors of a folder, read one at a time.
+
+    Args:
+      folder: holds `model.safetensors`, or several files and their index.
+
+    Raises:
+      InputError: if there are none, or a file is missing or truncated.
+    """
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.used: set[str] = set()
+        self.files: dict[str, Any] = {}
+        for file in map(_open_tensors, self._paths()):
+            self.files |= dict.fromkeys(file.keys(), file)
+
+    def _paths(self) -> list[Path]:
+        has_index = (self.folder / _INDEX).exists()
+        if (self.folder / _SINGLE).exists():
+            if has_index:
+                raise InputError(
+                    f"--input={self.folder} holds both {_SINGLE} and {_INDEX}, and so may hold two "
+                    "models; delete what isn't the model's"
+                )
+            return [self.folder / _SINGLE]
+        if not has_index:
+            raise InputError(
+                f"--input={self.folder} holds neither {_SINGLE} nor {_INDEX}; save the model there "
+                "with save_pretrained(..., safe_serialization=True)"
+            )
+        try:
+            names = sorted(
+                set(parse_json((self.folder / _INDEX).read_bytes())["weight_map"].values())
+            )
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise InputError(f"{self.folder / _INDEX} is damaged; restore it") from error
+        for name in names:
+            if not isinstance(name, str) or name != Path(name).name:
+                raise InputError(
+                    f"{self.folder / _INDEX} names {name!r:.100}, which is not the name of a file "
+                    "in its folder; restore it"
+                )
+            if not (self.folder / name).exists():
+                raise InputError(f"--input={self.folder} lacks {name}, which {_INDEX} names")
+        return [self.folder / name for name in names]
+
+    def _stored_name(self, name: str) -> str | None:
+        """The name under which a tensor is stored; a base model saved alone has no prefix."""
+        shorter = name.partition(".")[2]
+        return next((each for each in (name, shorter) if each in self.files), None)
+
+    def read(self, name: str, shape: tuple[int, ...]) -> Float[np.ndarray, "..."]:
+        """The tensor in float32.
+
+        Raises:
+          InputError: if it is missing, has another shape, or a value that isn't finite.
+        """
+        stored = self._stored_name(name)
+        if stored is None:
+            raise InputError(f"--input={self.folder} has no tensor {name}; is it of this model?")
+        tensor = self.files[stored].get_tensor(stored)
+        if tensor.shape != shape:
+            raise InputError(
+                f"--input={self.folder}: {name} is of shape {tensor.shape}, and config.json makes "
+                f"it {shape}"
+            )
+        tensor = tensor.astype(np.float32)
+        if not np.isfinite(tensor).all():
+            raise InputError(
+                f"--input={self.folder}: {name} has values that aren't finite; restore the file, "
+                "or save the model again"
+            )
+        self.used.add(stored)
+        return tensor
+
+    def unread_names(self) -> list[str]:
+        """The names of the tensors that were not read."""
+        return sorted(self.files.keys() - self.used)
+
+
+def _open_tensors(path: Path) -> Any:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        return safe_open(path, "numpy")
+    except (SafetensorError, OSError) as error:
+        raise InputError(f"{path} can't be read: {error}; restore it") from error

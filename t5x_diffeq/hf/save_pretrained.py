@@ -1,0 +1,175 @@
+"""A trained run as a Hugging Face folder."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+from t5x_diffeq.config.config import Config
+from t5x_diffeq.data.tokenizer import Tokenizer
+from t5x_diffeq.hf.check_folder import compare_logits
+from t5x_diffeq.hf.config_json import OWN_FORM, own_config, plain_config
+from t5x_diffeq.hf.families import family_of
+from t5x_diffeq.hf.folder import new_folder, write_tensors
+from t5x_diffeq.hf.hypernetwork_form import (
+    HYPERNETWORK,
+    LAYERS,
+    check_polynomial,
+    hypernetwork_form,
+    polynomial_weights,
+)
+from t5x_diffeq.hf.imported import GENERATION_FILE
+from t5x_diffeq.hf.layouts import check_names, own_layout, tensors_of
+from t5x_diffeq.hf.model_card import model_card
+from t5x_diffeq.hf.to_peft import ADAPTER_FOLDER, check_adapters, write_adapters
+from t5x_diffeq.hf.tokenizer_files import write_tokenizer
+from t5x_diffeq.model.config import ModelConfig
+from t5x_diffeq.model.language_model import LanguageModel
+from t5x_diffeq.model.layers.array_types import Weights
+from t5x_diffeq.model.layers.linear import ADAPTERS
+from t5x_diffeq.model.sub_fields import declared_leaves, make_block, need_methods
+from t5x_diffeq.system.errors import InputError
+from t5x_diffeq.training.load import Run
+
+_EXPORTED_SCHEMES = ("euler", "lie_trotter")
+
+
+class Summary(NamedTuple):
+    """The facts of a folder that the verb prints.
+
+    Attributes:
+      model_class: the library's class that reads it.
+      parameters: number of parameters.
+      logits: how the folder's logits compare with the run's, in words.
+      notes: what a user must know.
+    """
+
+    model_class: str
+    parameters: int
+    logits: str
+    notes: list[str]
+
+
+def check_form(config: ModelConfig) -> None:
+    """Checks that a step of the scheme is a layer, which evaluates each sub-field once.
+
+    Raises:
+      InputError: if it is not.
+    """
+    if config.scheme not in _EXPORTED_SCHEMES:
+        raise InputError(
+            f"model.scheme={config.scheme}: its step isn't a layer, with attention and MLP "
+            f"evaluated once; only models of {' and '.join(_EXPORTED_SCHEMES)} can be exported"
+        )
+
+
+def _export_weights(model: LanguageModel, params: dict, merged: bool = True) -> Weights:
+    """The weights of the grid in float32; those that write to the residual stream include dt.
+
+    Args:
+      model: the model.
+      params: its parameters.
+      merged: whether adapters are merged into the kernels; otherwise they are left out.
+    """
+    exact = LanguageModel(model.config.in_float32())
+    method = "merged_weights" if merged else "weights"
+    with jax.default_matmul_precision("highest"):
+        weights = jax.jit(lambda params: exact.apply({"params": params}, method=method))(params)
+    weights = {name: leaves for name, leaves in weights.items() if name != ADAPTERS}
+    declared, dt = declared_leaves(model.config), model.config.dt
+    return unflatten_dict(
+        {
+            path: leaf * dt if declared[path].writes_residual else leaf
+            for path, leaf in flatten_dict(weights).items()
+        }
+    )
+
+
+def _scaled(config: ModelConfig, params: dict) -> dict:
+    """The parameters with the factor on positions, which no class of transformers has, in them."""
+    if config.architecture == "llama":
+        return params
+    table = params["position_embedding"]["table"] * config.position_scale
+    return {**params, "position_embedding": {"table": table}}
+
+
+def save_pretrained(
+    run: Run,
+    as_run: Config,
+    tokenizer: Tokenizer,
+    reports: list[dict],
+    output: Path,
+    peft: bool = False,
+    kept_form: str = LAYERS,
+) -> Summary:
+    """Writes the folder, whole or not at all; returns a summary of it.
+
+    Args:
+      run: the run, on the grid to export.
+      as_run: the config in the workdir.
+      tokenizer: the run's tokenizer.
+      reports: the run's metrics, oldest first.
+      output: the folder, new or empty.
+      peft: write the adapters in PEFT's form to a subfolder instead of merging them.
+      kept_form: "layers" of the grid, or "hypernetwork" (see `hypernetwork_form`).
+
+    Raises:
+      InputError: if the model can't be exported, or the folder is invalid.
+      RunError: if the folder can't be written, or its model differs from the run.
+    """
+    config = run.placed.model.config
+    check_form(config)
+    if peft:
+        check_adapters(config)
+    keeps_hypernetwork = kept_form == HYPERNETWORK
+    if keeps_hypernetwork:
+        check_polynomial(config)
+        plain, form = None, hypernetwork_form(config)
+    else:
+        need_methods(config, ("pytorch_form",))
+        plain = family_of(config)
+        form = make_block(config).pytorch_form() if config.block else OWN_FORM
+    layout = plain[1].layout if plain else own_layout(config)
+    check_names(layout, config, run.params)
+    with new_folder(output, "output") as folder:
+        weights = (
+            polynomial_weights(run.placed.model, run.params)
+            if keeps_hypernetwork
+            else _export_weights(run.placed.model, run.params, merged=not peft)
+        )
+        parameters = write_tensors(
+            folder, tensors_of(layout, config, _scaled(config, run.params), weights)
+        )
+        if peft:
+            write_adapters(layout, config, run.params, folder / ADAPTER_FOLDER, str(output))
+        ends = tokenizer.border
+        written = plain_config(config, *plain, ends) if plain else own_config(config, form, ends)
+        imported = tokenizer.imported
+        _write_json(folder / "config.json", {**written, **imported.get("config.json", {})})
+        ids = {"bos_token_id": ends.opener, "eos_token_id": ends.end}
+        _write_json(folder / GENERATION_FILE, {**ids, **imported.get(GENERATION_FILE, {})})
+        lacking = write_tokenizer(tokenizer, folder, config.max_length)
+        if not plain:
+            for file in {OWN_FORM.modeling, form.modeling}:
+                shutil.copyfile(file, folder / file.name)
+        notes = [lacking] if lacking else []
+        if keeps_hypernetwork:
+            notes.append(
+                "`from_pretrained(..., num_steps=24)` sets the number of solver steps, which is "
+                f"{config.num_steps} if it isn't given."
+            )
+        if peft:
+            notes.append(f"The adapters are PEFT's, in `{ADAPTER_FOLDER}/`, not merged into it.")
+        card = model_card(run, as_run, reports, plain is not None, notes)
+        (folder / "README.md").write_text(card, "utf-8")
+        (model_class,) = written["architectures"]
+        adapter = folder / ADAPTER_FOLDER if peft else None
+        compared = compare_logits(folder, model_class, config, run.params, adapter)
+    return Summary(model_class, parameters, compared, notes)
+
+
+def _write_json(path: Path, content: dict) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n", "utf-8")

@@ -1,0 +1,94 @@
+"""Adapters in PEFT's form: a folder of two files inside that of the base model.
+
+    ours                    PEFT's
+    a [*inputs, r]          lora_A.weight [r, inputs]
+    b [r, *outputs]         lora_B.weight [outputs, r], including the step size, as base kernels do
+
+Both scale the product by alpha / r.
+"""
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from t5x_diffeq.hf.layouts import Layout, Tensors
+from t5x_diffeq.model.config import ModelConfig
+from t5x_diffeq.model.sub_fields import declared_leaves
+from t5x_diffeq.system.errors import InputError
+
+ADAPTER_FOLDER = "adapter"  # inside the base's folder
+_TENSORS, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
+_PREFIX = "base_model.model."  # of the names of tensors
+
+
+def check_adapters(config: ModelConfig) -> None:
+    """Checks that the model has adapters.
+
+    Raises:
+      InputError: if it has none.
+    """
+    if not config.adapter_rank:
+        raise InputError(
+            "--peft needs a run with adapters, of `finetune --config=configs/finetune.py:lora`, "
+            "and this one has none; leave it out"
+        )
+
+
+def write_adapters(
+    layout: Layout, config: ModelConfig, params: dict, folder: Path, base: str
+) -> None:
+    """Makes `folder` and writes the adapters into it.
+
+    Args:
+      layout: layout of the base's folder.
+      config: the model's config.
+      params: the model's parameters.
+      folder: `adapter` inside the base's folder.
+      base: final path of the base's folder.
+    """
+    from safetensors.numpy import save_file
+
+    folder.mkdir()
+    tensors = {
+        name: np.ascontiguousarray(tensor, np.float32)
+        for name, tensor in _adapter_tensors(layout, config, params)
+    }
+    save_file(tensors, folder / _TENSORS, metadata={"format": "pt"})
+    content = json.dumps(_adapter_config(layout, config, params, base), indent=2)
+    (folder / ADAPTER_CONFIG).write_text(content + "\n", "utf-8")
+
+
+def _adapter_tensors(layout: Layout, config: ModelConfig, params: dict) -> Tensors:
+    """The names and arrays of `adapter_model.safetensors`."""
+    declared = declared_leaves(config)
+    for linear, factors in params["adapters"].items():
+        path = tuple(linear.split("."))
+        scale = config.dt if declared[*path, "kernel"].writes_residual else 1.0
+        for n, (a, b) in enumerate(zip(*(np.asarray(factors[x]) for x in "ab"), strict=True)):
+            name = _PREFIX + layout.layer.format(n=n) + _module_name(layout, path)
+            yield f"{name}.lora_A.weight", a.reshape(-1, a.shape[-1]).T
+            yield f"{name}.lora_B.weight", scale * b.reshape(len(b), -1).T
+
+
+def _adapter_config(layout: Layout, config: ModelConfig, params: dict, base: str) -> dict:
+    """The content of `adapter_config.json`; `base` is the final path of the base's folder."""
+    modules = {_module_name(layout, tuple(linear.split("."))) for linear in params["adapters"]}
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "r": config.adapter_rank,
+        "lora_alpha": config.adapter_alpha,
+        "target_modules": sorted(modules),
+        "fan_in_fan_out": not layout.transposed,
+        "bias": "none",
+        "lora_dropout": 0.0,
+        "modules_to_save": None,
+        "inference_mode": True,
+    }
+
+
+def _module_name(layout: Layout, path: tuple[str, ...]) -> str:
+    """The name, within a layer, of the linear at `path`."""
+    return layout.leaves[*path, "kernel"].removesuffix(".weight")

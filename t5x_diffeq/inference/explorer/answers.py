@@ -1,0 +1,263 @@
+"""The answers that the page shows of a run: one method per endpoint, ready for JSON."""
+
+from collections.abc import Iterator
+from itertools import islice
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float
+
+from t5x_diffeq.analysis.lyapunov import lyapunov_exponents
+from t5x_diffeq.analysis.weight_paths import make_weight_paths, principal_path
+from t5x_diffeq.data.batches import eval_batches
+from t5x_diffeq.data.examples import eval_examples
+from t5x_diffeq.inference.continuation import Continuation
+from t5x_diffeq.inference.explorer.stepping import Depth, Stepper
+from t5x_diffeq.inference.sampling import Sampling
+from t5x_diffeq.inference.trained_grids import (
+    describe_trained_grids,
+    is_smooth,
+    is_trained_grid,
+    off_grid_warning,
+)
+from t5x_diffeq.inference.trained_run import TrainedRun
+from t5x_diffeq.model.language_model import LanguageModel, nodes
+from t5x_diffeq.model.ode.schemes import SCHEMES
+from t5x_diffeq.model.ode.sources import source_of
+from t5x_diffeq.system.errors import InputError
+from t5x_diffeq.training.objective import places_of
+
+PAGE = Path(__file__).parent / "page"  # its files
+MOST_STEPS = 256  # that a request may ask for
+_COARSER = (16, 20, 24, 32, 48, 64, 96, 128)  # numbers of steps
+_OPENING = 24  # tokens of the validation text that form the first text
+_VALIDATION_ROWS = 8  # sequences on which the loss over N is computed
+_BETWEEN = 8  # points of a path of W(t) from one node to the next, if there is room for them
+_MOST_POINTS = 96  # of a path of W(t)
+_PADDING = 16  # texts are padded to multiples of it for Lyapunov exponents
+Answer = dict[str, Any]
+
+
+def _to_json(values: object) -> Any:
+    """Arrays as lists, numbers with five digits; None for those that aren't finite."""
+    if isinstance(values, np.ndarray | jax.Array):
+        return _to_json(np.asarray(values).tolist())
+    if isinstance(values, list):
+        return [_to_json(each) for each in values]
+    if isinstance(values, float):
+        return float(f"{values:.5g}") if isfinite(values) else None
+    return values
+
+
+class Explorer:
+    """A run, and what the page shows of it.
+
+    Args:
+      name: the run's name on the page.
+      trained: the run.
+
+    Attributes:
+      trained_with: the numbers of steps that the run was trained with, in increasing order.
+      offered: the numbers of steps that the page offers.
+      schemes: the schemes that the page offers.
+      smooth: whether W(t) is a smooth function, so that times between the nodes mean something.
+    """
+
+    def __init__(self, name: str, trained: TrainedRun):
+        self.name, self.trained = name, trained
+        self.tokenizer = trained.tokenizer
+        self.placed = trained.run.placed
+        self.config = self.placed.model.config
+        self.stepper = Stepper(trained.run)
+        model = trained.config.model
+        self.trained_with = sorted({model.num_steps, *trained.config.train.depths})
+        self.offered, self.schemes = [model.num_steps], [model.scheme]
+        if source_of(model).any_time:
+            most = self.trained_with[-1]
+            near = range(1, min(max(2 * most, 12), MOST_STEPS) + 1)
+            coarser = (n for n in _COARSER if n <= 4 * most)
+            self.offered = sorted({*near, *self.trained_with, *coarser})
+            self.schemes = [*dict.fromkeys((model.scheme, *SCHEMES))]
+        self.smooth = source_of(model).constant or is_smooth(trained.config)
+
+    def about(self) -> Answer:
+        """The run's name, model and grids, and a text to begin with."""
+        c = self.config
+        opening = self.trained.corpus.parts[0].validation[0][: min(_OPENING, c.max_length // 2)]
+        return {
+            "name": self.name,
+            "step": self.trained.run.step,
+            "model": f"{c.block or c.architecture}, {c.weights} weights, width {c.embed_dim}, "
+            f"{c.num_heads} heads",
+            "num_steps": c.num_steps,
+            "scheme": c.scheme,
+            "max_tokens": c.max_length,
+            "trained": self.trained_with,
+            "offered": self.offered,
+            "schemes": self.schemes,
+            "smooth": self.smooth,
+            "text": self.tokenizer.decode(opening),
+        }
+
+    def _describe(self, grid: Depth) -> Answer:
+        """A grid, whether the run was trained on it, and in a sentence what its numbers mean."""
+        num_steps, scheme = grid
+        config = self.trained.config
+        trained, grids = is_trained_grid(config, scheme, num_steps), describe_trained_grids(config)
+        if trained:
+            note = f"The run was trained on this grid ({grids})."
+        elif self.smooth:
+            note = (
+                f"The run was trained with {grids}, not on this grid. Its W(t) is a smooth "
+                "function of t, so the numbers show how well the dial works."
+            )
+        else:
+            warning = off_grid_warning(config)
+            note = f"{warning[0].upper()}{warning[1:]}."
+        return {"num_steps": num_steps, "scheme": scheme, "trained": trained, "note": note}
+
+    def _tokens(self, text: str) -> list[int]:
+        """The text's tokens.
+
+        Raises:
+          InputError: if there are none, too many, or the text isn't UTF-8.
+        """
+        try:
+            tokens = self.trained.tokens(text).tolist()
+        except UnicodeEncodeError as error:
+            raise InputError("the text is not UTF-8: it holds half of a surrogate pair") from error
+        if not tokens:
+            raise InputError("the text has no tokens; write something")
+        return tokens
+
+    def read(self, text: str, grid: Depth) -> Answer:
+        """The text at a depth: each token's loss, predictions and speed at every node.
+
+        Raises:
+          InputError: if the text can't be read, or the run doesn't exist on the grid.
+        """
+        tokens = self._tokens(text)
+        count = len(tokens)
+        inputs = self.stepper.pad(tokens)
+        targets = jnp.asarray(np.roll(inputs, -1, axis=1))
+        top, log_p, losses, speeds = [], [], [], []
+        before: Float[np.ndarray, "L D"] | None = None
+        with self.placed.context():
+            for state in self.stepper.states(jnp.asarray(inputs), grid):
+                look = jax.device_get(self.stepper.look(state, targets, grid))
+                top.append(look.top[0, :count])
+                log_p.append(look.log_p[0, :count])
+                losses.append(look.loss[0, : count - 1])
+                y = np.asarray(state[0, :count], np.float32)
+                if before is not None:
+                    speeds.append(np.sqrt(np.square(y - before).mean(-1)) * grid[0])
+                before = y
+        of_tokens = np.stack(losses, 1)
+        known = np.unique(top).tolist()
+        return {
+            **self._describe(grid),
+            "times": _to_json(np.arange(len(top)) / grid[0]),
+            "tokens": self.tokenizer.pieces(tokens),
+            "ids": tokens,
+            "loss": [None, *_to_json(of_tokens[:, -1])],
+            "loss_at": [None, *_to_json(of_tokens)],
+            "top": np.stack(top, 1).tolist(),
+            "p": _to_json(np.exp(np.stack(log_p, 1))),
+            "speed": _to_json(np.stack(speeds, 1)),
+            "pieces": {str(each): self.tokenizer.decode([each]) for each in known},
+            "mean_loss": _to_json(float(of_tokens[:, -1].mean())) if count > 1 else None,
+        }
+
+    def continuation(
+        self, text: str, grid: Depth, limit: int, sampling: Sampling, seed: int
+    ) -> Iterator[str]:
+        """What follows the text: what each drawn token adds, as text that no later one can change.
+
+        Args:
+          text: the text.
+          grid: the grid.
+          limit: most tokens to draw.
+          sampling: how tokens are drawn.
+          seed: seed of the draws.
+
+        Raises:
+          InputError: as `read`.
+        """
+        prompt = self._tokens(text)
+        row, sent = Continuation(self.tokenizer, prompt), ""
+        for token in islice(self.stepper.draw(prompt, grid, sampling, seed), limit):
+            row.add(token)
+            if row.ended:
+                break
+            added = row.completion().rstrip("\ufffd")[len(sent) :]  # no unfinished character
+            sent += added
+            yield added
+        yield row.completion()[len(sent) :]
+
+    def validation(self, grid: Depth) -> Answer:
+        """The loss on the first sequences of the validation split.
+
+        Raises:
+          InputError: if the run doesn't exist on the grid.
+        """
+        parts = eval_examples(self.placed.config.data, self.trained.corpus)
+        rows = self.placed.eval_batch_size(min(_VALIDATION_ROWS, sum(map(len, parts))))
+        batch = next(eval_batches(parts, rows, self.placed.batch_sharding, limit=1))
+        with self.placed.context():
+            y = self.stepper.last_state(batch["inputs"], grid, places_of(batch))
+            losses, mask = self.stepper.look(y, batch["targets"], grid).loss, batch["mask"]
+        tokens = int(mask.sum())
+        loss = float((losses * mask).sum()) / max(tokens, 1)
+        return {
+            **self._describe(grid),
+            "loss": _to_json(loss),
+            "tokens": tokens,
+            "sequences": rows,
+        }
+
+    def sensitivity(self, text: str, output: int, grid: Depth) -> Answer:
+        """The largest Lyapunov exponent of a token's output for each token up to it.
+
+        The convention is `pair` of `analysis.lyapunov`.
+
+        Raises:
+          InputError: as `read`; or if there is no such token.
+        """
+        tokens = self._tokens(text)
+        if output >= len(tokens):
+            raise InputError(f"output is {output}; the text has the tokens 0 to {len(tokens) - 1}")
+        length = min(-(-len(tokens) // _PADDING) * _PADDING, self.config.max_length)
+        row = np.zeros((1, length), np.int32)
+        row[0, : len(tokens)] = tokens
+        params = jax.tree.map(jnp.asarray, jax.device_get(self.trained.run.params))  # off the mesh
+        exponents = lyapunov_exponents(
+            LanguageModel(self.config.at_depth(*grid)),
+            params,
+            jnp.asarray(row),
+            outputs=np.array([output]),
+        )
+        return {"output": output, "exponents": _to_json(exponents.largest[0, : len(tokens)])}
+
+    def paths(self) -> Answer:
+        """The path of W(t) of each kernel in the plane in which it moves the most."""
+        own = self.config.num_steps
+        model = self.placed.model
+        if source_of(self.config).any_time:
+            model = model.at_depth(own * max(1, min(_BETWEEN, _MOST_POINTS // own)))
+        with self.placed.context():
+            paths = make_weight_paths(model, self.placed.mesh)(self.trained.run.params)
+        is_node = np.isclose(paths.times[:, None], nodes(self.config), atol=1e-4).any(1)
+        kernels = {}
+        for name, centred in paths.centred.items():
+            points, shares = principal_path(centred)
+            kernels[name] = {"points": _to_json(points), "shares": _to_json(shares)}
+        return {
+            "times": _to_json(paths.times),
+            "is_node": is_node.tolist(),
+            "smooth": self.smooth,
+            "kernels": kernels,
+        }

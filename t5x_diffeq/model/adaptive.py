@@ -1,0 +1,113 @@
+"""Adaptive integration with diffrax, for evaluation and analysis.
+
+W(t) is made at whatever t the solver asks for. The weights of a model trained on one grid are
+meaningful only at its nodes; between them, with the paper's time features (sinusoids of 1000 t),
+they are close to noise, and an adaptive solver then takes very many steps.
+"""
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+from jaxtyping import Array, Bool, Int
+
+from t5x_diffeq.model.config import ModelConfig
+from t5x_diffeq.model.language_model import LanguageModel, in_one_document, make_source
+from t5x_diffeq.model.layers.array_types import Places, State, Tokens, Weights
+from t5x_diffeq.model.ode.sources import source_of
+from t5x_diffeq.model.sub_fields import vector_field
+from t5x_diffeq.system.errors import InputError
+from t5x_diffeq.system.extras import need_package
+
+SOLVERS = {"bosh3": "Bosh3", "tsit5": "Tsit5", "dopri5": "Dopri5", "dopri8": "Dopri8"}
+
+
+class Adaptive(NamedTuple):
+    """An adaptive solver, its tolerances and its step limit.
+
+    Attributes:
+      solver: a key of `SOLVERS`: Bogacki-Shampine (order 3), Tsitouras (5), Dormand-Prince (5, 8).
+      rtol: tolerance per step, relative and absolute, on the root mean square over the state.
+      max_steps: number of solver steps after which it gives up.
+    """
+
+    solver: str = "tsit5"
+    rtol: float = 1e-3
+    max_steps: int = 512
+
+
+class Solution(NamedTuple):
+    """y(1) before the final norm, the solver steps taken, and whether t = 1 was reached."""
+
+    y: State
+    steps: Int[Array, ""]
+    reached: Bool[Array, ""]
+
+
+def check_adaptive(config: ModelConfig, adaptive: Adaptive) -> None:
+    """Checks that the model is an ordinary differential equation and that diffrax is installed.
+
+    Raises:
+      InputError: if either is not so.
+    """
+    if not source_of(config).any_time or config.step_size != "1/N":
+        raise InputError(
+            f"{adaptive.solver} needs W(t) at any t in [0, 1]: weights time_dependent or shared "
+            f"with step_size 1/N, not {config.weights} with step_size {config.step_size}"
+        )
+    need_package("diffrax", adaptive.solver)
+
+
+def solve(
+    model: LanguageModel,
+    params: dict,
+    tokens: Tokens,
+    adaptive: Adaptive,
+    places: Places | None = None,
+) -> Solution:
+    """y(1) for a batch, whose rows all take the same steps; differentiable.
+
+    The gradient is that of the steps taken (discretise, then optimise), by the online recursive
+    checkpointing of Stumm and Walther 2010.
+
+    Args:
+      model: the model.
+      params: its parameters.
+      tokens: the batch.
+      adaptive: the solver.
+      places: positions and documents of the tokens; None if each row is one document.
+
+    Raises:
+      InputError: if the model has no adaptive solution, see `check_adaptive`.
+    """
+    check_adaptive(model.config, adaptive)
+    import diffrax
+
+    places = in_one_document(tokens) if places is None else places
+    field = vector_field(model.config, places)(None)
+    weights_at = partial(_weights_at, model.config, params["source"])
+    y0 = model.apply({"params": params}, tokens, places, method="embed")
+    solution = diffrax.diffeqsolve(
+        diffrax.ODETerm(lambda t, y, _: field(weights_at(t), y)),
+        getattr(diffrax, SOLVERS[adaptive.solver])(),
+        t0=0.0,
+        t1=1.0,
+        dt0=None,
+        y0=y0,
+        stepsize_controller=diffrax.PIDController(rtol=adaptive.rtol, atol=adaptive.rtol),
+        adjoint=diffrax.RecursiveCheckpointAdjoint(),
+        max_steps=adaptive.max_steps,
+        throw=False,
+    )
+    reached = solution.result == diffrax.RESULTS.successful
+    return Solution(solution.ys[-1], solution.stats["num_steps"], reached)
+
+
+def _weights_at(config: ModelConfig, source_params: dict, t: ArrayLike) -> Weights:
+    """W(t) at a single time: the source's tree without the time axis."""
+    source = make_source(config, parent=None)
+    times = jnp.asarray(t, jnp.float32)[None]
+    stacked = source.apply({"params": source_params}, times)
+    return jax.tree.map(lambda leaf: leaf[0], stacked)

@@ -1,0 +1,220 @@
+"""What a block is: the two sub-fields f and g of a vector field, and what verbs ask of them.
+
+A block is an ordinary Linen module that knows nothing of time, step size or residual stream. Its
+linears and norms declare role and logical axes of their parameters (`layers.parameter.declare`), so
+a weight source can make them for any t. `docs/extending.md` shows how to write one; a config names
+it by `model.block`. f and g are required. The other methods are optional. Each serves some verbs,
+which raise an error if a block lacks it.
+"""
+
+from collections.abc import Mapping
+from math import prod
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jaxtyping import Array, Bool, Float
+
+from t5x_diffeq.model.config import ModelConfig
+from t5x_diffeq.model.layers.array_types import Cache, Places, State, Weights
+from t5x_diffeq.model.layers.attention_kernels import LANES
+from t5x_diffeq.model.layers.context import length_shards
+from t5x_diffeq.model.layers.mesh import mesh_axes, shards_over
+from t5x_diffeq.model.ode.weight_source import block_parameters
+from t5x_diffeq.system.errors import InputError
+
+Matrices = Any  # of NumPy or of JAX
+Factors = dict[str, tuple[Float[Matrices, "nodes *many D M"], Float[Matrices, "nodes *many M D"]]]
+
+
+class SubFieldFlops(NamedTuple):
+    """FLOPs per token of one evaluation of a sub-field on a sequence, forward.
+
+    Attributes:
+      products: matrix products with weights, of those weights that a token uses.
+      mixing: what tokens compute with each other, averaged over the positions of the sequence.
+      last: the part of `products` whose result goes straight to the residual stream; its
+        gradient doesn't need that result, so it is not recomputed.
+      named: the parts of `products` that `model.remat=keep:NAME` stores, by name.
+    """
+
+    products: float
+    mixing: float = 0.0
+    last: float = 0.0
+    named: Mapping[str, float] = {}
+
+
+class PyTorchForm(NamedTuple):
+    """How transformers reads a model of a block.
+
+    Attributes:
+      modeling: the Python file that defines the model; it is copied beside the weights, as is
+        `modeling_diffeq.py`, from which it can import.
+      config_class: the name of its `PretrainedConfig`.
+      base_class: the name of its model without a head.
+      model_class: the name of its causal language model.
+      config: what it reads from `config.json` beside the sizes that `modeling_diffeq.py` reads.
+    """
+
+    modeling: Path
+    config_class: str
+    base_class: str
+    model_class: str
+    config: Mapping[str, Any]
+
+
+class Block(nn.Module):
+    """A vector field f + g, made of ordinary Linen layers; the base class of every block.
+
+    Attributes:
+      config: the model's config. A subclass can have further attributes with defaults, which a
+        config sets as arguments: `model.block="package.module:Name(size=4)"`.
+    """
+
+    config: ModelConfig
+
+    scopes: ClassVar[tuple[str, str]] = ("f", "g")  # what a profile calls the operations of f and g
+    has_attention_kernel: ClassVar[bool] = False  # whether f calls the kernel of `config.attention`
+    splits_length: ClassVar[bool] = (
+        False  # whether f heeds `Places.order`, as mesh.context requires
+    )
+    needs: ClassVar[Mapping[str, Any]] = {}  # keys of the config that it follows at one value only
+
+    def f(self, y: State, places: Places, deterministic: bool = True) -> State:
+        """The sub-field that mixes tokens: its value at y, in `config.state_dtype`."""
+        raise NotImplementedError
+
+    def g(self, y: State, deterministic: bool = True) -> State:
+        """The sub-field of each token by itself: its value at y, in `config.state_dtype`."""
+        raise NotImplementedError
+
+    def __call__(self, y: State, places: Places) -> State:
+        """f + g."""
+        return self.f(y, places) + self.g(y)
+
+    @nn.nowrap
+    def input_shapes(self) -> tuple[jax.ShapeDtypeStruct, Places]:
+        """Small inputs for making its parameters.
+
+        They are of a length that every kernel accepts, with a row for each part of a batch.
+        """
+        c = self.config
+        shape = shards_over(mesh_axes("batch")), min(c.max_length, LANES * length_shards())
+        state = jax.ShapeDtypeStruct((*shape, c.embed_dim), jnp.dtype(c.state_dtype))
+        positions = jax.ShapeDtypeStruct(shape, jnp.int32)
+        return state, Places(positions)  # type: ignore[arg-type]  # a shape stands for its array
+
+    # --------------------------------------------------------------- optional methods: generation
+    @nn.nowrap
+    def empty_cache(self, batch_size: int, length: int) -> Cache:
+        """What one evaluation of f remembers of no tokens: arrays by name.
+
+        Args:
+          batch_size: number of sequences.
+          length: the most tokens of a sequence.
+        """
+        raise self.lacks("empty_cache")
+
+    def extend(
+        self, y: State, places: Places, real: Bool[Array, "B L"], cache: Cache
+    ) -> tuple[State, Cache]:
+        """f of tokens that follow those in the cache, and the cache with them added.
+
+        Args:
+          y: their states.
+          places: their places; the positions of a row's real tokens follow the cached ones.
+          real: whether each is a token of its sequence; after the last one rows are padded.
+          cache: what `empty_cache` or `extend` returned.
+        """
+        raise self.lacks("extend")
+
+    # --------------------------------------------------------------- optional methods: FLOPs
+    @nn.nowrap
+    def flops(self, length: int) -> tuple[SubFieldFlops, SubFieldFlops]:
+        """The FLOPs of f and of g on sequences of `length` tokens."""
+        raise self.lacks("flops")
+
+    # --------------------------------------------------------------- optional methods: export
+    @nn.nowrap
+    def pytorch_form(self) -> PyTorchForm:
+        """The PyTorch file that computes the block.
+
+        Its tensors are named by the block's paths, as in `steps.0.mlp.up.weight`. The kernel of a
+        `Linear` is `[outputs, inputs]`, any other leaf as it is declared; what writes to the
+        residual stream includes the step size.
+        """
+        raise self.lacks("pytorch_form")
+
+    # --------------------------------------------------------------- optional methods: analysis
+    @nn.nowrap
+    def spectral_factors(self, weights: Weights) -> Factors:
+        """Two factors A, B by name, of each product A B whose eigenvalues `analyze` shows.
+
+        Args:
+          weights: the block's tree, leaves `[nodes, ...]`: NumPy's arrays in float64 for `analyze`,
+            JAX's in a compiled function for `train.figure_every`; use their methods.
+        """
+        raise self.lacks("spectral_factors")
+
+    def attention_matrix(self, y: State, places: Places) -> Float[Array, "B H L L"]:
+        """How much each token (third axis) takes from each (fourth axis) in f; rows sum to 1."""
+        raise self.lacks("attention_matrix")
+
+    @nn.nowrap
+    def lacks(self, method: str) -> InputError:
+        """The error that says that the block has no such method, and what it is for."""
+        return InputError(
+            f"{OPTIONAL_METHODS[method]} needs the method `{method}` of the block, and "
+            f"{type(self).__name__} of model.block={self.config.block} has none; "
+            "docs/extending.md says what it returns"
+        )
+
+
+OPTIONAL_METHODS = {
+    "empty_cache": "generation",
+    "extend": "generation",
+    "flops": "counting FLOPs",
+    "pytorch_form": "export",
+    "spectral_factors": "the analysis of spectra",
+    "attention_matrix": "attention rollout",
+}
+
+
+_DESCRIBES = {  # the sub-fields that each method is about
+    "empty_cache": "f",
+    "extend": "f",
+    "attention_matrix": "f",
+    "flops": "fg",
+    "pytorch_form": "fg",
+    "spectral_factors": "fg",
+}
+
+
+def has_own_method(kind: type[Block], method: str) -> bool:
+    """Whether a class of blocks has this method, for the f and g that it has.
+
+    A subclass that replaces f or g, and inherits a method about it, has none.
+    """
+
+    overrides = getattr(kind, method) is not getattr(Block, method)
+    return overrides and all(
+        _depth(kind, method) <= _depth(kind, name) for name in _DESCRIBES[method]
+    )
+
+
+def can_split_length(kind: type[Block]) -> bool:
+    """Whether a class of blocks says so of the f that it has; see `Block.splits_length`."""
+    return kind.splits_length and _depth(kind, "splits_length") <= _depth(kind, "f")
+
+
+def _depth(kind: type[Block], name: str) -> int:
+    """How many bases up a class gets its attribute of this name."""
+    return next(n for n, each in enumerate(kind.__mro__) if name in vars(each))
+
+
+def kernel_flops(block: Block) -> dict[tuple[str, ...], float]:
+    """FLOPs per token of the product with each of the block's kernels, by path."""
+    leaves = block_parameters(block, block.input_shapes()).items()
+    return {path: 2.0 * prod(leaf.value.shape) for path, leaf in leaves if leaf.role == "kernel"}

@@ -1,0 +1,72 @@
+"""The layers that a config describes: its norm, its attention, its MLP."""
+
+from math import sqrt
+from typing import Any
+
+from t5x_diffeq.model.config import ModelConfig
+from t5x_diffeq.model.layers.attention import Attention
+from t5x_diffeq.model.layers.mlp import MLP
+from t5x_diffeq.model.layers.norm import Norm
+
+
+def norm_of(config: ModelConfig) -> Norm:
+    """The norm of a sub-field, before or after it."""
+    gpt = config.architecture == "gpt"
+    return Norm(
+        centred=gpt,
+        use_shift=gpt or config.norm_shift,
+        epsilon=config.norm_eps,
+        writes_residual=config.norm_position == "after",
+        dtype=config.compute_dtype,
+    )
+
+
+def attention_of(config: ModelConfig) -> Attention:
+    """Causal attention."""
+    gpt = config.architecture == "gpt"
+    return Attention(
+        config.embed_dim,
+        config.head_width,
+        config.num_heads,
+        config.kv_heads,
+        fused=gpt,
+        qkv_bias=gpt or config.qkv_bias,
+        qk_norm=config.qk_norm,
+        norm_eps=config.norm_eps,
+        rotary=not gpt,
+        rope_theta=config.rope_theta,
+        rope_scaling=config.rope_scaling,
+        kernel=config.attention,
+        **_common(config),
+    )
+
+
+def mlp_of(config: ModelConfig) -> MLP:
+    """The MLP."""
+    gated = config.architecture == "llama"
+    return MLP(
+        config.embed_dim,
+        config.mlp_dim,
+        config.mlp_activation,
+        gated=gated,
+        unrolled=(config.scan_unroll or 1) > 1,
+        **_common(config),
+    )
+
+
+def output_std(config: ModelConfig) -> float:
+    """Standard deviation at initialisation of kernels that write to the residual stream.
+
+    N residual additions with step size 1 make the stream grow; those with 1/N do not.
+    """
+    return 0.02 / sqrt(2 * config.num_steps) if config.step_size == "1" else 0.02
+
+
+def _common(config: ModelConfig) -> dict[str, Any]:
+    return {
+        "use_bias": config.architecture == "gpt",
+        "writes_residual": config.norm_position == "before",
+        "output_std": output_std(config),
+        "dtype": config.compute_dtype,
+        "fp8": config.products == "fp8",
+    }

@@ -1,0 +1,151 @@
+"""FLOPs of an optimizer step, by formula, and the fraction of the hardware's peak that it reaches.
+
+MFU, model FLOPs utilisation (Chowdhery et al. 2022, appendix B): the FLOPs that the model needs,
+over those that the devices could do in the time. A multiply-add is two FLOPs; only matrix products
+count; causal attention counts half of its square; embedding lookups are free; the head counts; the
+backward pass is twice the forward pass. Recomputation is not a model FLOP, and neither is making
+W(t), which the per-layer baseline doesn't need: both are listed separately.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+
+from t5x_diffeq.model.block import SubFieldFlops
+from t5x_diffeq.model.config import ModelConfig
+from t5x_diffeq.model.language_model import make_source
+from t5x_diffeq.model.layers.attention_kernels import LANES, splash_blocks
+from t5x_diffeq.model.ode.integrate import kept_names
+from t5x_diffeq.model.ode.schemes import find_scheme
+from t5x_diffeq.model.sub_fields import block_of_shapes, need_methods
+
+
+@dataclass(frozen=True)
+class StepFlops:
+    """FLOPs of an optimizer step on the whole batch, forward and backward.
+
+    Attributes:
+      projections: products with f's weights: q, k, v and output of attention.
+      attention: what tokens compute with each other in f: scores and weighted sums of values, half
+        of the square.
+      mlp: g, the MLP.
+      head: logits.
+      hypernetwork: making W(t) from t, once per optimizer step; 0 for other weights.
+      recomputed: recomputation in the backward pass, by `model.remat`.
+      attention_kernels: what a fused attention kernel computes: forward, recomputed and backward.
+        It recomputes scores itself, computes whole blocks where the mask cuts one, and pads narrow
+        heads; of all this, only what the model needs is counted above.
+      head_width: the width of the heads, on which the speed of such a kernel depends.
+    """
+
+    projections: float
+    attention: float
+    mlp: float
+    head: float
+    hypernetwork: float
+    recomputed: float
+    attention_kernels: float
+    head_width: int
+
+    @property
+    def model(self) -> float:
+        """What MFU counts: no hypernetwork and no recomputation."""
+        return self.projections + self.attention + self.mlp + self.head
+
+    @property
+    def total(self) -> float:
+        """Everything that is computed."""
+        return self.model + self.hypernetwork + self.recomputed
+
+
+@cache
+def step_flops(config: ModelConfig, batch_size: int) -> StepFlops:
+    """FLOPs of an optimizer step on `batch_size` sequences of `config.max_length` tokens.
+
+    Raises:
+      InputError: if the block doesn't say how many FLOPs it takes.
+    """
+    need_methods(config, ("flops",))
+    tokens = batch_size * config.max_length
+    f, g = _evaluations(config)
+    block = block_of_shapes(config)
+    of_f, of_g = block.flops(config.max_length)
+    projections, attention = tokens * f * of_f.products, tokens * f * of_f.mixing
+    mlp = tokens * g * (of_g.products + of_g.mixing)
+    head = 2 * tokens * config.vocab_size * config.embed_dim
+    return StepFlops(
+        projections=3 * projections,
+        attention=3 * attention,
+        mlp=3 * mlp,
+        head=3 * head,
+        hypernetwork=3 * make_source(config).flops(),
+        recomputed=tokens * _recomputed_products(config, of_f, of_g)
+        + _recomputed_attention(config) * attention,
+        attention_kernels=attention * _kernel_work(config)
+        if block.has_attention_kernel and config.attention != "xla"
+        else 0.0,
+        head_width=config.head_width,
+    )
+
+
+def _evaluations(config: ModelConfig) -> tuple[int, int]:
+    """How many times a forward pass evaluates f, and g."""
+    f, g = find_scheme(config.scheme).evaluations
+    return config.num_steps * f, config.num_steps * g
+
+
+def _recomputed_products(config: ModelConfig, of_f: SubFieldFlops, of_g: SubFieldFlops) -> float:
+    """FLOPs per token of the products with weights that `model.remat` recomputes.
+
+    The gradient doesn't need the result of a product that is added to the residual stream, unless
+    the rest of the solver step reads it.
+    """
+    f, g = _evaluations(config)
+    if config.remat in ("none", "dots"):
+        return 0
+    kept = kept_names(config.remat) if config.remat.startswith("keep:") else ()
+    last_f = of_f.last if config.scheme == "euler" else 0
+    last_g = of_g.last if config.scheme in ("euler", "lie_trotter") else 0
+    stored_f, stored_g = (sum(each.named.get(name, 0) for name in kept) for each in (of_f, of_g))
+    return f * (of_f.products - last_f - stored_f) + g * (of_g.products - last_g - stored_g)
+
+
+def _recomputed_attention(config: ModelConfig) -> int:
+    """Whether `model.remat` recomputes scores and sums of values, as 0 or 1.
+
+    Triton's kernel has to, even if its output is saved: the softmax's sums are internal to it.
+    """
+    kept = config.remat.startswith("keep:") and "attention" in kept_names(config.remat)
+    keeps_sums = config.attention.startswith(("splash", "cudnn"))
+    return 0 if config.remat == "none" or (kept and keeps_sums) else 1
+
+
+def _kernel_work(config: ModelConfig) -> float:
+    """FLOPs of a fused attention kernel in an optimizer step, over what the forward pass needs."""
+    again = _recomputed_attention(config)
+    if not config.attention.startswith("splash"):
+        # Two products forward, five backward: two for each of those, and the scores again. In
+        # Triton, dq and (dk, dv) each compute scores and their gradient.
+        return 1 + again + (7 if config.attention == "triton" else 5) / 2
+    head_dim = config.head_width
+    blocks = splash_blocks(config.attention, config.max_length, head_dim)
+    widened = (head_dim + -head_dim % LANES) / head_dim
+    # Of n blocks in a row of the mask, (n + 1) / 2 are visited on average; n / 2 are needed.
+    visited = 1 + blocks.size / config.max_length
+    return widened * visited * (1 + again + 7 / 2)  # dq and (dk, dv) each compute the scores
+
+
+def forward_flops(config: ModelConfig) -> float:
+    """FLOPs per token of a forward pass over a whole sequence, excluding those that make W(t)."""
+    return step_flops(config, 1).model / 3 / config.max_length
+
+
+def mfu(model_flops: float, seconds: float, num_devices: int, peak_flops: float) -> float:
+    """Model FLOPs utilisation, as a fraction of 1.
+
+    Args:
+      model_flops: `StepFlops.model` of an optimizer step.
+      seconds: the time that the step takes.
+      num_devices: the number of devices that share the step.
+      peak_flops: peak FLOP/s of a device (`chips.py`).
+    """
+    return model_flops / (seconds * num_devices * peak_flops)

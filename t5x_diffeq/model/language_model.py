@@ -1,0 +1,295 @@
+"""The language model: embed -> integrate -> norm -> logits, for every choice of weight source."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+from jaxtyping import Array, Bool, Float
+
+from t5x_diffeq.model.adapters import Adapters, merge
+from t5x_diffeq.model.config import ModelConfig
+from t5x_diffeq.model.forward_pass import solve
+from t5x_diffeq.model.layers.array_types import (
+    Cache,
+    Logits,
+    Places,
+    State,
+    States,
+    Times,
+    Tokens,
+    Weights,
+)
+from t5x_diffeq.model.layers.embedding import Embedding
+from t5x_diffeq.model.layers.linear import ADAPTERS
+from t5x_diffeq.model.layers.norm import Norm
+from t5x_diffeq.model.layers.parameter import declare
+from t5x_diffeq.model.ode.integrate import integrate_with_memory, trajectory, weights_by_step
+from t5x_diffeq.model.ode.schemes import find_scheme, grid
+from t5x_diffeq.model.ode.sources import source_of
+from t5x_diffeq.model.ode.weight_source import Embeddings, WeightSource
+from t5x_diffeq.model.sub_fields import (
+    block_of_shapes,
+    cached_sub_fields,
+    make_block,
+    need_methods,
+    vector_field,
+)
+
+
+def make_source(config: ModelConfig, **module: Any) -> WeightSource:
+    """The weight source of the config's block; `module` holds Linen's own arguments."""
+    block = block_of_shapes(config)
+    return source_of(
+        config,
+        block=block,
+        inputs=block.input_shapes(),
+        num_nodes=config.num_nodes,
+        dtype=config.compute_dtype,
+        **module,
+    )
+
+
+def _make_adapters(config: ModelConfig) -> Adapters:
+    block = block_of_shapes(config)
+    return Adapters(
+        block=block,
+        inputs=block.input_shapes(),
+        kernels=config.adapter_kernels,
+        num_nodes=config.num_nodes,
+        rank=config.adapter_rank,
+        alpha=config.adapter_alpha,
+        dtype=config.compute_dtype,
+    )
+
+
+def nodes(config: ModelConfig) -> Float[np.ndarray, " nodes"]:
+    """The times at which a forward pass reads the weights, in the order in which it reads them."""
+    return grid(config.scheme, config.num_steps).reshape(-1)
+
+
+def in_one_document(tokens: Tokens) -> Places:
+    """The places of tokens whose rows are one document each."""
+    return Places(jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape))
+
+
+class LanguageModel(nn.Module):
+    """An autoregressive language model over the padded vocabulary."""
+
+    config: ModelConfig
+
+    def setup(self):  # noqa: D102
+        c = self.config
+        gpt = c.architecture == "gpt"
+        dtypes: dict[str, Any] = {"dtype": c.compute_dtype, "state_dtype": jnp.dtype(c.state_dtype)}
+        table: Callable[..., Embedding] = partial(Embedding, embed_dim=c.embed_dim, **dtypes)
+        self.token_embedding = table(c.padded_vocab_size, init_std=0.02 if c.has_tied_head else 1.0)
+        if gpt:
+            self.position_embedding = table(c.max_length, axis=None, init_std=0.01)
+        if not c.has_tied_head:
+            self.head = declare(
+                self,
+                "head",
+                nn.initializers.normal(0.02),
+                (c.embed_dim, c.padded_vocab_size),
+                ("embed", "vocab"),
+                "kernel",
+                fan_in=c.embed_dim,
+            )
+        self.embedding_dropout = nn.Dropout(c.dropout_rate)
+        self.source = make_source(c)
+        if c.adapter_rank:
+            self.adapters = _make_adapters(c)
+        self.final_norm = Norm(
+            centred=gpt, use_shift=gpt, epsilon=c.final_norm_eps, dtype=c.compute_dtype
+        )
+
+    @nn.nowrap
+    def at_depth(self, num_steps: int | None, scheme: str | None = None) -> "LanguageModel":
+        """The same model, with the same parameters, on another grid; see `ModelConfig.at_depth`."""
+        return LanguageModel(self.config.at_depth(num_steps, scheme))
+
+    def __call__(self, tokens: Tokens, deterministic: bool = True) -> Logits:
+        """The logits of each token's successor."""
+        return self.logits(self.hidden(tokens, self.weights(), None, deterministic))
+
+    def state_and_head(
+        self,
+        tokens: Tokens,
+        weights: Weights | None = None,
+        places: Places | None = None,
+        deterministic: bool = True,
+        velocity: bool = False,
+    ) -> tuple[State, Float[Array, "V D"], Float[Array, "B L"] | None]:
+        """The normalised state at t = 1 and the head's vectors, from which the loss is computed.
+
+        And the tokens' velocities, if `velocity` asks for them. The weights of the forward pass are
+        made here unless they are given.
+        """
+        weights = self.weights() if weights is None else weights
+        y, velocities = self._hidden_and_velocities(
+            tokens, weights, places, deterministic, velocity
+        )
+        return y, self.head_vectors(), velocities
+
+    def weights(self, times: Times | None = None) -> Weights:
+        """The weights of a forward pass, leaves `[nodes, ...]`, adapters under their own name.
+
+        With `times`, the weights at those times instead, such as the nodes of several grids.
+        """
+        times = jnp.asarray(nodes(self.config)) if times is None else times
+        weights, _ = self.weights_and_embeddings(times)
+        return weights
+
+    @jax.named_scope("make W(t)")
+    def weights_and_embeddings(self, times: Times) -> tuple[Weights, Embeddings]:
+        """The weights at `times`, and the e(t) they come from; {} if they come from none."""
+        weights, embeddings = self.source.with_embeddings(times)
+        if self.config.adapter_rank:
+            weights = {**weights, ADAPTERS: self.adapters()}
+        return weights, embeddings
+
+    def derivative(self) -> Weights:
+        """dW/dt at the nodes, float32; only where W(t) exists at any time."""
+        return self.source.derivative(jnp.asarray(nodes(self.config)))
+
+    def merged_weights(self) -> Weights:
+        """The weights of a forward pass, with adapters merged into the kernels."""
+        return merge(self.weights())
+
+    def merged_weights_by_step(self) -> list[Weights]:
+        """`merged_weights`, as one tree per solver step: leaves `[nodes per step, ...]`."""
+        return weights_by_step(self.merged_weights(), self.config.scheme, self.config.num_steps)
+
+    def hidden(
+        self,
+        tokens: Tokens,
+        weights: Weights,
+        places: Places | None = None,
+        deterministic: bool = True,
+    ) -> State:
+        """The normalised state at t = 1, which the head reads."""
+        return self._hidden_and_velocities(tokens, weights, places, deterministic)[0]
+
+    def _hidden_and_velocities(
+        self,
+        tokens: Tokens,
+        weights: Weights,
+        places: Places | None,
+        deterministic: bool,
+        velocity: bool = False,
+    ) -> tuple[State, Float[Array, "B L"] | None]:
+        places = in_one_document(tokens) if places is None else places
+        y = self.embed(tokens, places)
+        y = self.embedding_dropout(y, deterministic=deterministic)
+        y, velocities = self.integrate(y, places, weights, deterministic, velocity)
+        return self.normalise(y), velocities
+
+    @nn.nowrap
+    def empty_caches(self, batch_size: int, length: int) -> list[Cache]:
+        """The caches of no tokens, one for each evaluation of f in a pass.
+
+        Args:
+          batch_size: number of sequences.
+          length: the most tokens of a sequence.
+
+        Raises:
+          InputError: if the block can't generate.
+        """
+        need_methods(self.config, ("extend", "empty_cache"))
+        evaluations_of_f, _ = find_scheme(self.config.scheme).evaluations
+        block = make_block(self.config)
+        count = self.config.num_steps * evaluations_of_f
+        return [block.empty_cache(batch_size, length) for _ in range(count)]
+
+    def extend(
+        self,
+        tokens: Tokens,
+        places: Places,
+        real: Bool[Array, "B L"],
+        weights: list[Weights],
+        caches: list[Cache],
+    ) -> tuple[State, list[Cache]]:
+        """The normalised state at t = 1 of tokens that follow those in the caches; and the caches.
+
+        Args:
+          tokens: the new tokens, padded at the end to one length.
+          places: their places.
+          real: whether each is a token, not padding.
+          weights: an entry per solver step, from `merged_weights_by_step`.
+          caches: from `empty_caches` or from an earlier call.
+        """
+        c = self.config
+        y, caches = integrate_with_memory(
+            *cached_sub_fields(c, places, real),
+            weights,
+            self.embed(tokens, places),
+            caches,
+            scheme=c.scheme,
+            step_size=c.dt,
+        )
+        return self.normalise(y), caches
+
+    def normalise(self, y: State) -> State:
+        """The final norm."""
+        return self.final_norm(y)
+
+    def integrate(
+        self,
+        y: State,
+        places: Places,
+        weights: Weights,
+        deterministic: bool = True,
+        velocity: bool = False,
+    ) -> tuple[State, Float[Array, "B L"] | None]:
+        """The state at t = 1 from that at t = 0, and the tokens' velocities; see `forward_pass`."""
+        key = None if deterministic else self.make_rng("dropout")
+        return solve(self.config, weights, y, places, key, velocity)
+
+    def trajectory(self, tokens: Tokens, weights: Weights) -> States:
+        """The states at t = 0, dt, ..., 1."""
+        c = self.config
+        places = in_one_document(tokens)
+        return trajectory(
+            partial(vector_field, c),
+            weights,
+            self.embed(tokens, places),
+            places,
+            scheme=c.scheme,
+            num_steps=c.num_steps,
+            step_size=c.dt,
+        )
+
+    def trajectory_of_pass(self, tokens: Tokens) -> States:
+        """`trajectory` with the weights of a forward pass."""
+        return self.trajectory(tokens, self.weights())
+
+    def embed(self, tokens: Tokens, places: Places) -> State:
+        """The state at t = 0."""
+        with jax.named_scope("embed"):
+            y = self.token_embedding(tokens)
+            if self.config.embedding_scale != 1:
+                y = y * self.config.embedding_scale
+            if self.config.architecture == "llama":
+                return y
+            positions = self.position_embedding(places.positions)
+            scale = self.config.position_scale
+            return y + (positions if scale == 1 else positions * scale)
+
+    def head_vectors(self) -> Float[Array, "V D"]:
+        """A vector per token of the padded vocabulary; its product with the state is the logit."""
+        with jax.named_scope("head"):
+            vectors = self.token_embedding.table if self.config.has_tied_head else self.head.T
+            return vectors.astype(self.config.compute_dtype)
+
+    def logits(self, y: State) -> Logits:
+        """Logits over the padded vocabulary; the padding's have probability zero."""
+        head = self.head_vectors()
+        with jax.named_scope("head"):
+            logits = jnp.einsum("bld,vd->blv", y, head, preferred_element_type=jnp.float32)
+        logits = nn.with_logical_constraint(logits, ("batch", "length", "vocab"))
+        real = jnp.arange(logits.shape[-1]) < self.config.vocab_size
+        return jnp.where(real, logits, -jnp.inf)

@@ -1,0 +1,58 @@
+"""LayerNorm and RMSNorm, in one module."""
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float
+
+from t5x_diffeq.model.layers.parameter import declare
+
+
+class Norm(nn.Module):
+    """`(x - mean) / sqrt(var + eps) * scale + shift`, over the last axes, in float32.
+
+    Attributes:
+      centred: whether to subtract the mean (LayerNorm), or only divide by the root mean square
+        (RMSNorm, Zhang and Sennrich 2019).
+      use_shift: whether to add a shift.
+      epsilon: added to the variance.
+      axes: logical axes of the scale, one per axis of `x` that is normalised.
+      writes_residual: whether the result is added to the residual stream.
+      dtype: dtype of the result.
+    """
+
+    centred: bool
+    use_shift: bool
+    epsilon: float
+    axes: tuple[str | None, ...] = ("embed",)
+    writes_residual: bool = False
+    dtype: DTypeLike = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
+        """Normalises each vector of `x`, or each matrix if there are two `axes`."""
+        shape, over = x.shape[-len(self.axes) :], tuple(range(-len(self.axes), 0))
+
+        def parameter(role: str, initializer: nn.initializers.Initializer) -> Array:
+            return declare(
+                self,
+                role,
+                initializer,
+                shape,
+                self.axes,
+                role,
+                writes_residual=self.writes_residual,
+            )
+
+        scale = parameter("scale", nn.initializers.ones)
+        y = x.astype(jnp.float32)
+        if self.centred:
+            y -= y.mean(over, keepdims=True)
+        y *= jax.lax.rsqrt(jnp.square(y).mean(over, keepdims=True) + self.epsilon)
+        y *= scale
+        if self.use_shift:
+            y += parameter("shift", nn.initializers.zeros)
+        # A TPU's compiler would compute the norm again in each product that reads it, twice in a
+        # gated MLP, and its products would take 1.5 times as long (docs/lab/tpu_step.md).
+        return jax.lax.optimization_barrier(y.astype(self.dtype))

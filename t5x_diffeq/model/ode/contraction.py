@@ -1,0 +1,169 @@
+"""W0 + P e(t) for all times, and its derivative: each device on its own shard.
+
+The P of a kernel is T times as large as the kernel. With its gradient and Adam's moments it is most
+of what an optimizer step touches besides the activations, so both passes are written by hand, and
+neither moves P between devices.
+"""
+
+from functools import partial
+from math import gcd
+
+import jax
+import jax.numpy as jnp
+from jax.experimental.layout import Layout, with_layout_constraint
+from jax.sharding import PartitionSpec
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float
+
+from t5x_diffeq.model.layers.mesh import axes_of, on_shards, spec_of
+
+Axes = tuple[str | None, ...]
+_Inputs = tuple[Float[Array, "nodes T"], Float[Array, "T ..."], Float[Array, "..."] | None]
+_LANES = 128  # width of a TPU's vector registers
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def contract(
+    e: Float[Array, "nodes T"],
+    P: Float[Array, "T ..."],
+    axes: Axes,
+    dtype: DTypeLike,
+    W0: Float[Array, "..."] | None = None,
+) -> Float[Array, "nodes ..."]:
+    """W0 + P e(t) for all times: a matrix product on each device's own shard of P.
+
+    The sum is rounded to `dtype` once: rounding is the same for all tokens, so its effect on the
+    gradient doesn't average out over them.
+
+    P is neither cast nor reshaped first: a 16-bit copy would stay in memory until the backward
+    pass, and so, on a TPU, would a copy with the kernel's axes flattened, because they are tiled.
+
+    P is sharded like the kernel that it makes, so the forward pass communicates nothing, and the
+    backward pass only the [nodes, T] sums for e(t). It runs under `shard_map` because the backward
+    pass flattens the kernel, and flattening a kernel sharded over two axes would gather it.
+
+    Args:
+      e: time embeddings, float32.
+      P: the projection.
+      axes: logical axes of the kernel that P makes.
+      dtype: dtype of the result.
+      W0: what is added, float32; None: nothing.
+    """
+
+    def product(
+        e: Float[Array, "nodes T"], P: Float[Array, "T ..."], W0: Float[Array, "..."] | None
+    ) -> Float[Array, "nodes ..."]:
+        made = jnp.tensordot(e, P, 1)
+        return (made if W0 is None else W0 + made).astype(dtype)
+
+    whole, shard = PartitionSpec(), _kernel_spec(axes)
+    of_kernel = PartitionSpec(*spec_of(axes))
+    return on_shards(product, (whole, shard, of_kernel), shard)(e, P, W0)
+
+
+def _contract_forward(
+    e: Float[Array, "nodes T"],
+    P: Float[Array, "T ..."],
+    axes: Axes,
+    dtype: DTypeLike,
+    W0: Float[Array, "..."] | None,
+) -> tuple[Float[Array, "nodes ..."], _Inputs]:
+    return contract(e, P, axes, dtype, W0), (e, P, W0)
+
+
+def _contract_backward(
+    axes: Axes, dtype: DTypeLike, inputs: _Inputs, dW: Float[Array, "nodes ..."]
+) -> tuple[Float[Array, "nodes T"], Float[Array, "T ..."], Float[Array, "..."] | None]:
+    """dP = e^T dW, de = dW P^T summed over the shards, and dW0, the sum of dW; all in float32."""
+    whole, shard, of_kernel = PartitionSpec(), _kernel_spec(axes), PartitionSpec(*spec_of(axes))
+    mesh_axes = [axis for entry in shard for axis in axes_of(entry)]
+
+    def products(
+        e: Float[Array, "nodes T"], P: Float[Array, "T ..."], dW: Float[Array, "nodes ..."]
+    ) -> tuple[Float[Array, "nodes T"], Float[Array, "T ..."], Float[Array, "..."]]:
+        flat = dW.reshape(dW.shape[0], -1)
+        dP = jnp.matmul(e.astype(dtype).T, flat, preferred_element_type=jnp.float32)
+        dP = _lay_out_as_at_rest(dP.reshape(e.shape[1], *dW.shape[1:]))
+        de = _contract_long_axis(flat, P.reshape(P.shape[0], -1))
+        de = jax.lax.psum(de, mesh_axes) if mesh_axes else de
+        return de, dP, dW.sum(0, dtype=jnp.float32)
+
+    e, P, W0 = inputs
+    of_shards = on_shards(products, (whole, shard, shard), (whole, shard, of_kernel))
+    de, dP, dW0 = of_shards(e, P, dW)
+    return de, dP, None if W0 is None else dW0
+
+
+def _contract_long_axis(
+    dW: Float[Array, "nodes size"], P: Float[Array, "T size"]
+) -> Float[Array, "nodes T"]:
+    """dW P^T in float32, where both factors are far longer than wide.
+
+    On CPU this product is four times slower on whole factors than on slices that fit the cache.
+    """
+
+    def product(
+        dW: Float[Array, "nodes size"], P: Float[Array, "T size"]
+    ) -> Float[Array, "nodes T"]:
+        return jnp.einsum("ns,ts->nt", dW, P, preferred_element_type=jnp.float32)
+
+    def by_slices(
+        dW: Float[Array, "nodes size"], P: Float[Array, "T size"]
+    ) -> Float[Array, "nodes T"]:
+        slices = gcd(dW.shape[1], 64)
+        size = dW.shape[1] // slices
+
+        def of_slice(n: Array) -> Float[Array, "nodes T"]:
+            return product(*(jax.lax.dynamic_slice_in_dim(x, n * size, size, 1) for x in (dW, P)))
+
+        return jax.lax.map(of_slice, jnp.arange(slices)).sum(0)
+
+    return jax.lax.platform_dependent(dW, P, cpu=by_slices, default=product)
+
+
+def _lay_out_as_at_rest(dP: Float[Array, "T ..."]) -> Float[Array, "T ..."]:
+    """dP in the layout that P has at rest.
+
+    Otherwise the TPU compiler updates P and both moments in the layout of the product and copies
+    all three back: 5 ms of an optimizer step for Llama-1B on 64 v5p chips. P is laid out in the
+    order of its axes, unless the last is narrower than a TPU's lanes; then the compiler chooses.
+    """
+    if dP.shape[-1] % _LANES:
+        return dP
+
+    def as_it_is(dP: Float[Array, "T ..."]) -> Float[Array, "T ..."]:
+        return dP
+
+    def constrained(dP: Float[Array, "T ..."]) -> Float[Array, "T ..."]:
+        return with_layout_constraint(dP, Layout(tuple(range(dP.ndim))))
+
+    return jax.lax.platform_dependent(dP, tpu=constrained, default=as_it_is)
+
+
+contract.defvjp(_contract_forward, _contract_backward)
+
+
+def projection_square(
+    e: Float[Array, "nodes T"], dW: Float[Array, "nodes ..."]
+) -> Float[Array, ""]:
+    """|dP|^2 for dP = e^T dW, as <e e^T, dW dW^T>: from `[nodes, nodes]` matrices, without dP.
+
+    Args:
+      e: time embeddings, float32.
+      dW: the gradient of what they have made.
+    """
+    e = e.astype(dW.dtype).astype(jnp.float32)
+    return jnp.sum((e @ e.T) * _gram(dW))
+
+
+def _gram(dW: Float[Array, "nodes ..."]) -> Float[Array, "nodes nodes"]:
+    """The inner products <dW_n, dW_m> of the gradients at all nodes, in float32."""
+    kernel = tuple(range(1, dW.ndim))
+    return jax.lax.dot_general(
+        dW, dW, ((kernel, kernel), ((), ())), preferred_element_type=jnp.float32
+    )
+
+
+def _kernel_spec(axes: Axes) -> PartitionSpec:
+    """The sharding of `[nodes or T, *kernel]`: first axis unsharded, the others as the kernel's."""
+    return PartitionSpec(None, *spec_of(axes))

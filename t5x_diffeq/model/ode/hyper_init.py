@@ -1,0 +1,94 @@
+"""Initial scales and step multipliers of the hypernetwork: `model.init`.
+
+S frequencies, an embedding of width T; s = 0.5 / sqrt(fan_in) is the standard deviation of W(t) at
+initialisation:
+
+    parameter               init="paper"      init="invariant"       multiplier ("invariant")
+    Linear1 kernel          N(0, 0.02^2)      N(0, 1 / S)            1 / 2
+    Linear2 kernel          N(0, 0.02^2)      N(0, 1 / (0.36 T))     5 / (2 T)
+    C of a linear e(t)      N(0, 0.02^2)      N(0, 1 / |gamma|^2)    1 / |gamma|_1
+    P of a kernel           N(0, 0.02^2)      N(0, s^2 / T)          1 / (2 T)
+    P of a bias             N(0, 1e-4^2)      0                      1 / (2 T)
+    P of a norm             0                 0                      1 / (2 T)
+    W0, biases of Linears   0                 0                      1 / 2
+
+Under "invariant" the output of Linear1 has unit variance, and so has e(t); 0.36 is the second
+moment of SiLU of a standard normal. Adam moves every entry of P by about the learning rate
+whatever its gradient, hence W(t) by lr * multiplier * sum_k |e_k(t)|, and that sum grows with T:
+dividing by T keeps the update of W(t) the same for every T, as muP (Yang et al. 2022) does for
+width. W(t) then moves by about the learning rate, half through W0 and half through P, as the
+weights of a layer do, so a learning rate that suits the baseline suits the ODE. Alternatives that
+were tried are in docs/lab/settings.md.
+
+A linear e(t) = C^T gamma(t) (`time_basis`) has unit scale, too, and moves by the learning rate:
+|gamma|^2 and |gamma|_1 are the sums of the squared and of the absolute features of t, averaged over
+t. In the first steps W(t) then moves about half as far as with the other one.
+"""
+
+from dataclasses import dataclass
+from math import sqrt
+from typing import Any
+
+from t5x_diffeq.model.layers.parameter import Parameter
+from t5x_diffeq.model.ode.time_basis import TimeBasis
+from t5x_diffeq.model.ode.time_embedding import LinearTimeEmbedding, TimeEmbedding
+
+_SILU_SECOND_MOMENT = 0.36
+
+
+@dataclass(frozen=True)
+class HyperInit:
+    """Scales and step multipliers of the hypernetwork: one column of the table above.
+
+    Attributes:
+      init: "paper" or "invariant".
+      T: width of the time embedding.
+      basis: what the time embedding reads.
+    """
+
+    init: str
+    T: int
+    basis: TimeBasis
+
+    @property
+    def single(self) -> float:
+        """Factor on the optimizer's step for parameters that enter W(t) or e(t) unsummed."""
+        return 1.0 if self.init == "paper" else 1 / 2
+
+    @property
+    def summed(self) -> float:
+        """The same factor for parameters that are summed over T."""
+        return 1.0 if self.init == "paper" else 1 / (2 * self.T)
+
+    def std(self, leaf: Parameter) -> float:
+        """Standard deviation of the P that makes `leaf`."""
+        if leaf.role == "kernel":
+            return 0.02 if self.init == "paper" else 0.5 / sqrt(leaf.fan_in * self.T)
+        return 1e-4 if self.init == "paper" and leaf.role == "bias" else 0.0
+
+    def embedding(self, **module: Any) -> TimeEmbedding | LinearTimeEmbedding:
+        """A time embedding at these scales; `module` holds Linen's own arguments."""
+        module = {"width": self.T, "name": "time_embedding", **module}
+        if self.basis.linear:
+            return LinearTimeEmbedding(**self._linear_scales, **module)
+        if self.init == "paper":
+            return TimeEmbedding(**module)
+        return TimeEmbedding(
+            hidden_std=sqrt(1 / self.basis.mean_square),
+            output_std=sqrt(1 / (_SILU_SECOND_MOMENT * self.T)),
+            step_multiplier=self.single,
+            output_multiplier=5 * self.summed,
+            **module,
+        )
+
+    @property
+    def embedding_products(self) -> int:
+        """Multiply-adds of e(t) at one time."""
+        return self.T * self.basis.count + (0 if self.basis.linear else self.T * self.T)
+
+    @property
+    def _linear_scales(self) -> dict[str, Any]:
+        if self.init == "paper":
+            return {}
+        std, multiplier = sqrt(1 / self.basis.mean_square), 1 / self.basis.mean_sum
+        return {"std": std, "step_multiplier": multiplier}

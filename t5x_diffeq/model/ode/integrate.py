@@ -1,0 +1,274 @@
+"""Integration of the residual stream: a scan over solver steps whose weights are already made."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+from jaxtyping import Array
+
+from t5x_diffeq.model.layers.array_types import Tree, Vector
+from t5x_diffeq.model.ode.schemes import find_scheme
+from t5x_diffeq.model.ode.solvers import SubField, VectorField
+from t5x_diffeq.system.errors import InputError
+
+FieldOfKey = Callable[[Array | None], VectorField]
+Args = Any  # what a field reads beside weights and state: a tree of arrays without a gradient
+StepInputs = tuple[Tree, Array | None]  # weights and dropout key of a step, or stacked of all
+Step = Callable[[Vector, StepInputs], Vector]
+Memory = Any  # of one evaluation of a sub-field: a tree of arrays
+SubFieldWithMemory = Callable[[Tree, Vector, Memory], tuple[Vector, Memory]]
+
+# What "keep:..." can name: values that the layers mark with `checkpoint_name`.
+CHECKPOINT_NAMES = ("qkv", "attention", "mlp", "fp8")
+# A primitive whose results are kept with a name: all that cuDNN's kernel returns, as its backward
+# pass needs the scores' normalisers, and the kernel would run again for them.
+_KEPT_PRIMITIVES = {"attention": "dot_product_attention_fwd"}
+
+
+def integrate(
+    field: Callable[[Args], FieldOfKey],
+    weights: Tree,
+    y: Vector,
+    args: Args = None,
+    *,
+    scheme: str,
+    num_steps: int,
+    step_size: float,
+    remat: str = "none",
+    unroll: int = 1,
+    kept_dtype: DTypeLike | None = None,
+    key: Array | None = None,
+) -> Vector:
+    """y(1) from y(0); with its running cost, if y is a `StateWithCost`.
+
+    Args:
+      field: the vector field, given `args` and then the dropout key of the step (one key per step,
+        so that all stages of a step drop the same units).
+      weights: leaves `[nodes, ...]`, in the order of `schemes.grid`.
+      y: the state at t = 0.
+      args: what the field reads beside weights and state, such as the tokens' places. It must not
+        capture such arrays: JAX can't lower a custom gradient that does within another function's.
+      scheme: the scheme's name, for `schemes.find_scheme`.
+      num_steps: N.
+      step_size: dt.
+      remat: "none", "dots", "full", or "keep:a,b" (store the values named a and b, each one of
+        `CHECKPOINT_NAMES`).
+      unroll: how many solver steps one iteration of the compiled loop computes.
+      kept_dtype: dtype in which "full" stores the state of each step for the backward pass; None
+        keeps the state's own.
+      key: dropout key, or None.
+
+    Raises:
+      InputError: if `remat` is none of these.
+    """
+    inputs = step_inputs(weights, scheme, num_steps, key)
+
+    def step_of(args: Args) -> Step:
+        field_of_key = field(args)
+        # In other schemes a sub-field reads states that depend on other sub-fields' values, which
+        # the backward pass would then compute once more.
+        if remat == "full" and scheme == "euler":
+            field_of_key = _recompute_in_turn(field_of_key)
+        return step_function(field_of_key, scheme, step_size)
+
+    if remat == "full" and kept_dtype not in (None, y.dtype):
+        return _scan_and_recompute(step_of, args, y, inputs, unroll, kept_dtype)
+    return _scan(_with_remat(step_of(args), remat, unroll), y, inputs, unroll)
+
+
+def trajectory(
+    field: Callable[[Args], FieldOfKey],
+    weights: Tree,
+    y: Vector,
+    args: Args = None,
+    *,
+    scheme: str,
+    num_steps: int,
+    step_size: float,
+) -> Vector:
+    """The states at t = 0, dt, ..., 1; takes the arguments of `integrate`."""
+    step = step_function(field(args), scheme, step_size)
+    inputs = step_inputs(weights, scheme, num_steps, key=None)
+    last, before = jax.lax.scan(lambda y, x: (step(y, x), y), y, inputs)
+    return jnp.concatenate((before, last[None]))
+
+
+def integrate_with_memory(
+    f: SubFieldWithMemory,
+    g: SubField,
+    weights: list[Tree],
+    y: Vector,
+    memories: list[Memory],
+    *,
+    scheme: str,
+    step_size: float,
+) -> tuple[Vector, list[Memory]]:
+    """y(1) from y(0) of new tokens, and what f then remembers of them and those before.
+
+    A scheme's step evaluates sub-fields of weights and state, as in a textbook, and knows no
+    memory, so this function gives each evaluation of f its own. The steps are unrolled: for a token
+    or two most of the time goes into reading weights, and a scan would first copy the weights of
+    each step.
+
+    Args:
+      f: one sub-field: from weights, state and memory to its value and the updated memory.
+      g: the other sub-field, which has no memory.
+      weights: the weights of each step, from `weights_by_step`.
+      y: the state at t = 0.
+      memories: one for each evaluation of f, in the order of the evaluations.
+      scheme: the scheme's name, for `schemes.find_scheme`.
+      step_size: dt.
+    """
+    before, after = iter(memories), []
+
+    def f_with_next_memory(W: Tree, y: Vector) -> Vector:
+        value, memory = f(W, y, next(before))
+        after.append(memory)
+        return value
+
+    field = VectorField(f_with_next_memory, g)
+    for n, of_step in enumerate(weights):
+        step = step_function(lambda _: field, scheme, step_size, scope=f"step {n}")
+        y = step(y, (of_step, None))
+    return y, after
+
+
+def weights_by_step(weights: Tree, scheme: str, num_steps: int) -> list[Tree]:
+    """The weights of a forward pass, one tree per step, with leaves `[nodes per step, ...]`."""
+    stacked, _ = step_inputs(weights, scheme, num_steps, key=None)
+    return [jax.tree.map(lambda w, n=n: w[n], stacked) for n in range(num_steps)]
+
+
+def step_function(
+    field: FieldOfKey, scheme: str, step_size: float, scope: str = "solver step"
+) -> Step:
+    """One step of the scheme, from the state and the step's slice of `step_inputs`.
+
+    A profile shows its operations under `scope`. In a scan all steps are one program, so they have
+    one name.
+    """
+    solver = find_scheme(scheme)
+
+    @jax.named_scope(scope)
+    def step(y: Vector, inputs: StepInputs) -> Vector:
+        W, key = inputs
+        at_nodes = (jax.tree.map(lambda w, i=i: w[i], W) for i in range(len(solver.nodes)))
+        return solver.step(field(key), tuple(at_nodes), y, step_size)
+
+    return step
+
+
+def _recompute_in_turn(field: FieldOfKey) -> FieldOfKey:
+    """The same fields, of which the backward pass recomputes f and g one after the other.
+
+    The weights and activations of f and g are then never in memory together.
+    """
+
+    def in_turn(key: Array | None) -> VectorField:
+        f_and_g = field(key)
+        return type(f_and_g)(*map(jax.checkpoint, f_and_g))
+
+    return in_turn
+
+
+def step_inputs(weights: Tree, scheme: str, num_steps: int, key: Array | None) -> StepInputs:
+    """Each step's weights, leaves `[N, nodes per step, ...]`, and its dropout key."""
+    nodes = len(find_scheme(scheme).nodes)
+    by_step = jax.tree.map(lambda w: w.reshape(num_steps, nodes, *w.shape[1:]), weights)
+    return by_step, None if key is None else jax.random.split(key, num_steps)
+
+
+def _with_remat(step: Step, remat: str, unroll: int) -> Step:
+    """The step, of whose values the backward pass recomputes those that `remat` doesn't store."""
+    if remat == "none":
+        return step
+    policy = None
+    if remat == "dots":
+        policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+    elif remat != "full":
+        policy = _keep_policy(remat)
+    # Inside a scan, XLA can't merge this with the forward pass. Of steps that are unrolled it can:
+    # by names it then keeps what it would compute twice, which on an H100 is faster.
+    return jax.checkpoint(step, policy=policy, prevent_cse=unroll > 1 and remat == "full")
+
+
+def _scan_and_recompute(
+    step_of: Callable[[Args], Step],
+    args: Args,
+    y: Vector,
+    inputs: StepInputs,
+    unroll: int,
+    kept_dtype: DTypeLike,
+) -> Vector:
+    """`scan`, whose backward pass recomputes each step from its inputs; nothing else is stored.
+
+    Of these inputs, the states are stored in `kept_dtype`. Float32 states would take twice the
+    memory of bfloat16 ones, and the norm that reads a state rounds its result to bfloat16 anyway,
+    so the gradient is as accurate.
+    """
+    dtype = y.dtype
+
+    @jax.custom_vjp
+    def run(args: Args, y: Vector, inputs: StepInputs) -> Vector:
+        return _scan(step_of(args), y, inputs, unroll)
+
+    def forward(args: Args, y: Vector, inputs: StepInputs) -> tuple[Vector, tuple]:
+        step = step_of(args)
+
+        def keep(y: Vector, x: StepInputs) -> tuple[Vector, Vector]:
+            return step(y, x), y.astype(kept_dtype)
+
+        y, kept = jax.lax.scan(keep, y, inputs, unroll=unroll)
+        return y, (args, kept, inputs)
+
+    def backward(residuals: tuple, dy: Vector) -> tuple[None, Vector, StepInputs]:
+        args, *of_steps = residuals
+        step = step_of(args)
+
+        def back(dy: Vector, at: tuple[Vector, StepInputs]) -> tuple[Vector, Tree]:
+            y, (W, key) = at
+            if unroll > 1:  # else XLA recomputes many steps at once, and keeps what they need
+                dy, y = jax.lax.optimization_barrier((dy, y))
+            _, pull_back = jax.vjp(lambda y, W: step(y, (W, key)), y.astype(dtype), W)
+            return pull_back(dy)
+
+        dy, dW = jax.lax.scan(back, dy, tuple(of_steps), reverse=True, unroll=unroll)
+        return None, dy, (dW, None)  # neither args nor keys have a gradient
+
+    run.defvjp(forward, backward)
+    return run(args, y, inputs)
+
+
+def _scan(step: Step, y: Vector, inputs: StepInputs, unroll: int) -> Vector:
+    y, _ = jax.lax.scan(lambda y, x: (step(y, x), None), y, inputs, unroll=unroll)
+    return y
+
+
+def _keep_policy(remat: str) -> Callable[..., bool]:
+    names = kept_names(remat)
+    of_names = jax.checkpoint_policies.save_only_these_names(*names)
+    primitives = tuple(p for name, p in _KEPT_PRIMITIVES.items() if name in names)
+
+    def keeps(primitive: Any, *arguments: Any, **parameters: Any) -> bool:
+        is_kept: bool = of_names(primitive, *arguments, **parameters)
+        return is_kept or primitive.name.startswith(primitives)
+
+    return keeps
+
+
+def kept_names(remat: str) -> tuple[str, ...]:
+    """a and b of "keep:a,b".
+
+    Raises:
+      InputError: if one of them is not in `CHECKPOINT_NAMES`.
+    """
+    names = tuple(remat.removeprefix("keep:").split(","))
+    for name in names:
+        if name not in CHECKPOINT_NAMES:
+            raise InputError(
+                f"model.remat={remat} keeps {name!r}; it can keep {', '.join(CHECKPOINT_NAMES)}, "
+                f"as in keep:{','.join(CHECKPOINT_NAMES)}"
+            )
+    return names

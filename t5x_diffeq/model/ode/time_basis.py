@@ -1,0 +1,225 @@
+"""Time bases: the functions of time gamma(t) of which e(t) is made (`model.time_basis`).
+
+    sinusoids     t, sin(c t w_j), cos(c t w_j)      w_j = 10000^(-j/S): the paper's, section 4.2
+    legendre:K    P_0(x), ..., P_(K-1)(x)            x = 2 t - 1
+    table:K       K hats at 1/K, 2/K, ..., 1         1 at its own knot, 0 at the others, straight
+                                                     lines between; constant before 1/K
+
+With c = 1000 the sinusoids turn many times within a solver step, so W(t) is noise between the nodes
+of the trained grid. The others are smooth over 1/K. They are functions on [0, 1] whatever the grid:
+`table:K` has a row of e for each node of Euler's grid of K steps, and any other grid reads between
+these rows.
+"""
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import cache
+from math import sqrt
+from typing import ClassVar
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from t5x_diffeq.config.config import ModelKeys
+from t5x_diffeq.config.plugins import check_returns, is_plugin, load_plugin
+from t5x_diffeq.model.layers.array_types import Times
+from t5x_diffeq.system.errors import InputError
+
+Features = Float[Array, "nodes features"]
+_SAMPLES = 1000  # of t, for means over [0, 1]
+
+
+class TimeBasis:
+    """Functions gamma(t) on [0, 1]: a subclass has `count` and `__call__`, the rest follows.
+
+    Another one is named by `model.time_basis="package.module:Name(9)"`; the arguments are the
+    subclass's (`docs/extending.md`).
+
+    Attributes:
+      count: the number of functions.
+      polynomial: whether all are polynomials of t, of degree count - 1 at most.
+      linear: whether e(t) is a linear function of them; else two linear layers, as in the paper.
+      rough: whether e(t) between the nodes is not what its values there suggest.
+    """
+
+    count: int
+    polynomial: ClassVar[bool] = False
+    linear: ClassVar[bool] = True
+    rough: ClassVar[bool] = False
+
+    def __call__(self, times: Times) -> Features:
+        """The functions at each time, as float32 whatever the model's dtype."""
+        raise NotImplementedError
+
+    @property
+    def mean_square(self) -> float:
+        """The sum of the squared functions, averaged over t."""
+        return float(np.square(self._sampled()).sum(-1).mean())
+
+    @property
+    def mean_sum(self) -> float:
+        """The sum of the functions' absolute values, averaged over t, or a bound of it."""
+        return float(np.abs(self._sampled()).sum(-1).mean())
+
+    def is_smooth(self, num_nodes: int) -> bool:
+        """Whether their values at so many nodes say what they are between these."""
+        return not self.rough and self.count <= num_nodes
+
+    def _sampled(self) -> Float[np.ndarray, "times features"]:
+        return _values(self, (np.arange(_SAMPLES) + 0.5) / _SAMPLES)
+
+
+@dataclass(frozen=True)
+class Sinusoids(TimeBasis):
+    """[t, sin(c t w), cos(c t w)], w_j = 10000^(-j/S).
+
+    Attributes:
+      num_frequencies: S.
+      time_scale: c, 1000 in the paper. As bfloat16, 1000 t would be noise.
+    """
+
+    num_frequencies: int = 64
+    time_scale: float = 1000.0
+    count: int = field(init=False)  # 2 S + 1
+
+    linear: ClassVar[bool] = False
+    rough: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "count", 2 * self.num_frequencies + 1)
+
+    def __call__(self, times: Times) -> Features:
+        """The features of each time."""
+        t, S = times.astype(jnp.float32)[:, None], self.num_frequencies
+        w = 10_000.0 ** (-jnp.arange(S, dtype=jnp.float32) / S)
+        turns = self.time_scale * t * w
+        return jnp.concatenate((t, jnp.sin(turns), jnp.cos(turns)), axis=-1)
+
+    @property
+    def mean_square(self) -> float:
+        """S, as sin^2 + cos^2 = 1; t itself is left out."""
+        return float(self.num_frequencies)
+
+    @property
+    def mean_sum(self) -> float:
+        """A bound, by the root mean square."""
+        return sqrt(self.count * self.mean_square)
+
+
+@dataclass(frozen=True)
+class Legendre(TimeBasis):
+    """P_0, ..., P_(K-1) of 2 t - 1.
+
+    Attributes:
+      count: K.
+    """
+
+    count: int
+
+    polynomial: ClassVar[bool] = True
+
+    def __call__(self, times: Times) -> Features:
+        """The polynomials at each time, by (k + 1) P_(k+1) = (2k + 1) x P_k - k P_(k-1)."""
+        x = 2 * times.astype(jnp.float32) - 1
+        P = [jnp.ones_like(x), x]
+        for k in range(1, self.count - 1):
+            P.append(((2 * k + 1) * x * P[k] - k * P[k - 1]) / (k + 1))
+        return jnp.stack(P[: self.count], axis=-1)
+
+    @property
+    def mean_square(self) -> float:
+        """The sum of 1 / (2 k + 1)."""
+        return float((1 / (2 * np.arange(self.count) + 1)).sum())
+
+    @property
+    def mean_sum(self) -> float:
+        """A bound, by the root mean square."""
+        return sqrt(self.count * self.mean_square)
+
+
+@dataclass(frozen=True)
+class Table(TimeBasis):
+    """Hats, which interpolate K values at 1/K, 2/K, ..., 1 by straight lines.
+
+    Attributes:
+      count: K.
+    """
+
+    count: int
+
+    rough: ClassVar[bool] = True  # e(t) has a kink at each node of the trained grid
+
+    def __call__(self, times: Times) -> Features:
+        """The hats at each time."""
+        K = self.count
+        x = jnp.clip(times.astype(jnp.float32) * K - 1, 0, K - 1)[:, None]
+        return jnp.maximum(1 - jnp.abs(x - jnp.arange(K)), 0)
+
+    @property
+    def mean_square(self) -> float:
+        """That at the knots, where one of them is 1."""
+        return 1.0
+
+    @property
+    def mean_sum(self) -> float:
+        """Their sum, at any t."""
+        return 1.0
+
+
+def _values(basis: TimeBasis, times: np.ndarray) -> np.ndarray:
+    """The functions at these times, as numbers also where the caller is being traced.
+
+    What is traced, and the mesh, which may be of devices that aren't there, are a thread's own.
+    """
+    with ThreadPoolExecutor(1) as thread:
+        compute = thread.submit(lambda: np.asarray(basis(jnp.asarray(times, jnp.float32))))
+        return compute.result()
+
+
+def make_time_basis(config: ModelKeys) -> TimeBasis:
+    """The basis that `model.time_basis` names.
+
+    Raises:
+      InputError: if an importable name doesn't stand for a basis.
+    """
+    name = config.time_basis
+    if name == "sinusoids":
+        return Sinusoids(config.num_frequencies, config.time_scale)
+    if not is_plugin(name):
+        kind, _, count = name.partition(":")
+        return {"legendre": Legendre, "table": Table}[kind](int(count))
+    return _load_basis(name)
+
+
+@cache
+def _load_basis(name: str) -> TimeBasis:
+    kind = load_plugin("model.time_basis", name)
+    check_returns("model.time_basis", name, kind, TimeBasis)
+    try:
+        basis = kind()
+    except TypeError as error:
+        raise InputError(f"model.time_basis={name} can't be made: {error}") from error
+    _check_features(name, basis)
+    return basis
+
+
+def _check_features(name: str, basis: TimeBasis) -> None:
+    times = np.linspace(0, 1, 5, dtype=np.float32)
+    try:
+        features, count = _values(basis, times), basis.count
+    except Exception as error:  # another package's code may raise anything
+        raise InputError(
+            f"model.time_basis={name} has no functions of t: {type(error).__name__}: {error}"
+        ) from error
+    if features.shape != (len(times), count) or features.dtype != np.float32:
+        raise InputError(
+            f"model.time_basis={name} says that it has count={count} functions, but gives "
+            f"{features.dtype}{list(features.shape)} for {len(times)} times; it must give "
+            f"float32[{len(times)}, {count}]"
+        )
+    if not np.isfinite(features).all() or not features.any():
+        raise InputError(
+            f"model.time_basis={name} is {'zero' if np.isfinite(features).all() else 'not finite'} "
+            "at t in [0, 1], so W(t) can't depend on it"
+        )

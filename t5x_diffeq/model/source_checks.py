@@ -1,0 +1,124 @@
+"""Checks of a weight source of another package: what it declares, what it makes, what it learns."""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax.traverse_util import flatten_dict
+from jaxtyping import Array
+
+from t5x_diffeq.model.config import ModelConfig
+from t5x_diffeq.model.language_model import make_source, nodes
+from t5x_diffeq.model.layers.array_types import Times, Weights
+from t5x_diffeq.model.layers.parameter import flatten_parameters, is_parameter, map_parameters
+from t5x_diffeq.model.ode.weight_source import (
+    LeafPath,
+    WeightSource,
+    block_parameters,
+    dtype_in_use,
+    layer_name,
+)
+from t5x_diffeq.system.errors import InputError
+
+# In place of the model's own sizes, as every leaf of the weights is differentiated by itself.
+_SMALL: dict[str, Any] = {
+    "block": None,
+    "embed_dim": 8,
+    "num_heads": 1,
+    "num_kv_heads": None,
+    "head_dim": None,
+    "mlp_dim": 12,
+    "max_length": 8,
+    "attention": "xla",
+}
+
+
+def check_source(config: ModelConfig) -> None:
+    """Checks the source that `model.weights` names, on a small block of the architecture.
+
+    Raises:
+      InputError: if a parameter isn't made by `declare`; the weights aren't the block's, one for
+        each time; a P has no e(t); or a weight can't learn.
+    """
+    small = replace(config, **_SMALL)
+    times = jnp.asarray(nodes(small))
+    source = make_source(small, parent=None)
+    made: Any = jax.jit(source.init_with_output, static_argnames="method")
+    try:
+        (weights, embeddings), variables = made(jax.random.key(0), times, method="with_embeddings")
+        _check_declared(config, variables["params"], embeddings, len(times))
+        _check_shapes(config, source, weights, len(times))
+        learns = jax.jit(partial(_which_learn, source))(variables["params"], times)
+    except InputError:
+        raise
+    except Exception as error:  # another package's code may raise anything
+        raise _refused(config, f"makes no weights: {type(error).__name__}: {error}") from error
+    for path, leaf in flatten_dict(weights).items():
+        if not np.isfinite(np.asarray(leaf, np.float32)).all():
+            raise _refused(config, f"makes {layer_name(path)} that isn't finite")
+        if not learns[path]:
+            raise _refused(
+                config,
+                f"makes {layer_name(path)} from no parameter that trains: its gradient is zero",
+            )
+
+
+def _which_learn(source: WeightSource, declared: Any, times: Times) -> dict[LeafPath, Array]:
+    """Whether each of the weights has a gradient with respect to any parameter."""
+    params = map_parameters(lambda leaf: leaf.value, declared)
+
+    def make(params: Any) -> dict[LeafPath, Array]:
+        return flatten_dict(source.apply({"params": params}, times))
+
+    weights, pull_back = jax.vjp(make, params)
+    zeros = jax.tree.map(jnp.zeros_like, weights)
+
+    def learns(path: LeafPath) -> Array:
+        (gradient,) = pull_back({**zeros, path: jnp.ones_like(weights[path])})
+        return jnp.stack([jnp.any(g != 0) for g in jax.tree.leaves(gradient)]).any()
+
+    return {path: learns(path) for path in weights}
+
+
+def _check_declared(config: ModelConfig, declared: dict, embeddings: dict, count: int) -> None:
+    for path, leaf in flatten_parameters(declared).items():
+        name = layer_name(path)
+        if not is_parameter(leaf):
+            raise _refused(
+                config,
+                f"has a parameter {name} without role and axes; make it by "
+                "t5x_diffeq.model.layers.parameter.declare",
+            )
+        generated = leaf.role != "time_embedding" and leaf.names[:1] == ("time_embed",)
+        e = embeddings.get(layer_name(path[:-1]))
+        if generated and (e is None or e.shape != (count, leaf.value.shape[0])):
+            raise _refused(
+                config,
+                f"declares {name} as the P of P e(t), by its axis time_embed; with_embeddings must "
+                f"return that e(t), [{count}, {leaf.value.shape[0]}], as "
+                f"{layer_name(path[:-1])!r}",
+            )
+
+
+def _check_shapes(config: ModelConfig, source: WeightSource, weights: Weights, count: int) -> None:
+    expected = block_parameters(source.block, source.inputs)
+    made = flatten_dict(weights)
+    for path in sorted({*expected} ^ {*made}):
+        verb = "doesn't make" if path in expected else "makes"
+        has = "has" if path in expected else "hasn't"
+        raise _refused(config, f"{verb} {layer_name(path)}, which the block {has}")
+    for path, leaf in expected.items():
+        shape, dtype = (count, *leaf.value.shape), dtype_in_use(leaf.role, source.dtype)
+        if made[path].shape != shape or made[path].dtype != dtype:
+            raise _refused(
+                config,
+                f"makes {layer_name(path)} as {made[path].dtype}{list(made[path].shape)} for "
+                f"{count} times; the block takes {jnp.dtype(dtype)}{list(shape)}",
+            )
+
+
+def _refused(config: ModelConfig, what: str) -> InputError:
+    return InputError(f"model.weights={config.weights} {what}")

@@ -1,0 +1,125 @@
+"""A config's block, and the block as a vector field: for a pass, and for new tokens of one."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import jax
+from flax import linen as nn
+from jaxtyping import Array, Bool
+
+from t5x_diffeq.config.plugins import check_returns, load_plugin
+from t5x_diffeq.model.adapters import block_variables
+from t5x_diffeq.model.block import Block, has_own_method
+from t5x_diffeq.model.config import ModelConfig
+from t5x_diffeq.model.layers.array_types import Cache, Places, State, Weights
+from t5x_diffeq.model.layers.parameter import Parameter
+from t5x_diffeq.model.ode.integrate import SubFieldWithMemory
+from t5x_diffeq.model.ode.solvers import SubField, VectorField
+from t5x_diffeq.model.ode.weight_source import LeafPath, block_parameters
+from t5x_diffeq.model.transformer_block import TransformerBlock
+from t5x_diffeq.system.errors import InputError
+
+
+def make_block(config: ModelConfig) -> Block:
+    """The block that the config names, without a parent module.
+
+    Raises:
+      InputError: if there is none of that name, or it can't be made of its arguments.
+    """
+    if config.block is None:
+        return TransformerBlock(config, parent=None)
+    kind = load_plugin("model.block", config.block)
+    check_returns("model.block", config.block, kind, Block)
+    try:
+        block: Block = kind(config=config, parent=None)
+    except TypeError as error:
+        raise InputError(f"model.block={config.block} can't be made: {error}") from error
+    for key, value in block.needs.items():
+        if getattr(config, key) != value:
+            raise InputError(
+                f"model.{key}={getattr(config, key)}: the block {config.block} needs "
+                f"{value}; set model.{key} to that"
+            )
+    return block
+
+
+def block_of_shapes(config: ModelConfig) -> Block:
+    """The block for reading the shapes of its parameters, with inputs that no mesh divides.
+
+    It has the attention kernel that accepts any shape.
+    """
+    return make_block(replace(config, attention="xla"))
+
+
+def declared_leaves(config: ModelConfig) -> dict[LeafPath, Parameter]:
+    """The block's parameters by path, with shapes in place of arrays."""
+    block = block_of_shapes(config)
+    return block_parameters(block, block.input_shapes())
+
+
+def has_method(config: ModelConfig, method: str) -> bool:
+    """Whether the config's block has this method, a method of `Block` that it may leave out.
+
+    The block of the architecture is exported without a form of its own.
+    """
+    if config.block is None:
+        return True
+    return has_own_method(type(make_block(config)), method)
+
+
+def need_methods(config: ModelConfig, methods: tuple[str, ...]) -> None:
+    """Checks that the config's block has these methods.
+
+    Raises:
+      InputError: if it lacks one; names it, and what it is for.
+    """
+    for method in methods:
+        if not has_method(config, method):
+            raise make_block(config).lacks(method)
+
+
+def cached_sub_fields(
+    config: ModelConfig, places: Places, real: Bool[Array, "B L"]
+) -> tuple[SubFieldWithMemory, SubField]:
+    """The block's f and g for new tokens; f takes, and returns, a cache of those before them.
+
+    Args:
+      config: the model's config.
+      places: positions and documents of the new tokens.
+      real: whether each is a token, not padding.
+    """
+    block = make_block(config)
+
+    def f(W: Weights, y: State, cache: Cache) -> tuple[State, Cache]:
+        return nn.apply(type(block).extend, block)(block_variables(W), y, places, real, cache)
+
+    def g(W: Weights, y: State) -> State:
+        return nn.apply(type(block).g, block)(block_variables(W), y)
+
+    of_f, of_g = (jax.named_scope(name) for name in block.scopes)
+    return of_f(f), of_g(g)
+
+
+def vector_field(config: ModelConfig, places: Places) -> Callable[[Array | None], VectorField]:
+    """The block as a vector field, given a step's dropout key; None: no dropout.
+
+    Args:
+      config: the model's config.
+      places: positions and documents of the tokens.
+    """
+    block = make_block(config)
+    f, g = (nn.apply(method, block) for method in (type(block).f, type(block).g))
+
+    def with_key(key: Array | None) -> VectorField:
+        rngs = None if key is None else {"dropout": key}
+
+        def call(method: Callable[..., State], W: Weights, y: State, *args: Places) -> State:
+            y = nn.with_logical_constraint(y, ("batch", "length", None))
+            return method(block_variables(W), y, *args, deterministic=key is None, rngs=rngs)
+
+        of_f, of_g = (jax.named_scope(name) for name in block.scopes)
+        return VectorField(
+            f=of_f(lambda W, y: call(f, W, y, places)), g=of_g(lambda W, y: call(g, W, y))
+        )
+
+    return with_key

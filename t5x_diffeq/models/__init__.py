@@ -1,1 +1,0 @@
-"""Models: a config, the blocks, and the language model around them."""

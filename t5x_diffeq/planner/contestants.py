@@ -1,0 +1,175 @@
+"""Models whose optimizer steps take turns, and what they cost beside each other."""
+
+import statistics
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+
+from t5x_diffeq.checkpoints.stored import TrainState
+from t5x_diffeq.config.config import Config
+from t5x_diffeq.config.config_files import baseline_of
+from t5x_diffeq.model.language_model import LanguageModel
+from t5x_diffeq.planner.kernels import product_flops
+from t5x_diffeq.planner.program_cost import program_cost
+from t5x_diffeq.system.console import Progress, track
+from t5x_diffeq.system.files import AnyPath
+from t5x_diffeq.training.config_checks import check_new
+from t5x_diffeq.training.depths import check_depths, depths_to_come
+from t5x_diffeq.training.device_memory import check_fits
+from t5x_diffeq.training.objective import Batch
+from t5x_diffeq.training.profiler import trace
+from t5x_diffeq.training.programs import compile_train_step, lower_train_step
+from t5x_diffeq.training.setup import Setup, expected_vocab_size, make_setup
+
+_WARM_UP_STEPS = 2  # rounds that are not counted
+_QUARTILES = "step_ms_quartiles"
+TRACED_STEPS = 3  # of each model
+RATIO = "model / "  # before the name of what it is compared with
+
+
+class Contestant:
+    """A model with its compiled optimizer step, its train state and a batch.
+
+    The step is on the grids of `depths`; None is the model's own.
+    """
+
+    def __init__(self, name: str, config: Config, depths: tuple[int, ...] | None = None):
+        self.name, self.batch_size, self.depths = name, config.train.batch_size, depths
+        self.setup: Setup = make_setup(config, expected_vocab_size(config))
+        check_new(config)
+        check_fits(self.setup, self.batch_size)
+        with self.setup.context(), Progress(f"compiling the step of {name}"):
+            self.compiled = compile_train_step(self.setup, self.batch_size, depths)
+            self.state: TrainState = self.setup.init_state()
+            self.batch: Batch = self._random_batch()
+        self.seconds: list[float] = []
+
+    def _random_batch(self) -> Batch:
+        shapes = self.setup.abstract_batch(self.batch_size)
+        rng = np.random.default_rng(0)
+        tokens = rng.integers(0, self.setup.model.config.vocab_size, shapes["inputs"].shape)
+        positions = np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape)
+        arrays = {"inputs": tokens, "targets": tokens, "mask": np.ones(tokens.shape)}
+        arrays |= {"segments": np.zeros(tokens.shape), "positions": positions}
+        return {
+            name: jax.device_put(array.astype(shapes[name].dtype), shapes[name].sharding)
+            for name, array in arrays.items()
+            if name in shapes
+        }
+
+    def step(self) -> None:
+        """Runs and times one optimizer step."""
+        start = time.perf_counter()
+        self.state, *others = self.compiled(self.state, self.batch)
+        jax.block_until_ready((self.state, others))
+        self.seconds.append(time.perf_counter() - start)
+
+    def profile(self, folder: AnyPath) -> None:
+        """Traces some further steps, which are not counted."""
+        timed = list(self.seconds)
+        with trace(folder, self.name.replace(" ", "_")):
+            for n in range(TRACED_STEPS):
+                with jax.profiler.StepTraceAnnotation("train", step_num=n):
+                    self.step()
+        self.seconds = timed
+
+    def results(self) -> dict[str, Any]:
+        """Step time; FLOPs on all devices; memory and memory traffic of one device."""
+        memory, program = self.compiled.memory_analysis(), self.compiled.as_text()
+        assert memory is not None and program is not None  # CPUs, GPUs and TPUs all have them
+        return {
+            "step_ms": 1e3 * statistics.median(self.seconds),
+            _QUARTILES: _quartiles(1e3 * np.array(self.seconds)),
+            "parameters": sum(x.size for x in jax.tree.leaves(self.setup.abstract_state.params)),
+            "state_bytes": memory.argument_size_in_bytes,
+            "temporary_bytes": memory.temp_size_in_bytes,
+            "flops": self._count_flops(),
+            "bytes_accessed": program_cost(program).memory_bytes,
+        }
+
+    def _count_flops(self) -> int:
+        """FLOPs of a step's matrix products on the whole batch, recomputation included."""
+        plain = LanguageModel(replace(self.setup.model.config, attention="xla"))
+        whole = replace(self.setup, model=plain)  # outside its context, the program isn't sharded
+        text = lower_train_step(whole, self.batch_size, self.depths).as_text(dialect="hlo")
+        assert text is not None  # every lowered program has one
+        return product_flops(text)
+
+
+def _other_grids(config: Config) -> list[tuple[int, ...]]:
+    """The sets of depths that training draws, other than `model.num_steps` alone."""
+    if not config.train.depths:
+        return []
+    return [drawn for drawn in depths_to_come(config, 0) if drawn != (config.model.num_steps,)]
+
+
+def _contestants(config: Config, others: Mapping[str, Config]) -> Iterator[Contestant]:
+    """The models that a model is compared with."""
+    if others:
+        yield from (Contestant(name, other) for name, other in others.items())
+        return
+    if config.train.trainable:
+        whole = {"train.trainable": (), "model.adapter_rank": 0}
+        yield Contestant("full", config.with_values(whole))
+    else:
+        yield Contestant("baseline", baseline_of(config))
+    if config.train.microbatches > 1:
+        yield Contestant("whole batch", config.with_values({"train.microbatches": 1}))
+    if config.optimizer.name != "adam":
+        yield Contestant("adam", config.with_values({"optimizer.name": "adam"}))
+    for drawn in _other_grids(config):
+        name = ("depths " if drawn[1:] else "depth ") + ", ".join(map(str, drawn))
+        yield Contestant(name, config, drawn)
+
+
+def compare_models(
+    config: Config,
+    others: Mapping[str, Config],
+    rounds: int,
+    traces: AnyPath | None = None,
+) -> list[dict]:
+    """Results of the model and of the models that it is compared with, and their ratios.
+
+    Without others, it is compared with its per-layer baseline; with microbatches also with itself
+    on the whole batch at once; with another optimizer than Adam also with itself and Adam; with
+    `train.depths` also with its steps on the grids that training draws. A model with frozen parts,
+    as in LoRA, is compared with the same model without adapters, in which everything trains.
+
+    Args:
+      config: the model's config.
+      others: the configs to compare with, by name.
+      rounds: number of timed steps of each model.
+      traces: the folder into which a few more steps of each model are traced; None: they aren't.
+    """
+    check_depths(config)
+    contestants = [Contestant("model", config), *_contestants(config, others)]
+    for _ in track(range(_WARM_UP_STEPS), "warming up", _WARM_UP_STEPS, "rounds"):
+        for contestant in contestants:
+            contestant.step()
+    for contestant in contestants:
+        contestant.seconds.clear()
+    for _ in track(range(rounds), "timing the steps", rounds, "rounds"):
+        for contestant in contestants:
+            contestant.step()
+    if traces:
+        for contestant in contestants:
+            contestant.profile(traces)
+    results: list[dict[str, Any]] = [{"name": c.name, **c.results()} for c in contestants]
+    model, *rest = results
+    ratios = []
+    for contestant, other in zip(contestants[1:], rest, strict=True):
+        ratio = {k: model[k] / other[k] for k in model if k not in ("name", _QUARTILES)}
+        # Of the rounds, in each of which the models take turns on an equally busy machine.
+        by_round = np.divide(contestants[0].seconds, contestant.seconds)
+        of_rounds = {_QUARTILES: _quartiles(by_round)}
+        ratios.append({"name": f"{RATIO}{other['name']}", **of_rounds, **ratio})
+    return [*results, *ratios]
+
+
+def _quartiles(values: np.ndarray) -> list[float]:
+    """The values that a quarter and three quarters of them are below."""
+    return np.quantile(values, (0.25, 0.75)).tolist()

@@ -1,1 +1,0 @@
-"""Workdirs, and the models loaded from them."""

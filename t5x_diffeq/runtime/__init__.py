@@ -1,1 +1,0 @@
-"""Interfaces to the machine and the user: command line, files, other processes, console."""

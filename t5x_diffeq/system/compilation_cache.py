@@ -1,0 +1,112 @@
+"""Keeps compiled programs on disk, so that a second start compiles nothing; says what was read."""
+
+import importlib.util
+import os
+import stat
+import tempfile
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import jax
+
+from t5x_diffeq.system.console import say
+
+_FOLDER = "~/.cache/t5x_diffeq/compilation"
+_BYTES = 10 * 2**30  # in total; the least recently used entries are evicted
+_SECONDS = 10  # to wait for another process that reads or writes an entry; JAX waits as long
+_COMPILED_OR_READ = "/jax/core/compile/backend_compile_duration"
+_READ = "/jax/compilation_cache/cache_hits"
+
+
+@dataclass
+class Programs:
+    """Counts the programs that this process has needed, from JAX's own events.
+
+    Attributes:
+      needed: how many programs were needed since the cache was enabled.
+      read: how many of them were read from the cache.
+      cache: where the cache is, or why there is none.
+    """
+
+    needed: int = 0
+    read: int = 0
+    cache: str = ""
+
+    def __str__(self) -> str:
+        compiled = self.needed - self.read
+        return f"programs: {self.read} read, {compiled} compiled; compilation cache: {self.cache}"
+
+
+def enable_cache() -> Programs:
+    """Enables JAX's persistent compilation cache, or says in one line why it can't be used.
+
+    It is in JAX_COMPILATION_CACHE_DIR, else in a folder that only this user can write to: it holds
+    native code, and whoever can write to it can run code here. So it is never in a workdir, which
+    others may write to, unless that variable says so. On CPU with several devices there is none: a
+    reloaded program runs its collectives in a different order on each device, and they deadlock
+    (jax 0.10.2).
+    """
+    programs = _count_programs()
+    folder = Path(_FOLDER).expanduser()
+    if given := jax.config.values["jax_compilation_cache_dir"]:
+        programs.cache = given
+    elif jax.default_backend() == "cpu" and jax.device_count() > 1:
+        programs.cache = "off, as several CPU devices can't share programs that are read"
+    elif reason := _prepare(folder):
+        programs.cache = "off"
+        say(f"warning: compiled programs are not kept, which makes each start slow: {reason}")
+    else:
+        programs.cache = str(folder)
+        jax.config.update("jax_compilation_cache_dir", str(folder))
+        jax.config.update("jax_compilation_cache_max_size", _BYTES)
+        if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
+            jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    return programs
+
+
+@cache
+def _count_programs() -> Programs:
+    programs = Programs()
+
+    def count_needed(event: str, duration_secs: float, **_: object) -> None:
+        programs.needed += event == _COMPILED_OR_READ
+
+    def count_read(event: str, **_: object) -> None:
+        programs.read += event == _READ
+
+    jax.monitoring.register_event_duration_secs_listener(count_needed)
+    jax.monitoring.register_event_listener(count_read)
+    return programs
+
+
+def _prepare(folder: Path) -> str | None:
+    """Makes the folder, writable by this user only; returns why it can't be used, or None."""
+    if importlib.util.find_spec("filelock") is None:
+        return "JAX needs the package filelock for it; pip install filelock"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        facts = folder.stat()
+        if facts.st_uid != os.getuid():
+            return f"{folder} belongs to another user"
+        if stat.S_IMODE(facts.st_mode) & 0o022:
+            return f"{folder} can be written by others; chmod 700 makes it this user's alone"
+        tempfile.TemporaryFile(dir=folder).close()
+        _remove_half_written(folder)
+    except OSError as error:
+        return f"{folder} can't be used: {error.strerror or error}"
+    return None
+
+
+def _remove_half_written(folder: Path) -> None:
+    """Removes entries of processes that were killed while they wrote.
+
+    JAX writes an entry's time of use after it. It (0.12) replaces no entry that lacks one, and
+    beside such an entry it writes no other.
+    """
+    from filelock import FileLock
+
+    with FileLock(folder / ".lockfile", timeout=_SECONDS):  # whose Timeout is an OSError
+        for entry in folder.glob("*-cache"):
+            if not entry.with_name(f"{entry.name.removesuffix('-cache')}-atime").exists():
+                entry.unlink()

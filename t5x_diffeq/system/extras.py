@@ -1,0 +1,45 @@
+"""The packages of the extras: a feature that needs one says how to install it."""
+
+import importlib.util
+
+from t5x_diffeq.system.errors import InputError
+
+EXTRAS = {
+    "datasets": "data",
+    "diffrax": "adaptive",
+    "gcsfs": "gcs",
+    "huggingface_hub": "data",
+    "jinja2": "data",
+    "lm_eval": "eval",
+    "matplotlib": "analysis",
+    "pyarrow": "data",
+    "safetensors": "export",
+    "starlette": "explore",
+    "tokenizers": "data",
+    "transformers": "data",
+    "uvicorn": "explore",
+    "wandb": "trackers",
+}
+
+
+def need_package(name: str, asked_by: str, otherwise: str = "") -> None:
+    """Checks that a package of an extra is installed.
+
+    Args:
+      name: the package's name in `import`, one of EXTRAS.
+      asked_by: the verb, flag or key that needs it.
+      otherwise: what to do without it.
+
+    Raises:
+      InputError: if it is not installed.
+    """
+    if importlib.util.find_spec(name) is None:
+        way_out = f", or {otherwise}" if otherwise else ""
+        raise InputError(
+            f"{asked_by} needs the package {name}; {install_command(EXTRAS[name])}{way_out}"
+        )
+
+
+def install_command(extra: str) -> str:
+    """The command that installs an extra, in a clone or from a wheel."""
+    return f"pip install 't5x_diffeq[{extra}]'"

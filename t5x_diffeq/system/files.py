@@ -1,0 +1,380 @@
+"""Files that are either complete or absent, on this machine or in Google Cloud Storage.
+
+`parse_path` turns the value of a flag or key into a path. What both kinds of paths support (exists,
+read_bytes, read_text, /) is done with their own methods, all else with the functions here.
+"""
+
+import errno
+import glob
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import fsspec
+from etils import epath
+
+from t5x_diffeq.system.console import say
+from t5x_diffeq.system.errors import (
+    InfrastructureError,
+    InputError,
+    RunError,
+    is_infrastructure_failure,
+)
+from t5x_diffeq.system.extras import install_command
+from t5x_diffeq.system.guards import check_writable
+
+BUCKETS = "gs://"
+SECONDS_BETWEEN_UPLOADS = 30  # of a growing file; an object allows at most one per second
+_SILENCE = 30  # seconds without a byte after which a request to a bucket is retried
+_WAY_OUT = (
+    "; check the bucket's name and the credentials: the machine's service account, or "
+    "`gcloud auth application-default login`"
+)
+AnyPath: TypeAlias = Path | epath.Path
+
+
+def parse_path(text: str, name: str) -> AnyPath:
+    """The path that a flag or key gives: on this machine, or `gs://BUCKET/...`.
+
+    Args:
+      text: the value of the flag or key.
+      name: the name of the flag or key, for messages.
+
+    Raises:
+      InputError: if it is any other kind of path, invalid here, or the bucket denies access.
+      InfrastructureError: if the bucket does not answer.
+    """
+    scheme, is_url, _ = text.partition("://")
+    if not is_url:
+        return _local_path(text, name)
+    if scheme + is_url != BUCKETS:
+        raise InputError(
+            f"{name}={text}: {scheme}:// is not supported; give a path of this machine (or mounted "
+            f"on it), or {BUCKETS}BUCKET/PATH"
+        )
+    with bucket_errors(f"{name}={text} can't be reached", InputError, _WAY_OUT):
+        try:
+            bucket_files().info(text)
+        except FileNotFoundError:
+            pass  # it may be created later
+        except ImportError as error:
+            raise InputError(
+                f"{name}={text} needs the package gcsfs ({error}); "
+                f"{install_command('gcs')}, or give a folder of this machine"
+            ) from error
+    return epath.Path(text)
+
+
+def is_in_bucket(path: AnyPath) -> bool:
+    """Whether a path is an object, or a folder of objects, in Google Cloud Storage."""
+    return str(path).startswith(BUCKETS)
+
+
+@cache
+def bucket_files() -> fsspec.AbstractFileSystem:
+    """The file system of Google Cloud Storage, with this machine's credentials.
+
+    Raises:
+      ImportError: if gcsfs isn't installed.
+    """
+    import aiohttp  # a dependency of gcsfs
+
+    # Made as epath makes it, so that both share one instance. It keeps no listings, because
+    # TensorStore writes to the bucket too.
+    fsspec.config.conf["gcs"] = {
+        "use_listings_cache": False,
+        # Limits the silence of a server, not the length of a download.
+        "requests_timeout": aiohttp.ClientTimeout(sock_connect=_SILENCE, sock_read=_SILENCE),
+    }
+    return fsspec.filesystem("gcs", finalize_on_close=True)
+
+
+def _local_path(text: str, name: str) -> Path:
+    path = Path(text).expanduser()
+    try:
+        text.encode()
+        os.lstat(path.absolute())
+    except (NotADirectoryError, PermissionError):
+        pass  # what uses it says so
+    except FileNotFoundError as error:
+        if not path.is_absolute() and error.filename is None:  # of `absolute`
+            raise InputError(
+                f"{name}={text}: the current folder was deleted; cd to another, or give a "
+                "whole path"
+            ) from error
+    except UnicodeEncodeError as error:
+        raise InputError(
+            f"{name}={text!a}: its name isn't UTF-8; rename it, or set PYTHONUTF8=1 if it is"
+        ) from error
+    except (OSError, ValueError) as error:
+        raise InputError(f"{name}={text[:60]!a}: {describe_error(error)}; check it") from error
+    return path
+
+
+def describe_error(error: BaseException) -> str:
+    """An error as one short line."""
+    reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return " ".join(reason.split())[:300]
+
+
+def absolute_path(path: AnyPath) -> AnyPath:
+    """The absolute path."""
+    return path if is_in_bucket(path) else path.absolute()
+
+
+def parse_json(text: str | bytes) -> Any:
+    """What JSON says, which may come from anybody.
+
+    Raises:
+      ValueError: if it isn't JSON, or is nested more deeply than Python can read it.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("its lists or objects are nested too deeply") from error
+
+
+def read_json_object(path: AnyPath) -> dict[str, Any]:
+    """The JSON object that a file holds.
+
+    Raises:
+      OSError: if it can't be read.
+      ValueError: if it holds none.
+    """
+    content = parse_json(path.read_bytes())
+    if not isinstance(content, dict):
+        raise ValueError("it is not a JSON object")
+    return content
+
+
+def join_path(folder: AnyPath, text: str) -> AnyPath:
+    """`folder / text`, or `text` alone if it is an absolute path or in a bucket."""
+    return epath.Path(text) if text.startswith(BUCKETS) else folder / text
+
+
+def files_in(path: AnyPath) -> list[AnyPath]:
+    """All files in a folder and its subfolders, sorted."""
+    if is_in_bucket(path):
+        return [epath.Path(BUCKETS + name) for name in sorted(bucket_files().find(str(path)))]
+    return sorted(file for file in path.rglob("*") if file.is_file())
+
+
+def files_matching(pattern: AnyPath) -> list[AnyPath]:
+    """All files that match a glob, sorted; `**` is any number of folders."""
+    if is_in_bucket(pattern):
+        return [epath.Path(BUCKETS + name) for name in sorted(bucket_files().glob(str(pattern)))]
+    files = map(Path, glob.glob(str(pattern), recursive=True))
+    return sorted(file for file in files if file.is_file())
+
+
+# ------------------------------------------------------------------------------ writing
+
+
+def open_to_write(path: Path, flags: int) -> int:
+    """A descriptor of a file, which is made if it isn't there, and not truncated.
+
+    Raises:
+      OSError: if it can't be opened, or is a link: writing would change a file somewhere else.
+    """
+    flags |= os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        return os.open(path, flags, 0o666)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(error.errno, "it is a link; remove it", str(path)) from error
+        raise
+
+
+@contextmanager
+def atomic_file(path: AnyPath) -> Iterator[Path]:
+    """A context with a local file to write, which becomes `path` at its end; never half-written.
+
+    On this machine the file has another name in the same folder, and is renamed. For a bucket it is
+    in a temporary folder, and is uploaded as one object, which appears only when it is complete.
+
+    Raises:
+      RunError: if `path` can't be written; its old content is kept.
+      InfrastructureError: as `check_writable`; or if the bucket doesn't answer.
+    """
+    if is_in_bucket(path):
+        with tempfile.TemporaryDirectory() as folder:
+            partial = Path(folder) / path.name
+            yield partial
+            check_writable(path)
+            with bucket_errors(f"{path} can't be written", RunError):
+                bucket_files().put_file(str(partial), str(path), consistency="md5")
+        return
+    partial = path.parent / f".{path.name}.{os.getpid()}.partial"
+    check_writable(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.unlink(missing_ok=True)
+        os.close(open_to_write(partial, os.O_WRONLY | os.O_EXCL))
+        yield partial
+        with partial.open("rb") as file:
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except OSError as error:
+        raise RunError(f"{path} can't be written: {describe_error(error)}") from error
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def bucket_errors(what: str, refused: type[Exception], way_out: str = "") -> Iterator[None]:
+    """A context that turns what a bucket's client raises into an error of one line.
+
+    Args:
+      what: the beginning of the message.
+      refused: the class of the error if the bucket answered and refused.
+      way_out: the end of that message.
+
+    Raises:
+      InfrastructureError: if the bucket did not answer, which may be temporary.
+    """
+    try:
+        yield
+    except (InputError, RunError, InfrastructureError):
+        raise
+    except Exception as error:  # from any library below
+        if is_infrastructure_failure(error):
+            reason = describe_error(error)
+            if getattr(error, "code", None) == 401:
+                raise InfrastructureError(
+                    f"{what}: the bucket refuses the token: {reason}"
+                ) from error
+            raise InfrastructureError(f"{what}: the bucket does not answer: {reason}") from error
+        raise refused(f"{what}: {describe_error(error)}{way_out}") from error
+
+
+def write_whole(path: AnyPath, content: bytes) -> None:
+    """Writes `path` so that it never exists half-written, whatever kills the process.
+
+    Raises:
+      RunError: if it can't be written; its old content is kept.
+    """
+    with atomic_file(path) as partial:
+        partial.write_bytes(content)
+
+
+class GrowingFile:
+    """A file that grows at its end; only one process may write it.
+
+    On this machine everything written reaches the disk at once. An object can't grow: it is
+    uploaded again by `flush`, and every so often by `write`, where a failure is only a warning.
+
+    Args:
+      path: the file; replaced.
+      content: its initial content.
+
+    Raises:
+      RunError: if it can't be written; the methods raise it too.
+    """
+
+    def __init__(self, path: AnyPath, content: bytes = b""):
+        self.path, self.content = path, bytearray(content)
+        write_whole(path, content)
+        self.uploaded, self.stored = time.monotonic(), len(content)  # when, and how many bytes
+
+    def write(self, content: bytes) -> None:
+        """Appends to the file."""
+        if not is_in_bucket(self.path):
+            check_writable(self.path)
+            try:
+                with os.fdopen(open_to_write(self.path, os.O_WRONLY | os.O_APPEND), "ab") as file:
+                    file.write(content)
+                    file.flush()
+                    os.fsync(file.fileno())
+            except OSError as error:
+                raise RunError(f"{self.path} can't be written: {describe_error(error)}") from error
+            return
+        self.content += content
+        if time.monotonic() - self.uploaded > SECONDS_BETWEEN_UPLOADS:
+            self._try_flush()
+
+    def _try_flush(self) -> None:
+        """Calls `flush`; a failure is only a warning, since the file can be uploaded later."""
+        try:
+            GrowingFile.flush(self)
+        except (RunError, InfrastructureError) as error:
+            say(f"warning: {error}; trying again later")
+
+    def flush(self) -> None:
+        """Returns when the whole file is stored."""
+        self.uploaded = time.monotonic()
+        if is_in_bucket(self.path) and self.stored != len(self.content):
+            write_whole(self.path, bytes(self.content))
+            self.stored = len(self.content)
+
+    def close(self) -> None:
+        """Flushes for the last time."""
+        self.flush()
+
+
+def remove_folder(folder: AnyPath) -> None:
+    """Removes a folder and everything in it."""
+    epath.Path(folder).rmtree()
+
+
+def copy_folder(source: AnyPath, target: AnyPath) -> None:
+    """Copies a folder, here or in a bucket, to one that doesn't exist, here or in a bucket.
+
+    Raises:
+      RunError: if it can't be copied.
+      InfrastructureError: if a bucket doesn't answer.
+    """
+    with bucket_errors(f"{source} can't be copied to {target}", RunError):
+        if is_in_bucket(source) and is_in_bucket(target):
+            bucket_files().copy(str(source), str(target), recursive=True)
+        elif is_in_bucket(target):
+            bucket_files().put(str(source), str(target), recursive=True)
+        elif is_in_bucket(source):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            bucket_files().get(str(source), str(target), recursive=True)
+        else:
+            shutil.copytree(source, target)
+
+
+def move_folder(source: AnyPath, target: AnyPath) -> None:
+    """Moves a folder, replacing `target` if it exists; objects are copied, then deleted."""
+    if is_in_bucket(source):
+        if target.exists():
+            bucket_files().rm(str(target), recursive=True)
+        bucket_files().mv(str(source), str(target), recursive=True)
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.move(source, target)
+
+
+# ------------------------------------------------------------------------------ digests
+
+
+def digest(parts: Iterable[bytes]) -> str:
+    """SHA-256 over parts and their boundaries, in hexadecimal."""
+    total = hashlib.sha256()
+    for part in parts:
+        total.update(len(part).to_bytes(8, "little"))
+        total.update(part)
+    return total.hexdigest()
+
+
+def file_digest(path: AnyPath) -> str:
+    """SHA-256 of a file, in hexadecimal.
+
+    Raises:
+      RunError: if it can't be read.
+    """
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise RunError(f"{path} can't be read: {describe_error(error)}") from error

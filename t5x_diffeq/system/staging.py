@@ -1,0 +1,164 @@
+"""Local copies of objects in buckets, in a cache of bounded size.
+
+T5X_DIFFEQ_CACHE is its folder; T5X_DIFFEQ_CACHE_GIB its size, by default 20 or half of the free
+space on its disk. A copy must have the checksum that the bucket reports, or the hash that is known
+of it, whenever it is used. Copies stay until a person deletes them.
+"""
+
+import base64
+import os
+import shutil
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import google_crc32c
+
+from t5x_diffeq.system.console import format_count, say
+from t5x_diffeq.system.errors import InfrastructureError, InputError, RunError
+from t5x_diffeq.system.files import (
+    AnyPath,
+    atomic_file,
+    bucket_errors,
+    bucket_files,
+    digest,
+    file_digest,
+    is_in_bucket,
+)
+from t5x_diffeq.system.locks import hold_local_lock
+
+_FOLDER = "~/.cache/t5x_diffeq"
+DEFAULT_GIB = 20  # the tokens of OpenWebText are 17
+_THREADS = 8
+_NAME_LENGTH = 32  # of a copy's folder
+
+
+class NoRoomError(InputError):
+    """The objects don't fit into the cache, or into what other copies leave of it."""
+
+
+@dataclass(frozen=True)
+class Copy:
+    """An object and its copy.
+
+    Attributes:
+      source: the object.
+      size: its size in bytes.
+      file: the copy, in a folder of its own that is named after the object and its version.
+      crc32c: the object's checksum, as the bucket reports it.
+      sha256: the hash that it must have, if known.
+    """
+
+    source: AnyPath
+    size: int
+    file: Path
+    crc32c: str
+    sha256: str | None
+
+
+def stage(paths: Sequence[AnyPath], sha256: Sequence[str] | None = None) -> list[Path]:
+    """Local paths of the files; those in buckets are copied once.
+
+    Args:
+      paths: the files.
+      sha256: the hash of each, if known.
+
+    Raises:
+      NoRoomError: if they don't fit into the cache.
+      InputError: if one does not exist, or doesn't match its hash.
+      RunError: if one can't be copied.
+      InfrastructureError: if the bucket does not answer.
+    """
+    hashes: Sequence[str | None] = sha256 or [None] * len(paths)
+    copies = [
+        _copy_of(path, hash) for path, hash in zip(paths, hashes, strict=True) if is_in_bucket(path)
+    ]
+    if not copies:
+        return list(paths)
+    lock, name = cache_folder() / ".lock", f"T5X_DIFFEQ_CACHE={cache_folder()}"
+    with hold_local_lock(lock, name, wait=True):  # other processes then find the copies
+        missing = [copy for copy in copies if not _is_good(copy)]
+        _check_room(missing)
+        if missing:
+            size = format_count(sum(copy.size for copy in missing))
+            say(f"copying {size} bytes from {missing[0].source.parent} to {cache_folder()}")
+        with ThreadPoolExecutor(_THREADS) as pool:
+            list(pool.map(_fetch, missing))
+    files = {copy.source: copy.file for copy in copies}
+    return [files.get(path, path) for path in paths]
+
+
+def _copy_of(path: AnyPath, sha256: str | None) -> Copy:
+    """The description of an object's copy, before it is made."""
+    with bucket_errors(f"{path} can't be read", InputError):
+        try:
+            facts = bucket_files().info(str(path))
+        except FileNotFoundError as error:
+            raise InputError(f"{path}: there is no such object") from error
+    version = digest([str(path).encode(), str(facts.get("generation")).encode()])
+    file = cache_folder() / version[:_NAME_LENGTH] / path.name
+    return Copy(path, int(facts["size"]), file, facts["crc32c"], sha256)
+
+
+def cache_folder() -> Path:
+    """The folder of the cache."""
+    return Path(os.environ.get("T5X_DIFFEQ_CACHE") or _FOLDER).expanduser()
+
+
+def _cache_bytes(cached: int) -> int:
+    """The cache's maximum size: the variable's, else `DEFAULT_GIB`, or less on a small disk."""
+    value = os.environ.get("T5X_DIFFEQ_CACHE_GIB")
+    if not value:
+        return min(int(DEFAULT_GIB * 2**30), (shutil.disk_usage(cache_folder()).free + cached) // 2)
+    try:
+        return int(float(value) * 2**30)
+    except ValueError as error:
+        raise InputError(f"T5X_DIFFEQ_CACHE_GIB={value} is not a number") from error
+
+
+def _is_good(copy: Copy) -> bool:
+    if not copy.file.exists():
+        return False
+    if copy.sha256:
+        return file_digest(copy.file) == copy.sha256
+    return _crc32c_of(copy.file) == copy.crc32c
+
+
+def _check_room(missing: list[Copy]) -> None:
+    """Checks that the missing copies fit into the cache beside those that are there."""
+    if not missing:
+        return
+    sizes = {copy.file: copy.size for copy in missing}
+    files = cache_folder().glob(f"{'?' * _NAME_LENGTH}/*")  # and not those of other caches
+    wanted = sum(sizes.values())
+    cached = sum(file.stat().st_size for file in files if file not in sizes)
+    most = _cache_bytes(cached)
+    if wanted + cached > most:
+        raise NoRoomError(
+            f"{missing[0].source.parent}: {wanted / 2**30:.2f} GiB are to be copied to "
+            f"{cache_folder()}, which has {cached / 2**30:.2f} of "
+            f"T5X_DIFFEQ_CACHE_GIB={most / 2**30:g}; delete what no run needs there, raise it, "
+            "name a folder on a larger disk as T5X_DIFFEQ_CACHE, or mount the bucket"
+        )
+
+
+def _fetch(copy: Copy) -> None:
+    with atomic_file(copy.file) as partial:
+        with bucket_errors(f"{copy.source} can't be copied to {copy.file.parent}", RunError):
+            bucket_files().get_file(str(copy.source), str(partial))
+        if _crc32c_of(partial) != copy.crc32c:
+            raise InfrastructureError(f"{copy.source} was damaged in transit; start again")
+        if copy.sha256 not in (None, file_digest(partial)):
+            raise InputError(
+                f"{copy.source} is damaged: its content is not what was written; make it again"
+            )
+
+
+def _crc32c_of(file: Path) -> str:
+    """A file's CRC-32C, the checksum that Google Cloud Storage keeps for every object."""
+    checksum = google_crc32c.Checksum()
+    with file.open("rb") as opened:
+        for _ in checksum.consume(opened, 2**20):
+            pass
+    return base64.b64encode(checksum.digest()).decode()

@@ -1,0 +1,178 @@
+"""The hooks of every run: its validation loss, the metrics of its steps, and its checkpoints."""
+
+import os
+from math import isfinite, nan
+from pathlib import Path
+from statistics import fmean
+from typing import ClassVar
+
+import jax
+
+from t5x_diffeq.checkpoints.stored import RunFacts, TrainState
+from t5x_diffeq.checkpoints.workdir import save_config
+from t5x_diffeq.data.batches import eval_batches
+from t5x_diffeq.system.console import say
+from t5x_diffeq.system.guards import check_writable
+from t5x_diffeq.training.depths import depths_of, full_grid_from
+from t5x_diffeq.training.evaluation import evaluate_loss, make_eval_step
+from t5x_diffeq.training.goodput import CHECKPOINT, EVALUATION
+from t5x_diffeq.training.hooks import DoneStep, Hook, LoopPosition, Training
+from t5x_diffeq.training.objective import Batch
+from t5x_diffeq.training.progress import eval_line, utilisation
+
+_OF_EMPTY_BATCH = ("learning_rate", "targets", "spikes")  # what a batch without targets has
+_STATM = Path("/proc/self/statm")  # of Linux; its second number is the resident pages
+_GIB = 2**30
+
+
+class Evaluation(Hook):
+    """Evaluates the parameters and, with `train.eval_averages`, their averages: `train.eval_*`."""
+
+    name: ClassVar[str] = "eval"
+    activity: ClassVar[str] = EVALUATION
+    runs_later: ClassVar[bool] = True
+
+    def __init__(self, training: Training):
+        super().__init__(training, training.config.train.eval_every)
+        self.eval_step = make_eval_step(training.setup)
+
+    def run(self, position: LoopPosition) -> dict[str, float]:
+        """Loss, perplexity and the like, by name."""
+        evaluated = {"eval": position.state.params}
+        if self.training.config.train.eval_averages and position.state.averages is not None:
+            evaluated["eval_averages"] = position.state.averaged_params()
+        reports: dict[str, float] = {}
+        results = {name: self._evaluate(x, position.step) for name, x in evaluated.items()}
+        for name, values in results.items():
+            say(eval_line(position.step, values, self.training.config.data.loss_on, name))
+            reports |= {f"{name}/{key}": x for key, x in values.items()}
+        return reports
+
+    def _evaluate(self, params: dict, step: int) -> dict[str, float]:
+        training, keys = self.training, self.training.config.train
+        sequences = sum(map(len, training.eval_parts))
+        rows = training.setup.eval_batch_size(min(keys.eval_batch_size, sequences))
+        whole = keys.eval_all_at_end and step == keys.total_steps
+        batches = eval_batches(
+            training.eval_parts,
+            rows,
+            training.setup.batch_sharding,
+            None if whole else keys.eval_batches,
+            f"evaluating at step {step}",
+        )
+        return evaluate_loss(self.eval_step, params, training.stop.interruptible(batches))
+
+
+class MetricsLog(Hook):
+    """Prints and writes the metrics of steps, with the run's rates, memory and goodput."""
+
+    name: ClassVar[str] = "train"
+
+    def __init__(self, training: Training):
+        super().__init__(training)
+        self.full_grid_from = full_grid_from(training.config)
+
+    def before_step(self, step: int, state: TrainState, batch: Batch) -> None:
+        """Says from where on the run uses its full grid."""
+        if step == self.full_grid_from:
+            num_steps = self.training.config.model.num_steps
+            say(f"step {step}: from here on, {num_steps} solver steps")
+
+    def report(self, done: DoneStep, values: dict[str, float]) -> None:
+        """Logs the step, if it is one of those to log."""
+        training, step = self.training, done.step
+        keys = training.config.train
+        if step == training.start + 1:
+            seconds = sum(training.stopwatch.seconds().values())
+            say(f"first step done {seconds:.1f} s after the start")
+        if step % keys.log_every and step != keys.total_steps:
+            return
+        rates = training.clock.rates(step)
+        rate = rates["tokens_per_second"]
+        if not values["targets"]:  # a batch of prompts alone: its zeros are no measurements
+            values = {name: x if name in _OF_EMPTY_BATCH else nan for name, x in values.items()}
+        if keys.depths:
+            values["num_steps"] = fmean(depths_of(training.config, step))
+        values |= {**rates, "goodput": training.history.goodput()}
+        values |= {**utilisation(training.setup, rate), **_memory_in_use()}
+        finite = {f"train/{name}": x for name, x in values.items() if isfinite(x)}
+        training.writer.write_scalars(step, finite)
+        training.history.write_time(step)
+        say(training.clock.line(step, values))
+
+    def go_back(self, step: int) -> None:
+        """Measures rates from there."""
+        self.training.clock.go_back(step)
+
+
+def _memory_in_use() -> dict[str, float]:
+    """GiB that this process holds, and the most that one of its devices holds, and has held."""
+    gibibytes = {}
+    if _STATM.exists():
+        pages = int(_STATM.read_text("utf-8").split()[1])
+        gibibytes["host_memory_gib"] = pages * os.sysconf("SC_PAGE_SIZE") / _GIB
+    stats = [each for device in jax.local_devices() if (each := device.memory_stats())]
+    for name, key in (
+        ("device_memory_gib", "bytes_in_use"),
+        ("device_memory_peak_gib", "peak_bytes_in_use"),
+    ):
+        if sizes := [each[key] for each in stats if key in each]:
+            gibibytes[name] = max(sizes) / _GIB
+    return gibibytes
+
+
+class Saves(Hook):
+    """Saves the train state and the position in the data, after all other hooks of the step.
+
+    It saves periodically, at milestones, more often on a local disk, and when a run stops.
+    """
+
+    name: ClassVar[str] = "checkpoint"
+    activity: ClassVar[str] = CHECKPOINT
+    timeout: ClassVar[str] = "save_timeout"
+    runs_at_0: ClassVar[bool] = False
+
+    def __init__(self, training: Training):
+        super().__init__(training, training.config.train.checkpoint_every)
+
+    def is_due(self, step: int) -> bool:
+        """Whether a checkpoint is due, in the workdir or locally."""
+        keys = self.training.config.train
+        locally = keys.local_checkpoints and step % keys.local_checkpoint_every == 0
+        return self._is_due_in_workdir(step) or bool(locally)
+
+    def _is_due_in_workdir(self, step: int) -> bool:
+        return super().is_due(step) or step in self.training.config.train.milestones
+
+    def report(self, done: DoneStep, values: dict[str, float]) -> None:
+        """Checks the workdir's lease and earlier saves, and binds the workdir to the config."""
+        training = self.training
+        check_writable(training.workdir)
+        if done.step == training.start + 1:
+            save_config(training.config, training.workdir)
+        training.checkpoints.check()
+        training.history.write_saves(training.checkpoints.finished_saves())
+
+    def run(self, position: LoopPosition) -> None:
+        """Saves in the workdir or, between those checkpoints, locally."""
+        self._save(position, locally=not self._is_due_in_workdir(position.step))
+
+    def stop(self, position: LoopPosition) -> None:
+        """Saves in the workdir."""
+        self._save(position, locally=False)
+
+    def _save(self, position: LoopPosition, locally: bool) -> None:
+        training, step = self.training, position.step
+        check_writable(training.workdir)
+        # The workdir's checkpoints need the lines up to their step in the same bucket.
+        training.writer.try_flush() if locally else training.writer.flush()
+        facts = RunFacts(
+            fingerprint=training.corpus.fingerprint,
+            drawn=position.drawn,
+            reports=training.writer.reports,
+            eval_loss=position.values.get("eval/loss"),
+            hooks=training.hooks.states(),
+            position=training.data.position(),
+        )
+        training.checkpoints.save(step, position.state, facts, locally)
+        training.history.write_time(step, at_once=not locally)

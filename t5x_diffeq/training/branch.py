@@ -1,0 +1,134 @@
+"""A branch: a run that goes on from a checkpoint of another run, in its own workdir.
+
+It has that run's parameters, optimizer state and position in the data, and its own schedule. So
+several cooldowns can start from one stable checkpoint. The workdir begins as a copy of what the
+other one was at the checkpoint, and is then resumed like any run; the tokens stay where they are.
+`branch.json` is written first and `config.json` last, so an interrupted copy is recognised.
+"""
+
+import json
+from collections.abc import Mapping
+
+from t5x_diffeq.checkpoints.checkpoint_folder import steps_in
+from t5x_diffeq.checkpoints.trained_params import check_whole, find_step
+from t5x_diffeq.checkpoints.workdir import CONFIG_FILE, differing_keys, read_config, save_config
+from t5x_diffeq.config.config import KEYS, Config
+from t5x_diffeq.data.corpus import link_corpus
+from t5x_diffeq.system.console import Progress, say
+from t5x_diffeq.system.errors import InputError
+from t5x_diffeq.system.files import (
+    AnyPath,
+    absolute_path,
+    copy_folder,
+    move_folder,
+    parse_json,
+    remove_folder,
+    write_whole,
+)
+from t5x_diffeq.training.tracking.jsonl import copy_metrics
+
+FILE = "branch.json"
+
+
+def branch_off(
+    workdir: AnyPath,
+    source: AnyPath,
+    step: int | None,
+    config: Config | None,
+    values: Mapping[str, object],
+    first: bool,
+) -> Config:
+    """The config of a branch, whose workdir is made if it is new.
+
+    Args:
+      workdir: its workdir.
+      source: the workdir of the run that it branches off.
+      step: the step of the checkpoint; None: the newest.
+      config: the branch's config; None: the run's, or on resuming the branch's own.
+      values: values by dotted key for `config=None`.
+      first: whether this process makes the workdir.
+    """
+    if (workdir / CONFIG_FILE).exists():
+        began = _check_origin(workdir, source, step)
+        of_branch = read_config(workdir).with_values(values)
+        return of_branch if config is None else _with_cooldown(config, began)
+    original = read_config(source)
+    step = find_step(source, step)
+    config = config or original.with_values(values)
+    config = _with_cooldown(config, step)
+    _check_config(original, config, source)
+    if first:
+        with Progress(f"copying checkpoint {step} of {source}"):
+            _make_workdir(config, workdir, source, step)
+        changed = differing_keys(original, config)
+        listed = ", ".join(f"{key}={new!r}" for key, (_, new) in changed.items())
+        say(f"branches off {source} at its step {step}, with {listed or 'the same config'}")
+    return config
+
+
+def _with_cooldown(config: Config, step: int) -> Config:
+    """The config; without a number of cooldown steps, the cooldown takes the whole branch."""
+    optimizer, left = config.optimizer, config.train.total_steps - step
+    if left < 1:
+        raise InputError(
+            f"train.total_steps={config.train.total_steps} is not more than {step}, the step of "
+            "the checkpoint that the run branches off; it counts from the start of that run"
+        )
+    if optimizer.schedule != "wsd" or optimizer.cooldown_steps is not None:
+        return config
+    return config.with_values({"optimizer.cooldown_steps": left})
+
+
+def _check_origin(workdir: AnyPath, source: AnyPath, step: int | None) -> int:
+    """Checks that the workdir is that of this branch; returns the step at which it began."""
+    path = workdir / FILE
+    origin = parse_json(path.read_bytes()) if path.exists() else {}
+    if origin.get("from") != str(absolute_path(source)) or step not in (None, origin["step"]):
+        of = f"a branch of {origin['from']} at step {origin['step']}" if origin else "no branch"
+        raise InputError(
+            f"--branch_from={source}: workdir {workdir} belongs to {of}; choose a new --workdir"
+        )
+    return origin["step"]
+
+
+def _check_config(original: Config, config: Config, source: AnyPath) -> None:
+    """Checks that a run of one config can go on with the other."""
+    if original.init_from:
+        raise InputError(
+            f"--branch_from={source}: that run was tuned from {original.init_from}; `finetune` "
+            "starts from a run's weights (--config.init_from)"
+        )
+    refused = [
+        f"{key} was {old!r}, is {new!r}"
+        for key, (old, new) in differing_keys(original, config).items()
+        if not KEYS[key].branch
+    ]
+    if refused:
+        raise InputError(
+            f"--branch_from={source}: {'; '.join(refused)}; a branch has the model, the data and "
+            "the kind of optimizer of its run; leave them out"
+        )
+
+
+def _make_workdir(config: Config, workdir: AnyPath, source: AnyPath, step: int) -> None:
+    """Copies the checkpoint and what belongs to it; starts again if that was interrupted."""
+    checkpoints, marker = workdir / "checkpoints", workdir / FILE
+    partial, copied = checkpoints / f"{step}.partial", checkpoints / str(step)
+    others = [path for path in steps_in(checkpoints) if path.name != copied.name]
+    if others or (copied.exists() and not marker.exists()):
+        raise InputError(
+            f"workdir {workdir} holds checkpoints that were not copied by --branch_from, and no "
+            f"{CONFIG_FILE}; restore that file or choose a new --workdir"
+        )
+    for left_over in (partial, copied, workdir / "tokenizer"):
+        if left_over.exists():
+            remove_folder(left_over)
+    origin = {"from": str(absolute_path(source)), "step": step}
+    write_whole(marker, json.dumps(origin).encode())
+    check_whole(source, step)
+    copy_folder(source / "checkpoints" / str(step), partial)
+    move_folder(partial, copied)
+    copy_folder(source / "tokenizer", workdir / "tokenizer")
+    link_corpus(source, workdir)
+    copy_metrics(source, workdir, step)
+    save_config(config, workdir)

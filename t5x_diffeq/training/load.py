@@ -1,0 +1,179 @@
+"""A trained run, loaded from its workdir, on its own grid or another; or what another begins with.
+
+What another run begins with are its weights on the requested grid: W(t) of a time-dependent or
+shared source is made at the grid's nodes and becomes layer weights; layer weights, which exist only
+on their own grid, stay as they are.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from math import gcd
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from t5x_diffeq.checkpoints.stored import TrainState
+from t5x_diffeq.checkpoints.trained_params import restore_params
+from t5x_diffeq.checkpoints.workdir import read_config
+from t5x_diffeq.config.config import Config
+from t5x_diffeq.model.config import ModelConfig
+from t5x_diffeq.model.language_model import LanguageModel
+from t5x_diffeq.model.layers.array_types import Weights
+from t5x_diffeq.model.ode.sources import source_of
+from t5x_diffeq.model.sub_fields import need_methods
+from t5x_diffeq.system.console import Progress
+from t5x_diffeq.system.errors import InputError
+from t5x_diffeq.system.files import AnyPath
+from t5x_diffeq.training.adapter_files import load_adapters, read_adapter_facts
+from t5x_diffeq.training.partitioning import Rules, make_mesh, shard_shapes
+from t5x_diffeq.training.placed_model import PlacedModel, place_model
+from t5x_diffeq.training.setup import Setup
+from t5x_diffeq.training.state import declared_params
+
+Grid = tuple[int | None, str | None]  # number of solver steps and scheme; None: the run's own
+
+
+@dataclass(frozen=True)
+class Run:
+    """A model with its trained parameters."""
+
+    placed: PlacedModel  # on this process's devices
+    params: dict
+    step: int  # the checkpoint's
+
+    def at_depth(self, num_steps: int | None, scheme: str | None = None) -> "Run":
+        """The same run, with the same parameters, on another grid; see `ModelConfig.at_depth`."""
+        return replace(self, placed=self.placed.at_depth(num_steps, scheme))
+
+
+@dataclass(frozen=True)
+class PretrainedRun:
+    """A trained run that another one starts from."""
+
+    workdir: AnyPath
+    vocab_size: int  # of its tokenizer
+    checkpoint: int | str | None = None  # its step, or "best"; None is the newest
+
+    @cached_property
+    def config(self) -> Config:
+        """The run's config."""
+        return read_config(self.workdir)
+
+    @cached_property
+    def model(self) -> ModelConfig:
+        """The run's model config, on its own grid."""
+        length = self.config.data.sequence_length
+        return ModelConfig.of(self.config.model, self.vocab_size, length)
+
+    def params(self, mesh: Mesh, rules: Rules) -> tuple[dict, int]:
+        """The run's parameters on its own grid, sharded over a mesh; and their step."""
+        # Its shapes are the same with any kernel of attention, and XLA's accepts all shapes.
+        declared = declared_params(LanguageModel(replace(self.model, attention="xla")))
+        shapes = shard_shapes(declared, mesh, rules)
+        verify = self.config.train.verify_checkpoints
+        return restore_params(self.workdir, shapes, self.checkpoint, verify)
+
+    def params_for(self, placed: PlacedModel) -> tuple[dict, int]:
+        """The run's parameters converted to the requested model, without adapters; and its step.
+
+        That is a model of per-layer weights, or of the run's own kind on any grid. Call within
+        `placed.context`.
+        """
+        asked = placed.model.config
+        self.check(asked)
+        params, step = self.params(placed.mesh, placed.rules)
+        on_grid = self.model.at_depth(asked.num_steps, asked.scheme)
+        if asked.weights == on_grid.weights and not on_grid.adapter_rank:
+            return params, step
+        shardings = jax.tree.map(lambda x: x.sharding, placed.abstract_params["source"]["weights"])
+        convert = jax.jit(partial(discretise, on_grid), out_shardings=shardings)
+        kept = {name: part for name, part in params.items() if name not in ("source", "adapters")}
+        return {**kept, "source": {"weights": convert(params)}}, step
+
+    def check(self, asked: ModelConfig) -> None:
+        """Checks that the run's weights can be converted to those of the requested model."""
+        on_grid = self.model.at_depth(asked.num_steps, asked.scheme)  # if its weights exist there
+        if asked.weights not in (on_grid.weights, "per_layer"):
+            raise InputError(
+                f"model.weights={asked.weights} is requested, but {self.workdir} holds a model of "
+                f"{on_grid.weights} weights, which lacks that part; tune it with :lora or :full"
+            )
+        if asked.max_length != on_grid.max_length and on_grid.architecture == "gpt":
+            raise InputError(
+                f"data.sequence_length={asked.max_length}, but the positions of {self.workdir} "
+                f"were learned for {on_grid.max_length}; keep that"
+            )
+
+
+def discretise(config: ModelConfig, params: dict) -> Weights:
+    """The weights of a pass as parameters of `LayerWeights`: `[nodes, ...]` in float32.
+
+    A hypernetwork makes its weights in the computation dtype, so that the model computes with the
+    same numbers as before, bit for bit; merging adapters in float32 loses nothing.
+    """
+    exact = config.in_float32() if source_of(config).stored else config
+    weights = LanguageModel(exact).apply({"params": params}, method="merged_weights")
+    return jax.tree.map(lambda w: w.astype(jnp.float32), weights)
+
+
+def init_from_pretrained(setup: Setup, pretrained: PretrainedRun) -> tuple[TrainState, int]:
+    """A new state with the run's parameters and freshly initialised adapters; and the run's step.
+
+    Call within `setup.context`.
+    """
+    state = setup.init_state()
+    params, step = pretrained.params_for(setup)
+    return replace(state, params={**state.params, **params}), step
+
+
+def load_run(
+    workdir: AnyPath,
+    vocab_size: int,
+    *,
+    batch_size: int,
+    checkpoint: int | str | None = None,
+    grids: Sequence[Grid] = (),
+    methods: tuple[str, ...] = (),
+    adapters: AnyPath | None = None,
+    averages: bool = False,
+) -> Run:
+    """The run in `workdir`, on its own grid and as many devices as divide `batch_size`.
+
+    Args:
+      workdir: the run's workdir.
+      vocab_size: the vocabulary size of its tokenizer.
+      batch_size: sequences in a batch.
+      checkpoint: the step of the checkpoint, or "best"; None is the newest.
+      grids: the grids that the run is wanted on; one that it doesn't exist on is refused before the
+        checkpoint is read.
+      methods: the methods of its block that are needed, which are looked for before that, too.
+      adapters: the folder of adapters that another run trained on this one's weights.
+      averages: take the moving averages of the parameters (train.ema_decay).
+    """
+    if adapters and averages:
+        raise InputError("--averages excludes --adapters, which fit the last weights; omit one")
+    run = PretrainedRun(workdir, vocab_size, checkpoint)
+    of_adapters = read_adapter_facts(adapters).model if adapters else {}
+    config = run.config.with_values(
+        {
+            **{f"model.{key}": value for key, value in of_adapters.items()},
+            **dict.fromkeys(("mesh.context", "mesh.tensor"), 1),
+            "mesh.data": -1,
+            "mesh.fsdp": gcd(run.config.model.embed_dim, batch_size),  # as far as possible
+        }
+    )
+    placed = place_model(config, vocab_size, make_mesh(config.mesh, batch_size))
+    need_methods(placed.model.config, methods)
+    for num_steps, scheme in grids:
+        placed.at_depth(num_steps, scheme)
+    if adapters:
+        with placed.context():
+            params, step = run.params_for(placed)
+            params = load_adapters(adapters, params, placed.abstract_params)
+        return Run(placed, params, step)
+    with Progress("reading the checkpoint"):
+        verify = config.train.verify_checkpoints
+        params, step = restore_params(workdir, placed.abstract_params, checkpoint, verify, averages)
+    return Run(placed, params, step)

@@ -1,0 +1,247 @@
+"""Training, from the checks of the config to the last checkpoint."""
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+
+from t5x_diffeq.checkpoints.checkpoint import Checkpoints
+from t5x_diffeq.checkpoints.stored import RestoredCheckpoint, TrainState
+from t5x_diffeq.checkpoints.workdir import check_config, comparing_failures
+from t5x_diffeq.cluster.processes import run_in_turn
+from t5x_diffeq.cluster.signals import StopSignals
+from t5x_diffeq.cluster.watchdog import Watchdog
+from t5x_diffeq.config.config import Config
+from t5x_diffeq.data.corpus import Corpus, prepare_corpus
+from t5x_diffeq.data.examples import TrainingData, check_data, eval_examples, training_data
+from t5x_diffeq.data.packing import Windows
+from t5x_diffeq.data.sources import check_paths
+from t5x_diffeq.system.compilation_cache import enable_cache
+from t5x_diffeq.system.console import Progress, say
+from t5x_diffeq.system.files import AnyPath
+from t5x_diffeq.training import progress
+from t5x_diffeq.training.basic_hooks import Saves
+from t5x_diffeq.training.config_checks import check_new
+from t5x_diffeq.training.depths import check_depths, depths_of, depths_to_come
+from t5x_diffeq.training.device_memory import check_fits
+from t5x_diffeq.training.goodput import CHECKPOINT, COMPILE, OTHER, STEPS
+from t5x_diffeq.training.history import Clock, History, Stopwatch
+from t5x_diffeq.training.hooks import (
+    DoneStep,
+    Hook,
+    HookClass,
+    Hooks,
+    LoopPosition,
+    Training,
+    load_hooks,
+)
+from t5x_diffeq.training.objective import Batch
+from t5x_diffeq.training.programs import compile_train_steps
+from t5x_diffeq.training.setup import Setup, expected_vocab_size, make_setup
+from t5x_diffeq.training.spike_hook import GoBack, go_back
+from t5x_diffeq.training.teacher import check_teacher, check_teachers_tokenizer, load_teacher
+from t5x_diffeq.training.tracking.jsonl import kinds_reported_at, warn_if_lost
+from t5x_diffeq.training.tracking.trackers import check_trackers, open_writer
+
+
+@dataclass(frozen=True)
+class _Inputs:
+    """What a run is made of before its train state exists."""
+
+    setup: Setup
+    corpus: Corpus
+    data: TrainingData
+    eval_parts: list[Windows]
+    hooks: list[HookClass]
+
+
+def _check_and_prepare(
+    config: Config, workdir: AnyPath, own_hooks: Sequence[type[Hook]]
+) -> _Inputs:
+    """Checks the config, and prepares the data."""
+    new = check_config(config, workdir)
+    setup = make_setup(config, expected_vocab_size(config))  # checks what it can without data
+    check_fits(setup, config.train.batch_size)
+    if new:
+        check_new(config)
+        check_paths(config.data)
+    check_depths(config)
+    check_data(config.data)
+    check_teacher(config)
+    check_trackers(config.train.trackers)
+    own = [HookClass(cls, cls) for cls in own_hooks]
+    hooks = [*own, *load_hooks(config.train.hooks), HookClass(Saves, Saves)]
+    for hook in hooks:
+        hook.cls.check(config, setup)
+    corpus = run_in_turn(
+        lambda first: prepare_corpus(config.data, workdir, new and first, config.model.vocab_size),
+        "the data is prepared",
+    )
+    if corpus.tokenizer.vocab_size != setup.model.config.vocab_size:
+        setup = make_setup(config, corpus.tokenizer.vocab_size)
+    check_teachers_tokenizer(config, corpus.tokenizer)
+    data = training_data(config, corpus)
+    eval_parts = eval_examples(config.data, corpus)
+    for hook in hooks:
+        hook.cls.check_corpus(config, setup, corpus)
+    return _Inputs(setup, corpus, data, eval_parts, hooks)
+
+
+def train(
+    config: Config,
+    workdir: AnyPath,
+    own_hooks: Sequence[type[Hook]],
+    make_state: Callable[[Setup], TrainState] = Setup.init_state,
+    finish: Callable[[Setup, TrainState], None] = lambda setup, state: None,
+) -> int:
+    """Trains to `config.train.total_steps`.
+
+    Args:
+      config: the run's config.
+      workdir: a new workdir, or one whose run is resumed.
+      own_hooks: the hooks of every run. Those of `train.hooks` follow, and `Saves` is last: a
+        checkpoint comes after all reports of its step.
+      make_state: makes the train state of a run that has none yet.
+      finish: called with the last state of a run that is done.
+
+    Returns:
+      The exit status: 0 if done, 42 or 130 if stopped and saved.
+
+    Raises:
+      InputError: if the config or data is invalid; detected before training starts.
+      RunError: if the run fails.
+    """
+    stopwatch, keys = Stopwatch(), config.train
+    inputs = _check_and_prepare(config, workdir, own_hooks)
+    setup, data = inputs.setup, inputs.data
+
+    with setup.context(), StopSignals() as stop, ExitStack() as stack:
+        # ---------------------------------------------------------------- state, new or restored
+        stack.enter_context(stopwatch.counting_compilation())
+        history = stack.enter_context(History(workdir, stopwatch))
+        watchdog = stack.enter_context(Watchdog(workdir))
+        trackers_end = stack.enter_context(ExitStack())  # after the checkpoints, which matter more
+        checkpoints = Checkpoints.of(workdir, keys)
+        stack.callback(lambda: history.write_saves(checkpoints.finished_saves()))  # the last one
+        stack.enter_context(checkpoints)
+        programs = enable_cache()
+        reading = watchdog.limit("restoring the train state", keys.save_timeout)
+        with Progress("restoring the train state"), reading:
+            restored = checkpoints.restore(setup.abstract_state, inputs.corpus.fingerprint)
+        start = restored.step if restored else 0
+        stack.enter_context(comparing_failures(workdir, start))
+        depths = depths_to_come(config, start) if start < keys.total_steps else []
+        teacher = load_teacher(setup)
+        # The steps are compiled in a thread, while the state is made and evaluated.
+        pool = stack.enter_context(ThreadPoolExecutor(1, "compile"))
+        compiling = pool.submit(compile_train_steps, setup, keys.batch_size, depths, teacher)
+        wait = partial(_wait, compiling, depths, stopwatch, watchdog, keys.compile_timeout)
+        if setup.mesh.devices.flat[0].platform == "gpu":
+            wait()  # XLA chooses a GPU's kernels by their times
+        making = watchdog.limit("making the train state", keys.save_timeout)
+        with Progress("making the train state"), making:
+            first = restored or RestoredCheckpoint(make_state(setup))
+            state = setup.complete(first.state)
+        warn_if_lost(workdir, start, first.facts.reports)
+        progress.write_overview(setup.abstract_state.params, workdir)
+        progress.say_account(config, setup, inputs.corpus, data, workdir, start)
+
+        # ---------------------------------------------------------------- hooks, and the first ones
+        tokens = keys.batch_size * config.data.sequence_length
+        training = Training(
+            config,
+            setup,
+            workdir,
+            inputs.corpus,
+            data,
+            inputs.eval_parts,
+            start,
+            checkpoints,
+            history,
+            stopwatch,
+            Clock(keys.total_steps, tokens, start, stopwatch),
+            watchdog,
+            stop,
+        )
+        hooks = Hooks(training, [hook.make(training) for hook in inputs.hooks])
+        at_start = hooks.due_at_start(kinds_reported_at(workdir, start))
+        if start > keys.total_steps or (start == keys.total_steps and not at_start):
+            finish(setup, state)
+            say(f"already finished: {start} of {keys.total_steps} steps are done")
+            progress.say_next(workdir)
+            return 0
+        history.start(start, keys.total_steps)
+        training.writer = trackers_end.enter_context(open_writer(workdir, start, keys.trackers))
+        training.writer.write_hparams(progress.hyperparameters(setup))
+        trackers_end.callback(lambda: stopwatch.turn_to(OTHER))
+        teacher_params = (teacher.params,) if teacher else ()
+        stack.enter_context(hooks)
+        hooks.restore(first.facts.hooks)
+        step, drawn, batches = start, first.drawn, _draw(training, first)
+        stopping = not hooks.run(at_start, LoopPosition(start, state, drawn))
+        if depths and not stopping:
+            train_steps, seconds = wait()
+            progress.say_ready(depths, sum(stopwatch.seconds().values()), seconds, programs)
+
+        # ---------------------------------------------------------------- loop
+        watchdog.expect(f"step {start + 1}", keys.hang_timeout)
+        stopwatch.turn_to(STEPS)
+        in_flight: DoneStep | None = None
+        while step < keys.total_steps and not stopping:
+            step, drawn = step + 1, drawn + 1
+            hooks.before_batch(step, state)
+            with training.clock.waiting_for_data(in_flight and in_flight.metrics):
+                batch = next(batches)
+            hooks.before_step(step, state, batch)
+            train_step = train_steps[depths_of(config, step)]
+            state, metrics = train_step(state, batch, *teacher_params)
+            hooks.after_step(step, state, metrics)
+            done, in_flight = [in_flight], DoneStep(step, batch, metrics, drawn)
+            stopping = stop.should_stop()
+            due = [] if stopping else hooks.due(step)
+            # The step before is reported while this one runs; this one, before its state is used.
+            if due or stopping:
+                done, in_flight = [*done, in_flight], None
+            try:
+                for each in filter(None, done):
+                    hooks.report(each)
+            except GoBack as error:
+                first, in_flight = go_back(training, hooks, error.spike, state), None
+                step, state, drawn = first.step, first.state, first.drawn
+                batches = _draw(training, first)
+                continue
+            position = LoopPosition(step, state, drawn)
+            stopping = not hooks.run(due, position) or stopping
+            if stopping:
+                hooks.stop(position)
+        stopwatch.turn_to(CHECKPOINT)
+        watchdog.expect("saving the last checkpoint", keys.save_timeout)
+        if not stopping:
+            finish(setup, state)
+
+    # -------------------------------------------------------------------- end: all is saved
+    if stopping:
+        assert stop.reason is not None
+        progress.say_stopped(stop.reason.name, step)
+        return stop.reason.status
+    progress.say_summary(workdir, sum(stopwatch.seconds().values()))
+    return 0
+
+
+def _draw(training: Training, at: RestoredCheckpoint) -> Iterator[Batch]:
+    """The batches after a checkpoint."""
+    return training.data.batches(training.setup.batch_sharding, at.drawn, at.facts.position)
+
+
+def _wait(
+    compiling: Future,
+    depths: list[tuple[int, ...]],
+    stopwatch: Stopwatch,
+    watchdog: Watchdog,
+    limit: float,
+) -> tuple[dict[tuple[int, ...], Callable[..., tuple]], float]:
+    """What `compile_train_steps` returns, within so many seconds."""
+    what = f"compiling {progress.describe_steps(depths)}"
+    with stopwatch.during(COMPILE), watchdog.limit(what, limit), Progress(what):
+        return compiling.result()

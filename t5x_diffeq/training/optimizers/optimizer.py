@@ -1,0 +1,245 @@
+"""AdamW or Muon, with gradient clipping, schedules, weight decay and factors on the learning rate.
+
+The defaults are those of the paper (appendix C).
+
+`optimizer.name` can name a function of another package instead. It is called with
+`config.optimizer` and the declarations of the parameters (a tree of `layers.parameter.Parameter`)
+and returns an optax transformation from clipped gradients to directions. Step multipliers, weight
+decay and the schedule follow it, as they follow Adam. If its `update` takes extra arguments
+(`optax.GradientTransformationExtraArgs`), it gets `norm`, the gradient's before clipping, and
+`embeddings`, the e(t) at the nodes of the step by the name of the generated layer.
+"""
+
+from collections.abc import Callable, Collection
+from math import isfinite
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax.traverse_util import flatten_dict, unflatten_dict
+from jaxtyping import Array
+
+from t5x_diffeq.config.config import OptimizerKeys
+from t5x_diffeq.config.plugins import check_returns, is_plugin, load_plugin
+from t5x_diffeq.model.layers.parameter import ROLES, Parameter, flatten_parameters, map_parameters
+from t5x_diffeq.system.errors import InputError
+from t5x_diffeq.training.optimizers.moments import Coded, Keeper, Whole, scale_by_moments
+from t5x_diffeq.training.optimizers.muon import kernels_of_block, scale_by_muon
+
+# The roles that weight decay applies to, for each value of `optimizer.decay`.
+DECAYED = {
+    "embeddings": {"embedding"},
+    "kernels": {"embedding", "kernel", "adapter"},
+    "all": set(ROLES),
+}
+
+
+def learning_rate_schedule(optimizer: OptimizerKeys, total_steps: int) -> optax.Schedule:
+    """Linear warm-up to the peak, then what `optimizer.schedule` names.
+
+    A cosine, to `end_lr_fraction` of the peak at the last step; or the peak, and a cooldown to
+    `end_lr_fraction` of it (`_warmup_stable_decay`).
+
+    Raises:
+      InputError: if the schedule's keys contradict each other.
+    """
+    warmup = round(optimizer.warmup_fraction * total_steps)
+    if optimizer.schedule == "wsd":
+        return _warmup_stable_decay(optimizer, warmup, total_steps)
+    if optimizer.cooldown_steps is not None:
+        raise InputError(
+            f"optimizer.cooldown_steps is {optimizer.cooldown_steps}, but "
+            "optimizer.schedule=cosine has no cooldown; leave the key out or set "
+            "optimizer.schedule=wsd"
+        )
+    peak = optimizer.learning_rate
+    return optax.warmup_cosine_decay_schedule(
+        init_value=peak / (warmup + 1),
+        peak_value=peak,
+        warmup_steps=warmup,
+        decay_steps=max(total_steps, warmup + 1),
+        end_value=peak * optimizer.end_lr_fraction,
+    )
+
+
+def _warmup_stable_decay(optimizer: OptimizerKeys, warmup: int, total_steps: int) -> optax.Schedule:
+    """Warm-up, the peak, and a linear cooldown over the last steps (Haegele et al. 2024).
+
+    Before the cooldown, only the warm-up depends on `total_steps`. So a run that branches off while
+    the rate is at its peak goes on at exactly that rate.
+    """
+    asked = optimizer.cooldown_steps
+    cooldown = total_steps // 5 if asked is None else asked
+    if warmup + cooldown > total_steps:
+        raise InputError(
+            f"{warmup} steps of warm-up (optimizer.warmup_fraction={optimizer.warmup_fraction:g}) "
+            f"and {cooldown} of cooldown (optimizer.cooldown_steps={asked}) are more than "
+            f"train.total_steps={total_steps}; make one of the two shorter"
+        )
+
+    def schedule(step: Array) -> Array:
+        rise = (step + 1) / (warmup + 1)
+        x = jnp.clip((step - (total_steps - cooldown)) / max(cooldown, 1), 0, 1)
+        fall = 1 - (1 - optimizer.end_lr_fraction) * x
+        return optimizer.learning_rate * jnp.minimum(jnp.minimum(rise, 1), fall)
+
+    return schedule
+
+
+def make_optimizer(
+    optimizer: OptimizerKeys, declared: dict, schedule: optax.Schedule
+) -> optax.GradientTransformationExtraArgs:
+    """Clip by the given norm -> directions -> decoupled decay -> each role's factor -> schedule.
+
+    The directions are Adam's, times each parameter's multiplier, or those of what `optimizer.name`
+    names. The factor of a role scales the decay too, as the learning rate of a parameter group
+    does in PyTorch.
+
+    Args:
+      optimizer: `config.optimizer`.
+      declared: the parameters in their boxes, which say what decays and how it is scaled.
+      schedule: the learning rate schedule.
+
+    Raises:
+      InputError: if `optimizer.name`, `optimizer.moments` or `optimizer.role_multipliers` is
+        invalid.
+    """
+    decays = map_parameters(lambda leaf: leaf.role in DECAYED[optimizer.decay], declared)
+    factors = _role_factors(optimizer.role_multipliers)
+    by_role = map_parameters(lambda leaf: factors.get(leaf.role, 1.0), declared)
+    return optax.chain(
+        _clip(optimizer.max_grad_norm),
+        *_directions(optimizer, declared),
+        optax.add_decayed_weights(optimizer.weight_decay, decays),
+        _scale_by_rates(schedule, by_role),
+    )
+
+
+def _scale_by_rates(schedule: optax.Schedule, factors: dict) -> optax.GradientTransformation:
+    """Scales each parameter's direction by minus the learning rate and its own factor.
+
+    It is one link of the chain, not two, so the state's structure doesn't depend on the factors.
+    """
+    by_rate = optax.scale_by_learning_rate(schedule)
+
+    def update(updates: dict, state: Any, params: Any = None) -> tuple[dict, Any]:
+        scaled, state = by_rate.update(updates, state, params)
+        return jax.tree.map(lambda u, f: u if f == 1 else f * u, scaled, factors), state
+
+    return optax.GradientTransformation(by_rate.init, update)
+
+
+def _role_factors(pairs: tuple[Any, ...]) -> dict[str, float]:
+    """`optimizer.role_multipliers` as factors by role.
+
+    Raises:
+      InputError: if it is something else.
+    """
+    factors: dict[str, float] = {}
+    for pair in pairs:
+        if fault := _fault_of_pair(pair, factors):
+            raise InputError(f"optimizer.role_multipliers has {pair!r}; {fault}")
+        role, factor = pair
+        factors[role] = factor
+    return factors
+
+
+def _fault_of_pair(pair: Any, earlier: Collection[str]) -> str | None:
+    """What is wrong with an entry of `optimizer.role_multipliers`; None if nothing is."""
+    if not (isinstance(pair, tuple) and len(pair) == 2 and pair[0] in ROLES):
+        return f"an entry is a role and a factor, and roles are {', '.join(ROLES)}"
+    role, factor = pair
+    number = isinstance(factor, int | float) and not isinstance(factor, bool)
+    if not (number and isfinite(factor) and factor >= 0):
+        return "a factor is a number of at least 0"
+    return "name a role once" if role in earlier else None
+
+
+Directions = tuple[optax.GradientTransformation, dict]  # and the multiplier of each one's steps
+
+
+def _directions(
+    optimizer: OptimizerKeys, declared: dict
+) -> tuple[optax.GradientTransformation, optax.GradientTransformation]:
+    """What `optimizer.name` names, and the multipliers of the steps that it makes."""
+    make = _plugin if is_plugin(optimizer.name) else OPTIMIZERS[optimizer.name]
+    multipliers = map_parameters(lambda leaf: leaf.step_multiplier, declared)
+    transformation, multipliers = make(optimizer, declared, multipliers)
+    return transformation, _scale_each(multipliers)
+
+
+def _muon_and_adam(optimizer: OptimizerKeys, declared: dict, multipliers: dict) -> Directions:
+    """Muon for the block's kernels, whose steps have their size already, and Adam for the rest."""
+    if optimizer.moments != "float32":
+        raise InputError(
+            f"optimizer.moments={optimizer.moments} is for Adam; with optimizer.name="
+            f"{optimizer.name} it can only be float32"
+        )
+    kernels = kernels_of_block(declared)
+    muon = scale_by_muon(kernels, optimizer.momentum)
+    paths = {path for kernel in kernels for path in (kernel.path, kernel.offset)}
+    leaves = flatten_dict(multipliers)
+    of_steps = unflatten_dict({path: 1.0 if path in paths else x for path, x in leaves.items()})
+    names = unflatten_dict({path: "muon" if path in paths else "adam" for path in leaves})
+    parts = {"muon": muon, "adam": _adam(optimizer, declared)}
+    return optax.partition(parts, names), of_steps
+
+
+# By `optimizer.name`: from the keys, the declared parameters and the multipliers of their steps to
+# the directions and the multipliers that these need.
+OPTIMIZERS: dict[str, Callable[[OptimizerKeys, dict, dict], Directions]] = {
+    "adam": lambda optimizer, declared, multipliers: (_adam(optimizer, declared), multipliers),
+    "muon": _muon_and_adam,
+}
+
+
+def _adam(optimizer: OptimizerKeys, declared: dict) -> optax.GradientTransformation:
+    """Adam's directions, with the moments that `optimizer.moments` names."""
+    betas = optimizer.beta1, optimizer.beta2, optimizer.epsilon
+    if optimizer.moments == "float32":
+        return optax.scale_by_adam(*betas)
+    leaves = flatten_parameters(declared)
+    keepers = {path: _keeper(optimizer.moments, leaf) for path, leaf in leaves.items()}
+    return scale_by_moments(keepers, *betas)
+
+
+def _keeper(moments: str, leaf: Parameter) -> Keeper:
+    """How the moments of a parameter are kept."""
+    if moments == "bfloat16":
+        return Whole(leaf.names, "bfloat16")
+    if leaf.role == "kernel" and leaf.names[0] in ("time_embed", "steps"):
+        return Coded(leaf.names)
+    return Whole(leaf.names)
+
+
+def _plugin(optimizer: OptimizerKeys, declared: dict, multipliers: dict) -> Directions:
+    """The transformation of another package that `optimizer.name` names."""
+    make = load_plugin("optimizer.name", optimizer.name)
+    check_returns("optimizer.name", optimizer.name, make, optax.GradientTransformation)
+    made = make(optimizer, declared)
+    if not isinstance(made, optax.GradientTransformation):
+        raise InputError(
+            f"optimizer.name={optimizer.name} returns a {type(made).__name__}; it must return an "
+            "optax.GradientTransformation"
+        )
+    return made, multipliers
+
+
+def _clip(max_norm: float) -> optax.GradientTransformationExtraArgs:
+    """Scales a gradient down to `max_norm`; takes its `norm`, which the step has computed."""
+
+    def update(
+        updates: dict, state: optax.EmptyState, params: dict, *, norm: Array, **_: object
+    ) -> tuple[dict, optax.EmptyState]:
+        factor = jnp.minimum(1.0, max_norm / jnp.maximum(norm, 1e-30))
+        return jax.tree.map(lambda u: factor * u, updates), state
+
+    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
+
+
+def _scale_each(multipliers: dict) -> optax.GradientTransformation:
+    """Scales each parameter's update by its own constant."""
+    return optax.stateless(
+        lambda updates, params: jax.tree.map(lambda m, u: m * u, multipliers, updates)
+    )

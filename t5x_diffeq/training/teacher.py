@@ -1,0 +1,82 @@
+"""The teacher of a distillation: another run's model, frozen, beside the one that trains."""
+
+from dataclasses import replace
+
+from t5x_diffeq.checkpoints.trained_params import find_step
+from t5x_diffeq.checkpoints.workdir import read_config
+from t5x_diffeq.config.config import Config
+from t5x_diffeq.data.tokenizer import Tokenizer, load_tokenizer
+from t5x_diffeq.model.language_model import LanguageModel
+from t5x_diffeq.system.console import say
+from t5x_diffeq.system.errors import InputError
+from t5x_diffeq.system.files import AnyPath, parse_path
+from t5x_diffeq.training.load import PretrainedRun
+from t5x_diffeq.training.mesh_checks import check_context
+from t5x_diffeq.training.programs import Teacher
+from t5x_diffeq.training.setup import Setup
+
+_KEY = "train.distill_from"
+
+
+def check_teacher(config: Config) -> None:
+    """Checks that the teacher is a run with such a checkpoint, whose sequences are long enough."""
+    workdir = _workdir_of(config)
+    if workdir is None:
+        return
+    theirs = read_config(workdir).data.sequence_length
+    length = config.data.sequence_length
+    if length > theirs:
+        raise InputError(
+            f"data.sequence_length={length} is longer than the {theirs} tokens of the teacher in "
+            f"{_KEY}={workdir}; shorten it, or take another teacher"
+        )
+    find_step(workdir, config.train.distill_step)
+
+
+def check_teachers_tokenizer(config: Config, tokenizer: Tokenizer) -> None:
+    """Checks that the teacher has the tokenizer of the run."""
+    workdir = _workdir_of(config)
+    if workdir is None:
+        return
+    theirs = load_tokenizer(workdir / "tokenizer")
+    if theirs is None:
+        raise InputError(f"{_KEY}={workdir} has lost its tokenizer/; take another teacher")
+    if theirs.fingerprint != tokenizer.fingerprint:
+        raise InputError(
+            f"{_KEY}={workdir} has another tokenizer than this run, and only predictions of the "
+            "same tokens can be compared; set data.tokenizer to the file in its tokenizer/, or "
+            "take another teacher"
+        )
+
+
+def load_teacher(setup: Setup) -> Teacher | None:
+    """The teacher on its own grid, sharded over the setup's mesh; None if the config has none.
+
+    Call within `setup.context`, after `check_teacher` and `check_teachers_tokenizer`.
+    """
+    workdir = _workdir_of(setup.config)
+    if workdir is None:
+        return None
+    run = PretrainedRun(workdir, setup.model.config.vocab_size, setup.config.train.distill_step)
+    check_context(replace(run.model, max_length=setup.model.config.max_length), setup.mesh)
+    try:
+        params, step = run.params(setup.mesh, setup.rules)
+    except InputError as error:
+        raise InputError(f"the teacher in {_KEY}={workdir}: {error}") from error
+    say(f"learns from {workdir} at its step {step}")
+    return Teacher(LanguageModel(replace(run.model, attention=_kernel_for(setup, run))), params)
+
+
+def _kernel_for(setup: Setup, run: PretrainedRun) -> str:
+    """The fastest kernel of attention for the run's heads and the setup's sequences and devices."""
+    length = setup.model.config.max_length
+    auto = replace(run.model, attention="auto", max_length=length)
+    mesh, segments = setup.mesh, not setup.config.data.cross_documents
+    platform, shards = mesh.devices.flat[0].platform, mesh.shape["context"]
+    return auto.with_attention_for(platform, segments, shards)[0].attention
+
+
+def _workdir_of(config: Config) -> AnyPath | None:
+    """The teacher's workdir, if the config names one."""
+    source = config.train.distill_from
+    return None if source is None else parse_path(source, _KEY)

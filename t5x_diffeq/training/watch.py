@@ -1,0 +1,137 @@
+"""What happens inside the model at an optimizer step, as curves over depth.
+
+    gradient/LAYER   |dL/dW(t_n)|                         at each node t_n of the model's own grid
+    weights/LAYER    |W(t_n)|                             before the step
+    update/LAYER     |W(t_n) after - W(t_n) before|        what the step changed
+    dW_dt/LAYER      |dW/dt(t_n)|                         before the step
+    f, g             rms of f(y; W) and of g(y; W)        in each solver step, over its evaluations
+    state            rms of y                             at t = 0, dt, ..., 1
+
+|.| is the Frobenius norm over all leaves of a layer (a linear or a norm of the block, named by its
+path): kernel and bias together. An rms is over tokens and width, on a few rows of the step's batch.
+dL/dW is the gradient before it is clipped.
+
+Only the train step has dL/dW. The other curves come from two small programs of their own, which run
+before and after it, so the train step holds nothing longer than it did.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jax.sharding import NamedSharding, PartitionSpec
+from jaxtyping import Array, Float
+
+from t5x_diffeq.model.config import ModelConfig
+from t5x_diffeq.model.language_model import LanguageModel, in_one_document
+from t5x_diffeq.model.layers.array_types import Places, State, Weights
+from t5x_diffeq.model.layers.context import to_zigzag
+from t5x_diffeq.model.layers.linear import ADAPTERS
+from t5x_diffeq.model.ode.integrate import StepInputs, step_function, step_inputs
+from t5x_diffeq.model.ode.solvers import SubField, VectorField
+from t5x_diffeq.model.ode.sources import source_of
+from t5x_diffeq.model.sub_fields import vector_field
+from t5x_diffeq.training.depth_norms import Curves, named, norms
+from t5x_diffeq.training.objective import Batch, Params, places_of
+from t5x_diffeq.training.partitioning import batch_shards
+from t5x_diffeq.training.setup import Setup
+
+_ROWS = 4  # of the batch, for f, g and the state: at least so many, and one per batch shard
+
+
+def _exact_weights(model: LanguageModel, params: Params) -> Weights:
+    """W(t_n) in float32: an update of bfloat16 weights would be lost in their rounding."""
+    exact = LanguageModel(model.config.in_float32())
+    return nn.apply(LanguageModel.weights, exact)({"params": params})
+
+
+def _rates(model: LanguageModel, params: Params, weights: Weights) -> Weights:
+    """dW/dt at the nodes; of the weights of K layers, K (W_(k+1) - W_k), the layers being at k/K.
+
+    Adapters are left out: they are two factors, not weights.
+    """
+    if source_of(model.config).any_time:
+        return nn.apply(LanguageModel.derivative, model)({"params": params})
+    of_block = {name: leaves for name, leaves in weights.items() if name != ADAPTERS}
+    return jax.tree.map(lambda W: len(W) * (W[1:] - W[:-1]), of_block)
+
+
+def _rms(x: Array) -> Float[Array, ""]:
+    return jnp.sqrt(jnp.square(x.astype(jnp.float32)).mean())
+
+
+def sizes(config: ModelConfig, weights: Weights, y: State, places: Places) -> Curves:
+    """The rms of f and of g in each solver step, and of the state at the steps' ends.
+
+    `y` is the state at t = 0, and `places` says where its tokens stand.
+    """
+    y, places = to_zigzag(y, places)
+    field = vector_field(config, places)(None)
+
+    def step(y: State, inputs: StepInputs) -> tuple[State, dict[str, Array]]:
+        found: dict[str, list[Array]] = {"f": [], "g": []}
+
+        def note(name: str, sub_field: SubField) -> SubField:
+            def noted(W: Weights, y: State) -> State:
+                value = sub_field(W, y)
+                found[name].append(_rms(value))
+                return value
+
+            return noted
+
+        noting = VectorField(note("f", field.f), note("g", field.g))
+        after = step_function(lambda _: noting, config.scheme, config.dt)(y, inputs)
+        of_evaluations = {name: _rms(jnp.stack(each)) for name, each in found.items()}
+        return after, {**of_evaluations, "state": _rms(y)}
+
+    inputs = step_inputs(weights, config.scheme, config.num_steps, key=None)
+    last, curves = jax.lax.scan(step, y, inputs)
+    return {**curves, "state": jnp.append(curves["state"], _rms(last))}
+
+
+def _some_rows(batch: Batch, shards: int) -> Batch:
+    """A few rows of a batch, as many from each of its shards, so that none is moved."""
+    rows = len(batch["inputs"])
+    per_shard = rows // shards
+    wanted = next(n for n in range(1, per_shard + 1) if per_shard % n == 0 and n * shards >= _ROWS)
+    groups = wanted * shards
+    return {name: x.reshape(groups, -1, *x.shape[1:])[:, 0] for name, x in batch.items()}
+
+
+class Programs(NamedTuple):
+    """The two compiled programs that run around a step."""
+
+    before: Callable[[Params, Batch], tuple[Weights, Curves]]  # but for gradient and update
+    after: Callable[[Params, Weights], Curves]  # of the update, given the weights before it
+
+
+def compile_programs(setup: Setup, batch_size: int) -> Programs:
+    """Compiles both; call within `setup.context()`."""
+    model, whole = setup.model, NamedSharding(setup.mesh, PartitionSpec())
+    params, batch = setup.abstract_state.params, setup.abstract_batch(batch_size)
+    shards = batch_shards(setup.mesh.shape)
+
+    def before(params: Params, batch: Batch) -> tuple[Weights, Curves]:
+        weights = _exact_weights(model, params)
+        rows = _some_rows(batch, shards)
+        places = places_of(rows) or in_one_document(rows["inputs"])
+        y = nn.apply(LanguageModel.embed, model)({"params": params}, rows["inputs"], places)
+        used = nn.apply(LanguageModel.weights, model)({"params": params})
+        curves = named("weights", norms(weights)) | sizes(model.config, used, y, places)
+        return weights, curves | named("dW_dt", norms(_rates(model, params, weights)))
+
+    def after(params: Params, before: Weights) -> Curves:
+        change = jax.tree.map(jnp.subtract, _exact_weights(model, params), before)
+        return named("update", norms(change))
+
+    first = jax.jit(before, out_shardings=(None, whole)).lower(params, batch).compile()
+    shapes, _ = jax.eval_shape(before, params, batch)
+    weights = jax.tree.map(
+        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+        shapes,
+        first.output_shardings[0],
+    )
+    second = jax.jit(after, out_shardings=whole).lower(params, weights).compile()
+    return Programs(first, second)
