@@ -47,4 +47,7 @@ def run_verb(verb: str, name: str = "__main__") -> None:
     module = import_module(f"t5x_diffeq.cli.{verb}")
     if verb == "analyze":
         sys.argv = module.name_what(sys.argv)
-    command_line.run(module.main, module.__doc__ or "", module.FLAGS, several=verb in _SEVERAL)
+    try:
+        command_line.run(module.main, module.__doc__ or "", module.FLAGS, several=verb in _SEVERAL)
+    except SystemExit as ended:
+        command_line.exit_process(int(ended.code or 0))

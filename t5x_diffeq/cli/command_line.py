@@ -109,17 +109,17 @@ def run(
         others.leave()
         if status in (1, 2, EXIT_INFRASTRUCTURE):
             os._exit(status)  # an orderly exit would wait for the others
-    if "pyarrow.dataset" in sys.modules:
-        _exit_before_destructors(status)
     sys.exit(status)
 
 
-def _exit_before_destructors(status: int) -> NoReturn:
-    """Exits as Python does, but without the destructors of C++.
+def exit_process(status: int) -> NoReturn:
+    """Exits as Python does, but without the destructors of C++ if a stream may have been read.
 
     Arrow's wait for its threads, and one that reads ahead of a half-read stream may never end
     (pyarrow 26.0).
     """
+    if "pyarrow.dataset" not in sys.modules:
+        sys.exit(status)
     threading._shutdown()  # type: ignore[attr-defined]  # joins threads, as the interpreter does
     atexit._run_exitfuncs()
     with suppress(OSError):  # of a reader that has gone
