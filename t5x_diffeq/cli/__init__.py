@@ -50,4 +50,6 @@ def run_verb(verb: str, name: str = "__main__") -> None:
     try:
         command_line.run(module.main, module.__doc__ or "", module.FLAGS, several=verb in _SEVERAL)
     except SystemExit as ended:
-        command_line.exit_process(int(ended.code or 0))
+        if not isinstance(ended.code, int):
+            raise
+        command_line.exit_process(ended.code)
