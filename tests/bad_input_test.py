@@ -199,7 +199,7 @@ GOOD = {
     "prepare_data": (["--config={config}", "--output={new}"], ["data.sources.load_source"]),
     "benchmark": (
         ["--config={config}"],
-        ["runs.contestants.compare_models", "cli.benchmark.show_generation"],
+        ["planner.comparison.compare_models", "cli.benchmark.show_generation"],
     ),
     "explore": (["--workdir={run}", "--port=0"], ["inference.trained_run.load"]),
     "plan": (["--config={config}", "--topology=cpu:1"], ["cli.plan.show_plans", "cli.plan.sweep"]),

@@ -90,7 +90,7 @@ def show_generation(config: Config, rounds: int) -> None:
 
 
 def _format_cell(result: dict[str, Any], key: str) -> str:
-    from t5x_diffeq.planner.contestants import RATIO
+    from t5x_diffeq.planner.comparison import RATIO
 
     values = result[key] if isinstance(result[key], list) else [result[key]]
     ratio = result["name"].startswith(RATIO)
@@ -101,7 +101,7 @@ def show_comparison(
     config: Config, others: Mapping[str, Config], rounds: int, traces: AnyPath | None = None
 ) -> None:
     """Prints a table with a line per model and per ratio; stores traces where one is given."""
-    from t5x_diffeq.planner.contestants import TRACED_STEPS, compare_models
+    from t5x_diffeq.planner.comparison import TRACED_STEPS, compare_models
     from t5x_diffeq.training.profiler import how_to_open
 
     results = compare_models(config, others, rounds, traces)
