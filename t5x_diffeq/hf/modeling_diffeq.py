@@ -156,12 +156,8 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, turn, mask, cache: Cache | None, **kwargs):
         """`[B, L, D]` to `[B, L, D]`, and the attention's weights where the backend has them.
 
-        Args:
-          x: the normalised state.
-          turn: cosines and sines `[B, 1, L, G/2]` that turn queries and keys; None for gpt.
-          mask: as the backend takes it.
-          cache: of the keys and values of tokens before, or None.
-          kwargs: for the backend.
+        `turn` are cosines and sines `[B, 1, L, G/2]` that turn queries and keys, or None for gpt;
+        `mask` and `kwargs` go to the backend.
         """
         parts = (
             self.qkv(x).chunk(3, -1) if self.gpt else (self.query(x), self.key(x), self.value(x))
@@ -190,15 +186,8 @@ class Attention(nn.Module):
 def attend_eagerly(module, query, key, value, mask, scaling, dropout=0.0, **kwargs):
     """Softmax attention in plain operations, which also returns its weights.
 
-    Args:
-      module: the `Attention`.
-      query: `[B, H, L, G]`.
-      key: `[B, H / groups, K, G]`.
-      value: likewise.
-      mask: `[B, 1, L, K]`, what is added to the scores, or None.
-      scaling: factor on the scores.
-      dropout: unused.
-      kwargs: unused.
+    The shapes are `[B, H, L, G]` of query, `[B, H / groups, K, G]` of key and value, and
+    `[B, 1, L, K]` of a mask, which is added to the scores times `scaling`.
     """
     groups = module.num_key_value_groups
     key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
@@ -343,15 +332,12 @@ class DiffEqModel(DiffEqPreTrainedModel):
         """The normalised last state `[B, L, D]`.
 
         Args:
-          input_ids: `[B, L]`, new tokens.
+          input_ids: `[B, L]`, new tokens; or `inputs_embeds`, `[B, L, D]`.
           attention_mask: `[B, tokens so far]`, 0 where there is padding; or a mask of the backend.
           position_ids: `[B, L]`; None counts the tokens that are no padding.
           past_key_values: keys and values of the tokens before, until transformers 5.23.
-          inputs_embeds: `[B, L, D]` instead of `input_ids`.
-          use_cache: whether to return keys and values.
           output_attentions: whether to return the weights of attention (`eager` has them).
           output_hidden_states: whether to return the states at t_0 .. t_N, the last normalised.
-          return_dict: False returns a tuple.
           cache_position: `[L]`, the new tokens' places in the cache, until transformers 5.
           cache: the same as `past_key_values`, since transformers 5.24.
           kwargs: for the attention's backend.
@@ -454,17 +440,9 @@ class DiffEqForCausalLM(DiffEqPreTrainedModel, GenerationMixin):
     ) -> CausalLMOutputWithPast | tuple:
         """Logits of each token's successor, and the loss where `labels` are given.
 
-        Args:
-          input_ids: see `DiffEqModel`.
-          attention_mask: likewise.
-          position_ids: likewise.
-          past_key_values: likewise.
-          inputs_embeds: likewise.
+        Args, beside those of `DiffEqModel`:
           labels: `[B, L]`, the tokens again; -100 does not count.
-          use_cache: whether to return keys and values.
           logits_to_keep: of how many last tokens logits are wanted, 0: of all; or their places.
-          return_dict: False returns a tuple.
-          cache: see `DiffEqModel`.
           kwargs: of `DiffEqModel`, of the attention's backend, and of the loss.
         """
         states = self.model(
