@@ -19,7 +19,7 @@ from patience import patience
 from t5x_diffeq.cli import VERBS, command_line
 from t5x_diffeq.cli.train import train_to_end
 from t5x_diffeq.config.config import KEYS, Config, flatten
-from t5x_diffeq.inference.downstream import DownstreamTasks
+from t5x_diffeq.inference.hooks import DownstreamTasks
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.training import loop
 from t5x_diffeq.training.setup import make_setup

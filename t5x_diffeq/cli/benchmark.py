@@ -75,7 +75,7 @@ def _config_of(given: str) -> Config:
 
 def show_generation(config: Config, rounds: int) -> None:
     """Prints the rates of generation with and without a cache, and their ratios."""
-    from t5x_diffeq.inference.generation_rate import generation_rates
+    from t5x_diffeq.inference.sampling import generation_rates
     from t5x_diffeq.training.setup import expected_vocab_size, make_setup
 
     model = make_setup(config, expected_vocab_size(config)).model

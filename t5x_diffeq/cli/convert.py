@@ -189,7 +189,7 @@ def perplexity(run: "Run", corpus: "Corpus", num_steps: int) -> str:
     Raises:
       RunError: if the loss isn't finite.
     """
-    from t5x_diffeq.inference.split_loss import evaluate_split
+    from t5x_diffeq.inference.validation import evaluate_split
 
     values = evaluate_split(run.at_depth(num_steps), corpus, _ROWS, limit=_BATCHES)
     if not isfinite(values["loss"]):
