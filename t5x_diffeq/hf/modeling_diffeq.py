@@ -45,20 +45,22 @@ TENSOR_PARALLEL = {
 }
 
 DEFAULTS = {
+    # "gpt" (LayerNorm, biases, learned positions), or "llama" (RMSNorm, a gated MLP, rotary
+    # positions, grouped queries)
     "architecture": "gpt",
-    "parallel": True,
-    "mlp_reads_attention_norm": False,
-    "norm_shift": True,
-    "norm_position": "before",
-    "qkv_bias": True,
-    "qk_norm": "none",
-    "tie_word_embeddings": True,
-    "embedding_scale": 1.0,
-    "rotary_frequencies": None,
-    "rotary_factor": 1.0,
-    "activation": "gelu",
-    "norm_eps": 1e-5,
-    "final_norm_eps": 1e-5,
+    "parallel": True,  # attention and MLP read the same state (Euler), or one after the other
+    "mlp_reads_attention_norm": False,  # the MLP's norm reads the attention's, not the state
+    "norm_shift": True,  # of the norms of the steps
+    "norm_position": "before",  # attention and MLP, or "after" them
+    "qkv_bias": True,  # of queries, keys and values
+    "qk_norm": "none",  # or "head" (of each head) or "projection" (of all heads together)
+    "tie_word_embeddings": True,  # the head is the tokens' own vectors
+    "embedding_scale": 1.0,  # factor on the tokens' vectors
+    "rotary_frequencies": None,  # radians per token of each pair of a head (llama)
+    "rotary_factor": 1.0,  # on cosines and sines
+    "activation": "gelu",  # of the MLP; or "relu" (gpt), "silu" (llama)
+    "norm_eps": 1e-5,  # of the norms of the steps
+    "final_norm_eps": 1e-5,  # of the norm before the head
     "vocab_size": 256,
     "hidden_size": 16,
     "intermediate_size": 32,
@@ -73,25 +75,7 @@ DEFAULTS = {
 
 
 class DiffEqConfig(PretrainedConfig):
-    """Shapes, under the library's usual names, and what makes the model an ODE's.
-
-    Attributes:
-      architecture: "gpt" (LayerNorm, biases, learned positions) or "llama" (RMSNorm, a gated MLP,
-        rotary positions, grouped queries).
-      parallel: whether attention and MLP read the same state (Euler), or one after the other.
-      mlp_reads_attention_norm: whether the MLP's norm reads the attention's norm, not the state.
-      norm_shift: whether the norms of the steps have a shift.
-      norm_position: "before" attention and MLP, or "after" them.
-      qkv_bias: whether queries, keys and values have biases.
-      qk_norm: of queries and keys: "none", "head" (of each head) or "projection" (of all together).
-      tie_word_embeddings: whether the head is the tokens' own vectors.
-      embedding_scale: factor on the tokens' vectors.
-      rotary_frequencies: radians per token of each pair of a head (llama).
-      rotary_factor: factor on cosines and sines.
-      activation: of the MLP, "gelu", "relu" (gpt) or "silu" (llama).
-      norm_eps: epsilon of the norms of the steps.
-      final_norm_eps: of the norm before the head.
-    """
+    """Shapes, under the library's usual names, and what makes the model an ODE's (`DEFAULTS`)."""
 
     model_type = "t5x_diffeq"
     keys_to_ignore_at_inference = ["past_key_values", "cache"]  # noqa: RUF012
