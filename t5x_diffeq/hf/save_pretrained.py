@@ -185,13 +185,7 @@ Config:
 def _model_card(
     run: Run, as_run: Config, reports: list[dict], plain: bool, notes: list[str]
 ) -> str:
-    """Markdown, with the library's front matter.
-
-    Args:
-      as_run: the config in the workdir.
-      plain: whether transformers' own classes load the model.
-      notes: what else a user must know.
-    """
+    """Markdown, with front matter; `plain`: whether transformers' own classes load the model."""
     model, train, data = run.placed.model.config, as_run.train, as_run.data
     facts = {
         "checkpoint": run.step,

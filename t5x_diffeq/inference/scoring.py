@@ -140,7 +140,6 @@ def _collect(
     numbers: list[int],
     outputs: tuple[Array, Array],
 ) -> None:
-    """Fills in the scores of a batch."""
     losses, best = map(np.asarray, outputs)
     for row, number in enumerate(numbers):
         tokens, count = sequels[number].tokens, sequels[number].count

@@ -325,7 +325,6 @@ def _apply(method: Callable, model: LanguageModel, params: dict, *arguments: Arr
 
 @cache
 def _axes_of(model: ModelConfig) -> dict[tuple[str, ...], tuple[str | None, ...]]:
-    """The logical axes of the block's parameters, by path."""
     return {path: tuple(parameter.names) for path, parameter in declared_leaves(model).items()}
 
 

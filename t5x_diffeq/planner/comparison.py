@@ -100,7 +100,6 @@ class Candidate:
 
 
 def _candidates(config: Config, others: Mapping[str, Config]) -> Iterator[Candidate]:
-    """The models that a model is compared with."""
     if others:
         yield from (Candidate(name, other) for name, other in others.items())
         return

@@ -187,7 +187,6 @@ def make_topology(name: str, slices: int = 1) -> Topology:
 
 
 def _nodes(name: str, size: str) -> tuple[int, int]:
-    """The number of GPU nodes, and of GPUs in each."""
     match [int(part) for part in size.split("x")]:
         case [count] if 0 < count <= _GPUS_PER_NODE:
             return 1, count
@@ -214,7 +213,6 @@ def _gpu_devices(name: str, kind: str, nodes: int, per_node: int) -> list[jax.De
 
 
 def _cpu_devices(name: str, size: str) -> list[jax.Device]:
-    """Virtual devices of this machine."""
     if not size.isdecimal() or int(size) < 1:
         raise InputError(f"--topology={name}: give a count of devices, as in cpu:8")
     flags = os.environ.get("XLA_FLAGS", "")

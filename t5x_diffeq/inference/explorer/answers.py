@@ -109,7 +109,6 @@ class Explorer:
         return {"num_steps": num_steps, "scheme": scheme, "trained": trained, "note": note}
 
     def _tokens(self, text: str) -> list[int]:
-        """The text's tokens."""
         try:
             tokens = self.trained.tokens(text).tolist()
         except UnicodeEncodeError as error:

@@ -87,7 +87,6 @@ async def _read_fields(
 
 
 def _shorten(value: object) -> str:
-    """The value as a short text for a message."""
     text = ascii(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
