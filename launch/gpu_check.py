@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from t5x_diffeq.config.config import Config
-    from t5x_diffeq.planner.contestants import Contestant
+    from t5x_diffeq.planner.comparison import Candidate
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]  # tests/ has the recorded arrays and their models
@@ -167,9 +167,8 @@ def time_steps(small: bool) -> Iterator[Row]:
     import jax
 
     from t5x_diffeq.config.config_files import baseline_of
-    from t5x_diffeq.planner.gpu_targets import TARGETS
     from t5x_diffeq.planner.planning import plan_step
-    from t5x_diffeq.planner.topology import Topology
+    from t5x_diffeq.planner.topology import TARGETS, Topology
     from t5x_diffeq.system.chips import GIB, chip
 
     device, config = jax.devices()[0], config_to_time(small)
@@ -177,12 +176,12 @@ def time_steps(small: bool) -> Iterator[Row]:
     known = (name for name in TARGETS if device.platform == "gpu" and name in device.device_kind)
     kind = next(known, "cpu")
     where = Topology(f"{kind.lower()}:1", 1, [device], kind, "cpu" if kind == "cpu" else "cuda")
-    contestants = take_turns({"ODE": config, "baseline": baseline_of(config)})
-    medians = {name: statistics.median(c.seconds) for name, c in contestants.items()}
+    candidates = take_turns({"ODE": config, "baseline": baseline_of(config)})
+    medians = {name: statistics.median(c.seconds) for name, c in candidates.items()}
     tokens = config.train.batch_size * config.data.sequence_length
     c = config.model
     for name, seconds in medians.items():
-        plan = plan_step(contestants[name].setup, config.train.batch_size, where)
+        plan = plan_step(candidates[name].setup, config.train.batch_size, where)
         told = f"{1e3 * seconds:.1f} ms, {tokens / seconds:,.0f} tokens/s"
         if figures:
             told += f", MFU {plan.flops.model / seconds / figures.peak_flops:.1%}"
@@ -208,28 +207,28 @@ def time_gpt_small(small: bool) -> Iterator[Row]:
         keys |= {"model.vocab_size": 512, "data.sequence_length": 128, "train.batch_size": 4}
     variants = ("baseline", "ode", *(() if small else ("compact", "smooth", "shared")))
     models = {v: Config.of(gpt_small.get_config(v)).with_values(keys) for v in variants}
-    contestants = take_turns(models)
+    candidates = take_turns(models)
     tokens = keys["train.batch_size"] * models["ode"].data.sequence_length
-    for name, it in contestants.items():
+    for name, it in candidates.items():
         seconds = statistics.median(it.seconds)
-        ratios = map(truediv, it.seconds, contestants["baseline"].seconds)
+        ratios = map(truediv, it.seconds, candidates["baseline"].seconds)
         told = f"{1e3 * seconds:.1f} ms, {tokens / seconds:,.0f} tokens/s"
         if name != "baseline":
             told += f", {statistics.median(ratios):.3f} of the baseline's time"
         yield Row(f"GPT-small, {name}, {tokens} tokens", told)
 
 
-def take_turns(models: "dict[str, Config]") -> "dict[str, Contestant]":
+def take_turns(models: "dict[str, Config]") -> "dict[str, Candidate]":
     """The models after some steps in turns; `seconds` has the times of steps after the warm-up."""
-    from t5x_diffeq.planner.contestants import Contestant
+    from t5x_diffeq.planner.comparison import Candidate
 
-    contestants = {name: Contestant(name, config) for name, config in models.items()}
+    candidates = {name: Candidate(name, config) for name, config in models.items()}
     for round in range(_WARM_UP + _TIMED):
-        for contestant in contestants.values():
-            contestant.step()
+        for candidate in candidates.values():
+            candidate.step()
             if round < _WARM_UP:
-                contestant.seconds.clear()
-    return contestants
+                candidate.seconds.clear()
+    return candidates
 
 
 _WARM_UP, _TIMED = 2, 10  # steps of each model
@@ -237,7 +236,7 @@ _WARM_UP, _TIMED = 2, 10  # steps of each model
 
 def time_generation(small: bool) -> Iterator[Row]:
     """Tokens of one sequence per second, with the cache."""
-    from t5x_diffeq.inference.generation_rate import generation_rates
+    from t5x_diffeq.inference.sampling import generation_rates
     from t5x_diffeq.training.setup import expected_vocab_size, make_setup
 
     config = config_to_time(small)

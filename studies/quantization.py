@@ -20,7 +20,7 @@ from jaxtyping import Array, Float
 from t5x_diffeq.cli import command_line
 from t5x_diffeq.cli.verb_flags import VerbFlags
 from t5x_diffeq.data.corpus import Corpus, load_corpus
-from t5x_diffeq.inference.split_loss import evaluate_split
+from t5x_diffeq.inference.validation import evaluate_split
 from t5x_diffeq.model.layers.array_types import Weights
 from t5x_diffeq.model.layers.parameter import Parameter, flatten_parameters, num_inputs
 from t5x_diffeq.model.sub_fields import declared_leaves

@@ -19,7 +19,7 @@ from patience import patience
 from t5x_diffeq.cli import VERBS, command_line
 from t5x_diffeq.cli.train import train_to_end
 from t5x_diffeq.config.config import KEYS, Config, flatten
-from t5x_diffeq.inference.downstream import DownstreamTasks
+from t5x_diffeq.inference.hooks import DownstreamTasks
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.training import loop
 from t5x_diffeq.training.setup import make_setup
@@ -199,7 +199,7 @@ GOOD = {
     "prepare_data": (["--config={config}", "--output={new}"], ["data.sources.load_source"]),
     "benchmark": (
         ["--config={config}"],
-        ["runs.contestants.compare_models", "cli.benchmark.show_generation"],
+        ["planner.comparison.compare_models", "cli.benchmark.show_generation"],
     ),
     "explore": (["--workdir={run}", "--port=0"], ["inference.trained_run.load"]),
     "plan": (["--config={config}", "--topology=cpu:1"], ["cli.plan.show_plans", "cli.plan.sweep"]),

@@ -18,7 +18,7 @@ from t5x_diffeq.cli.train import train_to_end
 from t5x_diffeq.config.config import Config
 from t5x_diffeq.data.batches import own_rows, put_on_devices
 from t5x_diffeq.data.tokenizer import ByteTokenizer
-from t5x_diffeq.inference.samples import Samples
+from t5x_diffeq.inference.hooks import Samples
 from t5x_diffeq.inference.scoring import Scorer, Sequel
 from t5x_diffeq.model.block import can_split_length
 from t5x_diffeq.model.language_model import LanguageModel

@@ -12,8 +12,7 @@ from starlette.testclient import TestClient
 
 import t5x_diffeq as td
 from t5x_diffeq.inference.explorer.answers import Explorer
-from t5x_diffeq.inference.explorer.app import make_app
-from t5x_diffeq.inference.explorer.requests import MOST_BYTES, Worker
+from t5x_diffeq.inference.explorer.app import MOST_BYTES, Worker, make_app
 from t5x_diffeq.inference.sampling import Sampling
 
 TOKEN = "a-token"

@@ -8,7 +8,7 @@ from small_models import EVERY_OPTION
 
 from configs import default
 from t5x_diffeq.model.flops import mfu, step_flops
-from t5x_diffeq.planner.kernels import product_flops
+from t5x_diffeq.planner.program_cost import product_flops
 from t5x_diffeq.system.chips import CHIPS, chip
 from t5x_diffeq.training.programs import lower_train_step
 

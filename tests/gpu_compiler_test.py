@@ -16,8 +16,7 @@ from helpers import ROOT
 from patience import patience
 
 from t5x_diffeq.planner.collectives import BETWEEN_SLICES
-from t5x_diffeq.planner.gpu_targets import TARGETS
-from t5x_diffeq.planner.topology import make_topology
+from t5x_diffeq.planner.topology import TARGETS, make_topology
 from t5x_diffeq.system.errors import InputError
 
 pytestmark = pytest.mark.slow

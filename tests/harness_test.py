@@ -22,7 +22,7 @@ from t5x_diffeq.cli import evaluate as evaluate_verb
 from t5x_diffeq.cli import export as export_verb
 from t5x_diffeq.cli.train import train_to_end
 from t5x_diffeq.config.config import Config
-from t5x_diffeq.inference.downstream import DownstreamTasks
+from t5x_diffeq.inference.hooks import DownstreamTasks
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.training.tracking.jsonl import read_metrics
 

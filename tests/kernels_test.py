@@ -2,8 +2,7 @@
 
 import pytest
 
-from t5x_diffeq.planner.kernels import Kernel
-from t5x_diffeq.planner.program_cost import program_cost
+from t5x_diffeq.planner.program_cost import Kernel, program_cost
 
 # Written as XLA writes an H100's programs: cuBLAS's calls and cuDNN's, a product by Triton, random
 # bits, a buffer that is reserved, and a collective.

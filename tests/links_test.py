@@ -9,11 +9,9 @@ import pytest
 from t5x_diffeq.model.flops import StepFlops
 from t5x_diffeq.planner import topology
 from t5x_diffeq.planner.collectives import BETWEEN_SLICES, Collective
-from t5x_diffeq.planner.estimate import step_times
+from t5x_diffeq.planner.estimate import Links, step_times
 from t5x_diffeq.planner.hlo import shapes
-from t5x_diffeq.planner.kernels import Kernel
-from t5x_diffeq.planner.links import Links, rings
-from t5x_diffeq.planner.program_cost import ProgramCost
+from t5x_diffeq.planner.program_cost import Kernel, ProgramCost
 from t5x_diffeq.system.chips import CHIPS
 
 
@@ -130,7 +128,7 @@ def test_operations_without_an_estimate_take_the_time_of_their_bytes():
     ],
 )
 def test_whole_cubes_and_pods_close_to_rings(extents, closed):
-    assert rings(extents) == closed
+    assert topology.rings(extents) == closed
 
 
 def test_a_gpus_kernels_take_what_they_do_most():

@@ -10,9 +10,8 @@ import pytest
 from helpers import setup_of, small_config, training_of
 
 from t5x_diffeq.data.tokenizer import ByteTokenizer
-from t5x_diffeq.inference.continuation import Continuation, grow
-from t5x_diffeq.inference.samples import SAMPLING, Samples
-from t5x_diffeq.inference.sampling import generate
+from t5x_diffeq.inference.hooks import SAMPLING, Samples
+from t5x_diffeq.inference.sampling import Continuation, generate, grow
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.training.hooks import LoopPosition
 from t5x_diffeq.training.progress import git_state, hyperparameters

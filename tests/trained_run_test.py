@@ -14,7 +14,7 @@ from helpers import ROOT
 import t5x_diffeq as td
 from t5x_diffeq.inference import trained_run
 from t5x_diffeq.inference.sampling import Sampling
-from t5x_diffeq.inference.trained_grids import describe_trained_grids, is_smooth, is_trained_grid
+from t5x_diffeq.inference.validation import describe_trained_grids, is_smooth, is_trained_grid
 from t5x_diffeq.model.language_model import LanguageModel, nodes
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.training.tracking.jsonl import read_metrics

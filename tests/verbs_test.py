@@ -12,7 +12,7 @@ from t5x_diffeq.cli import benchmark, evaluate, generate
 from t5x_diffeq.cli.train import train_to_end
 from t5x_diffeq.config.config import Config
 from t5x_diffeq.inference.sampling import Sampling
-from t5x_diffeq.planner import contestants
+from t5x_diffeq.planner import comparison
 from t5x_diffeq.system import console
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.training import load
@@ -170,7 +170,7 @@ def test_sampling():
 def test_benchmark_compares_equal_work(small, tmp_path):
     small.mesh.fsdp = 1
     traces = tmp_path / "traces"
-    model, baseline, ratio = contestants.compare_models(Config.of(small), {}, 2, traces)
+    model, baseline, ratio = comparison.compare_models(Config.of(small), {}, 2, traces)
     runs = {path.parent.name for path in traces.glob("plugins/profile/*/*.xplane.pb")}
     assert runs == {"model", "baseline"}
     assert ratio["step_ms"] == model["step_ms"] / baseline["step_ms"] > 0
@@ -192,7 +192,7 @@ def test_benchmark_against_other_configs(small, monkeypatch, capsys):
     call(benchmark, "--config=configs/tiny.py", f"--against={given}")
     assert (asked[given].train.batch_size, asked[given].train.depths) == (4, (2, 3))
     wider = config.with_values({"model.mlp_dim": 64})
-    model, other, ratio = contestants.compare_models(config, {"wider": wider}, 2)
+    model, other, ratio = comparison.compare_models(config, {"wider": wider}, 2)
     assert (other["name"], ratio["name"]) == ("wider", "model / wider")
     assert model["parameters"] < other["parameters"]
 
@@ -201,7 +201,7 @@ def test_benchmark_against_other_configs(small, monkeypatch, capsys):
 def test_benchmark_of_a_run_that_grows(small):
     small.mesh.fsdp = 1
     small.train.update(depths=(1,), depths_until=0.5)
-    _, _, coarse, _, ratio = contestants.compare_models(Config.of(small), {}, rounds=2)
+    _, _, coarse, _, ratio = comparison.compare_models(Config.of(small), {}, rounds=2)
     assert (coarse["name"], ratio["name"]) == ("depth 1", "model / depth 1")
     assert ratio["flops"] > 1.2  # half of the solver's steps
     assert ratio["parameters"] == 1
@@ -211,7 +211,7 @@ def test_benchmark_of_a_run_that_grows(small):
 def test_benchmark_of_a_step_at_several_depths(small):
     small.mesh.fsdp = 1
     small.train.update(depths=(1, 2), depths_per_step=2)
-    _, _, both, _, ratio = contestants.compare_models(Config.of(small), {}, rounds=2)
+    _, _, both, _, ratio = comparison.compare_models(Config.of(small), {}, rounds=2)
     assert (both["name"], ratio["name"]) == ("depths 1, 2", "model / depths 1, 2")
     assert 0.5 < ratio["flops"] < 1  # 2 of 3 solver steps, and what doesn't depend on them
 
@@ -221,7 +221,7 @@ def test_benchmark_of_adapters_and_of_generation(small, capsys):
     small.mesh.fsdp = 1
     small.model.update(weights="per_layer", adapter_rank=1)
     small.train.trainable = ("adapters", "embeddings")
-    adapted, full, ratio = contestants.compare_models(Config.of(small), {}, rounds=2)
+    adapted, full, ratio = comparison.compare_models(Config.of(small), {}, rounds=2)
     assert (full["name"], ratio["name"]) == ("full", "model / full")
     assert ratio["state_bytes"] < 1 < ratio["parameters"]
     assert adapted["flops"] < full["flops"]

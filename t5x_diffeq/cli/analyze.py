@@ -139,7 +139,7 @@ def main() -> None:
 
 def perplexity(run: "Run", corpus: "Corpus", num_steps: int) -> float:
     """The perplexity on the whole validation split with N solver steps, as in `evaluate`."""
-    from t5x_diffeq.inference.split_loss import evaluate_split
+    from t5x_diffeq.inference.validation import evaluate_split
 
     return evaluate_split(run.at_depth(num_steps), corpus, _EVAL_BATCH_SIZE)["perplexity"]
 

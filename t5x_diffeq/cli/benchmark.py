@@ -75,7 +75,7 @@ def _config_of(given: str) -> Config:
 
 def show_generation(config: Config, rounds: int) -> None:
     """Prints the rates of generation with and without a cache, and their ratios."""
-    from t5x_diffeq.inference.generation_rate import generation_rates
+    from t5x_diffeq.inference.sampling import generation_rates
     from t5x_diffeq.training.setup import expected_vocab_size, make_setup
 
     model = make_setup(config, expected_vocab_size(config)).model
@@ -90,7 +90,7 @@ def show_generation(config: Config, rounds: int) -> None:
 
 
 def _format_cell(result: dict[str, Any], key: str) -> str:
-    from t5x_diffeq.planner.contestants import RATIO
+    from t5x_diffeq.planner.comparison import RATIO
 
     values = result[key] if isinstance(result[key], list) else [result[key]]
     ratio = result["name"].startswith(RATIO)
@@ -101,7 +101,7 @@ def show_comparison(
     config: Config, others: Mapping[str, Config], rounds: int, traces: AnyPath | None = None
 ) -> None:
     """Prints a table with a line per model and per ratio; stores traces where one is given."""
-    from t5x_diffeq.planner.contestants import TRACED_STEPS, compare_models
+    from t5x_diffeq.planner.comparison import TRACED_STEPS, compare_models
     from t5x_diffeq.training.profiler import how_to_open
 
     results = compare_models(config, others, rounds, traces)

@@ -65,8 +65,13 @@ def main() -> None:
     from t5x_diffeq.data.corpus import load_corpus
     from t5x_diffeq.data.examples import check_data
     from t5x_diffeq.data.sources import check_paths
-    from t5x_diffeq.hf.folder import check_new_folder, local_path, need_packages
-    from t5x_diffeq.hf.hub import fetch_model, is_hub_id
+    from t5x_diffeq.hf.folder import (
+        check_new_folder,
+        fetch_model,
+        is_hub_id,
+        local_path,
+        need_packages,
+    )
     from t5x_diffeq.hf.to_ode import ode_keys, to_ode
     from t5x_diffeq.hf.to_peft import ADAPTER_CONFIG
     from t5x_diffeq.model.config import ModelConfig
@@ -184,7 +189,7 @@ def perplexity(run: "Run", corpus: "Corpus", num_steps: int) -> str:
     Raises:
       RunError: if the loss isn't finite.
     """
-    from t5x_diffeq.inference.split_loss import evaluate_split
+    from t5x_diffeq.inference.validation import evaluate_split
 
     values = evaluate_split(run.at_depth(num_steps), corpus, _ROWS, limit=_BATCHES)
     if not isfinite(values["loss"]):

@@ -138,7 +138,7 @@ def _load_run(
 
 
 def _evaluate_grid(run: "Run", corpus: "Corpus", num_steps: int | None, scheme: str | None) -> dict:
-    from t5x_diffeq.inference.split_loss import evaluate_split
+    from t5x_diffeq.inference.validation import evaluate_split
     from t5x_diffeq.model.adaptive import Adaptive
     from t5x_diffeq.model.flops import forward_flops
     from t5x_diffeq.model.sub_fields import has_method
@@ -162,7 +162,7 @@ def _show_table(results: list[dict], trained: Config) -> None:
       results: results of each grid.
       trained: the config with which the model was trained.
     """
-    from t5x_diffeq.inference.run_figures import import_plots
+    from t5x_diffeq.inference.notebook import import_plots
 
     per_byte = "eval/bits_per_byte" in results[0]
     wide = 11 if per_byte else 0
@@ -190,7 +190,7 @@ def _show_table(results: list[dict], trained: Config) -> None:
 
 
 def _is_trained(values: dict, trained: Config) -> bool:
-    from t5x_diffeq.inference.trained_grids import is_trained_grid
+    from t5x_diffeq.inference.validation import is_trained_grid
 
     return is_trained_grid(trained, values["scheme"], values.get("num_steps"))
 
@@ -221,8 +221,8 @@ def _evaluate_grids(workdir: AnyPath, grids: _Grids) -> None:
     import jax
 
     from t5x_diffeq.data.corpus import load_corpus
-    from t5x_diffeq.inference.run_figures import import_plots
-    from t5x_diffeq.inference.trained_grids import is_smooth, off_grid_warning
+    from t5x_diffeq.inference.notebook import import_plots
+    from t5x_diffeq.inference.validation import is_smooth, off_grid_warning
 
     if _PLOT.value:
         import_plots("--plot", "depth_plots")

@@ -20,7 +20,7 @@ from t5x_diffeq.system.files import AnyPath, parse_path
 if TYPE_CHECKING:
     from t5x_diffeq.data.chat import Chat
     from t5x_diffeq.data.tokenizer import Tokenizer
-    from t5x_diffeq.inference.continuation import Continuation
+    from t5x_diffeq.inference.sampling import Continuation
     from t5x_diffeq.training.load import Run
 
 _OPENING = 16  # tokens of the validation text that form the prompt if none is given
@@ -55,7 +55,7 @@ def main() -> None:
     workdir = command_line.parse_folder(_WORKDIR, "generate")
 
     from t5x_diffeq.data.corpus import load_corpus  # importing JAX takes seconds
-    from t5x_diffeq.inference.continuation import Continuation
+    from t5x_diffeq.inference.sampling import Continuation
     from t5x_diffeq.training.load import load_run
 
     corpus = load_corpus(workdir)
@@ -139,8 +139,7 @@ def _chat_of(tokenizer: "Tokenizer", workdir: AnyPath) -> "Chat":
 def _continue_rows(rows: "list[Continuation]", run: "Run", max_tokens: int) -> None:
     import jax
 
-    from t5x_diffeq.inference.continuation import grow
-    from t5x_diffeq.inference.sampling import Sampling, generate
+    from t5x_diffeq.inference.sampling import Sampling, generate, grow
 
     sampling = Sampling(_TEMPERATURE.value, _TOP_K.value, _TOP_P.value)
     prompts, key = [row.prompt for row in rows], jax.random.key(_SEED.value)

@@ -79,8 +79,7 @@ def _branch(workdir: AnyPath) -> Config:
 
 def train_to_end(config: Config, workdir: AnyPath, **given: Callable) -> int:
     """Trains with the hooks of every run; `given` and the exit status are those of the loop."""
-    from t5x_diffeq.inference.downstream import DownstreamTasks
-    from t5x_diffeq.inference.samples import Samples
+    from t5x_diffeq.inference.hooks import DownstreamTasks, Samples
     from t5x_diffeq.training import loop
     from t5x_diffeq.training.basic_hooks import Evaluation, MetricsLog
     from t5x_diffeq.training.profiler import Profiler

@@ -17,29 +17,20 @@ from t5x_diffeq.model.language_model import LanguageModel
 from t5x_diffeq.system.errors import RunError
 
 TOLERANCE = 1e-4  # of the largest logit; float32 alone makes differences of about 1e-6
-_SHAPE = (2, 32)  # of the tokens that are compared, at most
 _SCRIPT = Path(__file__).with_name("torch_logits.py")
 
 
 def compare_logits(
     folder: Path, model_class: str, config: ModelConfig, params: dict, adapter: Path | None = None
 ) -> str:
-    """Compares the logits of a folder's model in PyTorch with the run's, in float32.
+    """How the logits of a folder's model in PyTorch compare with the run's, in float32, in words.
 
-    Args:
-      folder: the folder.
-      model_class: the class that reads it.
-      config: config of the run's model.
-      params: its parameters.
-      adapter: the folder of its adapters, if they are not merged.
-
-    Returns:
-      How they compare, in words, or why nothing could be compared.
+    Or why they can't be compared. `adapter` is the folder of its adapters, if they aren't merged.
 
     Raises:
       RunError: if PyTorch can't read the folder, or the logits differ.
     """
-    shape = (_SHAPE[0], min(_SHAPE[1], config.max_length))
+    shape = (2, min(32, config.max_length))
     tokens = np.random.default_rng(0).integers(config.vocab_size, size=shape)
     with tempfile.TemporaryDirectory() as scratch:
         inputs, outputs = Path(scratch, "tokens.npy"), Path(scratch, "logits.npy")

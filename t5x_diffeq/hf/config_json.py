@@ -24,7 +24,6 @@ OWN_FORM = PyTorchForm(
     {"model_type": "t5x_diffeq"},
 )
 _QUANTIZED = {"quantization_config": (None,)}
-_SLIDING = "sliding_attention"
 
 
 def plain_config(config: ModelConfig, kind: str, family: Family, border: Border) -> dict:
@@ -144,9 +143,6 @@ def _check_known(found: Mapping[str, Any], kind: str, family: Family) -> None:
     """Checks that nothing is said that could change the computation in a way that we don't have.
 
     A key that is off (null, false, 0 or empty) says nothing.
-
-    Raises:
-      InputError: if a key is unknown; names it and its value.
     """
     known = {*HARMLESS, *family.keys.values(), *family.only, *_QUANTIZED}
     known |= {"vocab_size", "tie_word_embeddings", *(ROTARY_KEYS if family.rotary else ())}
@@ -159,11 +155,7 @@ def _check_known(found: Mapping[str, Any], kind: str, family: Family) -> None:
 
 
 def folder_family(found: Mapping[str, Any]) -> tuple[str, Family]:
-    """The `model_type` and class of a folder.
-
-    Raises:
-      InputError: if the type isn't supported.
-    """
+    """The `model_type` and class of a folder; InputError if the type isn't supported."""
     kind = found.get("model_type")
     if not isinstance(kind, str) or kind not in FAMILIES:
         reason, nearest = TYPES.get(str(kind), ("", ""))
@@ -182,17 +174,9 @@ def is_tied(found: Mapping[str, Any], family: Family) -> bool:
 
 
 def check_window(found: Mapping[str, Any], length: int) -> None:
-    """Checks that sequences are no longer than the window of attention, if there is one.
-
-    Args:
-      found: the folder's `config.json`.
-      length: the run's sequence length.
-
-    Raises:
-      InputError: if they are longer.
-    """
+    """Checks that sequences fit into attention's window, if there is one (else: InputError)."""
     everywhere = found["model_type"] == "mistral"  # its class asks for nothing else
-    some_layers = _SLIDING in (found.get("layer_types") or [])
+    some_layers = "sliding_attention" in (found.get("layer_types") or [])
     if not (everywhere or found.get("use_sliding_window") or some_layers):
         return
     window = found.get("sliding_window", 4096)  # the default of these classes
@@ -204,11 +188,7 @@ def check_window(found: Mapping[str, Any], length: int) -> None:
 
 
 def _read_sizes(found: Mapping[str, Any], family: Family) -> dict[str, Any]:
-    """The numbers of `config.json` by our keys.
-
-    Raises:
-      InputError: if one that must be there is missing, or is not a number greater than 0.
-    """
+    """The numbers of `config.json`, which are greater than 0, by our keys."""
     sizes = {}
     optional = ("head_dim", "num_kv_heads", "mlp_dim" if family.architecture == "gpt" else "")
     for ours, theirs in [*family.keys.items(), ("vocab_size", "vocab_size")]:
@@ -229,11 +209,7 @@ def _read_sizes(found: Mapping[str, Any], family: Family) -> dict[str, Any]:
 
 
 def _our_activation(found: Mapping[str, Any], kind: str, family: Family) -> str | None:
-    """`model.activation`: None for the default of our block.
-
-    Raises:
-      InputError: if it is none that we have.
-    """
+    """`model.activation`: None for the default of our block."""
     key = family.keys["activation"]
     value = found.get(key, next(iter(family.activations)))
     if value not in family.activations:

@@ -29,46 +29,27 @@ _GPT2_KEYS = {
     "norm_eps": "layer_norm_epsilon",
     "length": "n_positions",
 }
+_GELU = {"gelu_pytorch_tanh": "gelu", "gelu_new": "gelu"}
+_LLAMA_ACTIVATIONS = {"silu": "silu", "swish": "silu", **_GELU}
 
 
 @dataclass(frozen=True)
 class Family:
-    """A model class of transformers.
-
-    Attributes:
-      model_class: the class's name.
-      layout: the names of its tensors.
-      keys: the keys of its `config.json` by ours.
-      activations: the MLP's activation as we call it, by their name; export writes the first.
-      architecture: our block.
-      features: our keys that this class has at fixed values.
-      scaled_embedding: whether the embedding is multiplied by the square root of its width.
-      any_head_dim: whether the class is written for heads whose widths don't sum to `embed_dim`.
-      rotary: whether positions are rotary.
-      tied_head: what the class takes if `config.json` says nothing; None: it is always tied.
-      defaults: what the class takes for other keys that `config.json` lacks.
-      only: keys that change the computation, with the values that we have; the first is what the
-        class takes if `config.json` lacks the key.
-    """
+    """A model class of transformers."""
 
     model_class: str
-    layout: Layout
+    layout: Layout  # the names of its tensors
     keys: Mapping[str, str] = field(default_factory=lambda: _LLAMA_KEYS)
-    activations: Mapping[str, str] = field(
-        default_factory=lambda: {
-            "silu": "silu",
-            "swish": "silu",
-            "gelu_pytorch_tanh": "gelu",
-            "gelu_new": "gelu",
-        }
-    )
-    architecture: str = "llama"
-    features: Mapping[str, Any] = field(default_factory=dict)
-    scaled_embedding: bool = False
-    any_head_dim: bool = True
+    # The MLP's activation as we call it, by their name; export writes the first.
+    activations: Mapping[str, str] = field(default_factory=lambda: _LLAMA_ACTIVATIONS)
+    architecture: str = "llama"  # our block
+    features: Mapping[str, Any] = field(default_factory=dict)  # our keys that have fixed values
+    scaled_embedding: bool = False  # by the square root of its width
+    any_head_dim: bool = True  # whether the heads' widths may not sum to `embed_dim`
     rotary: bool = True
-    tied_head: bool | None = False
-    defaults: Mapping[str, Any] = field(default_factory=dict)
+    tied_head: bool | None = False  # if `config.json` says nothing; None: it is always tied
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # of keys that `config.json` lacks
+    # Keys that change the computation, with the values that we have; the first is the default.
     only: Mapping[str, tuple] = field(default_factory=dict)
 
     def embedding_scale(self, embed_dim: int) -> float:

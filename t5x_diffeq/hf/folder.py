@@ -1,7 +1,8 @@
-"""Folders of tensors and small files, as Hugging Face's library lays them out."""
+"""Folders of tensors and small files, as Hugging Face lays them out, here or on its Hub."""
 
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from jaxtyping import Float
 
 from t5x_diffeq.hf.layouts import Tensors
 from t5x_diffeq.system.errors import InputError, RunError
-from t5x_diffeq.system.extras import need_package
+from t5x_diffeq.system.extras import install_command, need_package
 from t5x_diffeq.system.files import parse_json
 
 _SINGLE = "model.safetensors"
@@ -23,32 +24,20 @@ _SHARD_BYTES = 5 * 10**9
 
 
 def need_packages(verb: str) -> None:
-    """Checks that the packages that read and write such folders are installed.
-
-    Raises:
-      InputError: if one is not installed.
-    """
+    """Checks that the packages that read and write such folders are there (else: InputError)."""
     for package in ("safetensors", "tokenizers"):
         need_package(package, verb)
 
 
 def local_path(path: object, flag: str) -> Path:
-    """The path, which must be on this machine.
-
-    Raises:
-      InputError: if the path is in a bucket.
-    """
+    """The path, which must be on this machine (else: InputError)."""
     if not isinstance(path, Path):
         raise InputError(f"--{flag}={path}: it must be a folder on this machine (or mounted)")
     return path
 
 
 def check_new_folder(path: Path, flag: str) -> None:
-    """Checks that the folder doesn't exist, or is empty.
-
-    Raises:
-      InputError: if it is a file, or a folder that is not empty.
-    """
+    """Checks that the folder doesn't exist, or is empty (else: InputError)."""
     if path.exists() and not path.is_dir():
         raise InputError(f"--{flag}={path} is a file; name a folder")
     if path.exists() and any(path.iterdir()):
@@ -58,10 +47,6 @@ def check_new_folder(path: Path, flag: str) -> None:
 @contextmanager
 def new_folder(path: Path, flag: str) -> Iterator[Path]:
     """Yields a folder to fill beside `path`; renames it to `path` on success, else removes it.
-
-    Args:
-      path: the final folder, which must not exist or must be empty.
-      flag: the flag that messages name.
 
     Raises:
       InputError: if something is there already, or the folder can't be made.
@@ -169,9 +154,8 @@ class TensorFiles:
                 "with save_pretrained(..., safe_serialization=True)"
             )
         try:
-            names = sorted(
-                set(parse_json((self.folder / _INDEX).read_bytes())["weight_map"].values())
-            )
+            index = parse_json((self.folder / _INDEX).read_bytes())
+            names = sorted(set(index["weight_map"].values()))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise InputError(f"{self.folder / _INDEX} is damaged; restore it") from error
         for name in names:
@@ -184,18 +168,14 @@ class TensorFiles:
                 raise InputError(f"--input={self.folder} lacks {name}, which {_INDEX} names")
         return [self.folder / name for name in names]
 
-    def _stored_name(self, name: str) -> str | None:
-        """The name under which a tensor is stored; a base model saved alone has no prefix."""
-        shorter = name.partition(".")[2]
-        return next((each for each in (name, shorter) if each in self.files), None)
-
     def read(self, name: str, shape: tuple[int, ...]) -> Float[np.ndarray, "..."]:
         """The tensor in float32.
 
         Raises:
           InputError: if it is missing, has another shape, or a value that isn't finite.
         """
-        stored = self._stored_name(name)
+        shorter = name.partition(".")[2]  # a base model that is saved alone has no prefix
+        stored = next((each for each in (name, shorter) if each in self.files), None)
         if stored is None:
             raise InputError(f"--input={self.folder} has no tensor {name}; is it of this model?")
         tensor = self.files[stored].get_tensor(stored)
@@ -225,3 +205,42 @@ def _open_tensors(path: Path) -> Any:
         return safe_open(path, "numpy")
     except (SafetensorError, OSError) as error:
         raise InputError(f"{path} can't be read: {error}; restore it") from error
+
+
+_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt"]
+
+
+def is_hub_id(name: str) -> bool:
+    """Whether `name` has the form of a model's id."""
+    return re.fullmatch(r"(\w[\w.-]*/)?\w[\w.-]*", name, re.ASCII) is not None
+
+
+def fetch_model(name: str) -> Path:
+    """The folder of a model in huggingface_hub's cache, downloaded if it isn't there.
+
+    The library shows its progress.
+
+    Raises:
+      InputError: if huggingface_hub isn't installed, or the Hub doesn't provide the model.
+    """
+    by_hand = f"where the Hub can be reached: hf download {name} --local-dir=DIR, then --input=DIR"
+    try:
+        from huggingface_hub import errors, snapshot_download  # takes a second
+    except ImportError as error:
+        raise InputError(
+            f"--input={name}: there is no such folder; to fetch the model of that name from the "
+            f"Hugging Face Hub, {install_command('huggingface')}, or {by_hand}"
+        ) from error
+    try:
+        return Path(snapshot_download(name, allow_patterns=_FILES))
+    except errors.RepositoryNotFoundError:
+        raise InputError(
+            f"--input={name}: there is no such folder, nor such a model on the Hugging Face Hub "
+            "(if it is private or gated: hf auth login)"
+        ) from None
+    except (errors.HfHubHTTPError, errors.HFValidationError, OSError) as error:
+        reason = str(error).partition("\n")[0]
+        raise InputError(
+            f"--input={name}: there is no such folder, and the Hugging Face Hub doesn't give the "
+            f"model ({reason}); {by_hand}"
+        ) from None

@@ -7,9 +7,8 @@ from t5x_diffeq.config.config import Config
 from t5x_diffeq.data.tokenizer import Tokenizer, make_tokenizer
 from t5x_diffeq.hf.config_json import check_window, folder_family, is_tied, model_keys
 from t5x_diffeq.hf.folder import TensorFiles
-from t5x_diffeq.hf.imported import read_imported
 from t5x_diffeq.hf.layouts import TableSizes, params_of
-from t5x_diffeq.hf.tokenizer_files import token_of_id, tokenizer_file
+from t5x_diffeq.hf.tokenizer_files import read_imported, token_of_id, tokenizer_file
 from t5x_diffeq.model.config import ModelConfig
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.files import parse_json
@@ -21,11 +20,7 @@ _BUFFERS = ("attn.bias", "attn.masked_bias", "rotary_emb.inv_freq")
 
 
 def read_config_json(folder: Path) -> dict:
-    """The content of `config.json`.
-
-    Raises:
-      InputError: if there is none.
-    """
+    """The content of `config.json`, which must be there (else: InputError)."""
     path = folder / "config.json"
     try:
         values = parse_json(path.read_bytes())
@@ -44,10 +39,7 @@ def read_config_json(folder: Path) -> dict:
 def with_model(config: Config, found: dict, length: int | None) -> tuple[Config, TableSizes]:
     """The config with the folder's model and length; and the number of rows of its tables.
 
-    Args:
-      config: config of the run to make.
-      found: the folder's config.json.
-      length: a sequence length no longer than the folder's; None for the folder's.
+    The sequence length is the folder's if it is None.
 
     Raises:
       InputError: if the architecture is not supported, or the length exceeds the folder's, or
@@ -60,8 +52,8 @@ def with_model(config: Config, found: dict, length: int | None) -> tuple[Config,
             f"--sequence_length={length} must be from 1 to the folder's {tables.positions}"
         )
     check_window(found, length)
-    of_model = {f"model.{key}": value for key, value in keys.items()}
-    return config.with_values({**of_model, "data.sequence_length": length}), tables
+    model_values = {f"model.{key}": value for key, value in keys.items()}
+    return config.with_values({**model_values, "data.sequence_length": length}), tables
 
 
 def with_tokenizer(config: Config, found: dict, folder: Path) -> tuple[Config, Tokenizer]:
@@ -94,13 +86,9 @@ def with_tokenizer(config: Config, found: dict, folder: Path) -> tuple[Config, T
 
 
 def check_vocabulary(tokenizer: Tokenizer, tables: TableSizes) -> int:
-    """Checks that the model has a row per token, and beyond those no more than usual padding.
+    """Checks that the model has a row per token, and no more than usual padding (else: InputError).
 
-    Returns:
-      The number of rows that are padding.
-
-    Raises:
-      InputError: if it has not, naming both numbers.
+    Returns the number of rows that are padding.
     """
     tokens = tokenizer.vocab_size
     if tables.tokens not in (-(-tokens // multiple) * multiple for multiple in _MULTIPLES):
@@ -112,17 +100,7 @@ def check_vocabulary(tokenizer: Tokenizer, tables: TableSizes) -> int:
 
 
 def pretrained_params(folder: Path, found: dict, config: ModelConfig, tables: TableSizes) -> dict:
-    """The parameters of the per-layer model.
-
-    Args:
-      folder: the folder that holds the tensors.
-      found: its config.json.
-      config: the model's config.
-      tables: number of rows of the folder's tables.
-
-    Raises:
-      InputError: if a tensor is missing, left over or has another shape.
-    """
+    """The parameters; InputError if a tensor is missing, left over or has another shape."""
     files = TensorFiles(folder)
     kind, family = folder_family(found)
     params = params_of(family.layout, config, tables, files.read)

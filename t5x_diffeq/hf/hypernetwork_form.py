@@ -27,11 +27,7 @@ LAYERS, HYPERNETWORK = "layers", "hypernetwork"
 
 
 def check_polynomial(config: ModelConfig) -> None:
-    """Checks that W(t) is a polynomial of t and that dt follows from N.
-
-    Raises:
-      InputError: if not; names the key.
-    """
+    """Checks that W(t) is a polynomial of t and that dt follows from N (else: InputError)."""
     wrong = []
     if source_of(config).num_polynomials() is None:
         wrong.append(
@@ -49,7 +45,7 @@ def check_polynomial(config: ModelConfig) -> None:
         )
 
 
-def hypernetwork_form(config: ModelConfig) -> PyTorchForm:
+def pytorch_form(config: ModelConfig) -> PyTorchForm:
     """The PyTorch file, and what it reads of the config."""
     written = [path for path, leaf in declared_leaves(config).items() if leaf.writes_residual]
     (node,) = find_scheme(config.scheme).nodes

@@ -30,21 +30,13 @@ ReadTensor = Callable[[str, tuple[int, ...]], Float[np.ndarray, "..."]]
 
 @dataclass(frozen=True)
 class Layout:
-    """A kind of folder.
+    """A kind of folder."""
 
-    Attributes:
-      layer: prefix of the names of layer n's tensors, with `{n}` for n.
-      leaves: the name of each leaf of the block.
-      outer: the name of each parameter outside the block.
-      transposed: whether matrices are `[outputs, inputs]`.
-      scale_offset: what the class adds to the stored scale of a norm.
-    """
-
-    layer: str
-    leaves: Mapping[LeafPath, str]
-    outer: Mapping[LeafPath, str]
-    transposed: bool
-    scale_offset: float = 0.0
+    layer: str  # prefix of the names of layer n's tensors, with `{n}` for n
+    leaves: Mapping[LeafPath, str]  # the name of each leaf of the block
+    outer: Mapping[LeafPath, str]  # the name of each parameter outside the block
+    transposed: bool  # whether matrices are `[outputs, inputs]`
+    scale_offset: float = 0.0  # what the class adds to the stored scale of a norm
 
 
 LLAMA = Layout(
@@ -124,19 +116,11 @@ GPT2 = Layout(
 )
 
 
-_VOCABULARY = (("head",), ("token_embedding", "table"))  # the parameters with a row per token
-
-
 class TableSizes(NamedTuple):
-    """Numbers of rows of a folder's tables.
+    """Numbers of rows of a folder's tables."""
 
-    Attributes:
-      tokens: rows of the embedding and the head.
-      positions: rows of the learned positions, or the longest sequence.
-    """
-
-    tokens: int
-    positions: int
+    tokens: int  # rows of the embedding and the head
+    positions: int  # rows of the learned positions, or the longest sequence
 
 
 _TORCH_NAMES = {
@@ -184,15 +168,11 @@ def outer_leaves(config: ModelConfig) -> dict[LeafPath, tuple[int, ...]]:
 
 
 def check_names(layout: Layout, config: ModelConfig, params: dict) -> None:
-    """Checks that the layout has a name for every parameter of the model.
-
-    Raises:
-      InputError: if it lacks one, naming it.
-    """
+    """Checks that the layout has a name for every parameter of the model (else: InputError)."""
     block = ("source", "adapters")  # these make the block's parameters
     outer = flatten_dict({name: leaf for name, leaf in params.items() if name not in block})
-    nameless = [*(declared_leaves(config).keys() - layout.leaves.keys())]
-    nameless += [*(outer.keys() - layout.outer.keys())]
+    nameless = declared_leaves(config).keys() - layout.leaves.keys()
+    nameless |= outer.keys() - layout.outer.keys()
     if nameless:
         raise InputError(
             f"the model's parameter {'/'.join(min(nameless))} ({len(nameless)} such) has no name "
@@ -201,18 +181,18 @@ def check_names(layout: Layout, config: ModelConfig, params: dict) -> None:
 
 
 def tensors_of(layout: Layout, config: ModelConfig, params: dict, weights: dict) -> Tensors:
-    """The tensors of a folder: names and arrays.
+    """The tensors of a folder, names and arrays: of `params` outside the source, and of `weights`.
 
-    Args:
-      layout: the kind of folder.
-      config: the model's config.
-      params: the model's parameters, of which those outside the source are used.
-      weights: the block's tree, leaves `[N, ...]`; those that write to the residual stream
-        include the step size.
+    These are the block's tree, leaves `[N, ...]`; those that write to the residual stream include
+    the step size.
     """
     outer = flatten_dict(params)
     for path in outer_leaves(config):
-        array = _outer_to_torch(path, np.asarray(outer[path]), config.vocab_size)
+        array = np.asarray(outer[path])
+        if path == ("head",):
+            array = array[:, : config.vocab_size].T
+        elif path == ("token_embedding", "table"):
+            array = array[: config.vocab_size]
         yield layout.outer[path], array - layout.scale_offset if path[-1] == "scale" else array
     declared = declared_leaves(config)
     for path, stacked in flatten_dict(weights).items():
@@ -222,14 +202,7 @@ def tensors_of(layout: Layout, config: ModelConfig, params: dict, weights: dict)
 
 
 def params_of(layout: Layout, config: ModelConfig, tables: TableSizes, read: ReadTensor) -> dict:
-    """The parameters of a per-layer model from a folder.
-
-    Args:
-      layout: the kind of folder.
-      config: the model's config.
-      tables: number of rows of the folder's tables, at least as many as are used.
-      read: reads the tensor of a given name, which must have the given shape.
-    """
+    """The parameters of a per-layer model from a folder, whose tables may have more rows."""
     flat = {}
     for path in outer_leaves(config):
         array = _outer_from_torch(path, read, layout.outer[path], config, tables)
@@ -243,28 +216,25 @@ def params_of(layout: Layout, config: ModelConfig, tables: TableSizes, read: Rea
     return unflatten_dict(flat)
 
 
-def _matrix_shape(leaf: Parameter) -> tuple[int, ...]:
-    """`[inputs, outputs]` of a `Linear`, the size of a vector, or else the declared shape."""
-    size = int(np.prod(leaf.value.shape))
-    if leaf.role != "kernel":
-        return (size,)
-    return (leaf.fan_in, size // leaf.fan_in) if leaf.takes_adapter else leaf.value.shape
-
-
 def _is_transposed(leaf: Parameter, layout: Layout) -> bool:
     return layout.transposed and leaf.takes_adapter
 
 
 def _stored_shape(leaf: Parameter, layout: Layout) -> tuple[int, ...]:
-    shape = _matrix_shape(leaf)
+    """That of a `Linear`'s matrix, the size of a vector, or else the declared shape."""
+    size = int(np.prod(leaf.value.shape))
+    if leaf.role != "kernel":
+        return (size,)
+    shape = (leaf.fan_in, size // leaf.fan_in) if leaf.takes_adapter else leaf.value.shape
     return shape[::-1] if _is_transposed(leaf, layout) else shape
 
 
 def _to_torch(
     leaf: Float[np.ndarray, "..."], declared: Parameter, layout: Layout
 ) -> Float[np.ndarray, "..."]:
-    matrix = leaf.reshape(_matrix_shape(declared))
-    matrix = matrix.T if _is_transposed(declared, layout) else matrix
+    shape = _stored_shape(declared, layout)
+    transposed = _is_transposed(declared, layout)
+    matrix = leaf.reshape(shape[::-1]).T if transposed else leaf.reshape(shape)
     return matrix - layout.scale_offset if declared.role == "scale" else matrix
 
 
@@ -276,24 +246,15 @@ def _from_torch(
     return matrix.reshape(declared.value.shape)
 
 
-def _outer_to_torch(
-    path: LeafPath, array: Float[np.ndarray, "..."], vocab_size: int
-) -> Float[np.ndarray, "..."]:
-    """A parameter outside the block, without the vocabulary's padding."""
-    if path == ("head",):
-        return array[:, :vocab_size].T
-    return array[:vocab_size] if path == ("token_embedding", "table") else array
-
-
 def _outer_from_torch(
     path: LeafPath, read: ReadTensor, name: str, config: ModelConfig, tables: TableSizes
 ) -> Float[np.ndarray, "..."]:
     """A parameter outside the block, with its vocabulary padded with zeros."""
     width = config.embed_dim
-    if path not in _VOCABULARY:
-        if path[0] == "position_embedding":
-            return read(name, (tables.positions, width))[: config.max_length]
+    if path[0] == "final_norm":
         return read(name, (width,))
+    if path[0] == "position_embedding":
+        return read(name, (tables.positions, width))[: config.max_length]
     padded = np.zeros((config.padded_vocab_size, width), np.float32)
     padded[: config.vocab_size] = read(name, (tables.tokens, width))[: config.vocab_size]
     return padded.T if path == ("head",) else padded

@@ -45,20 +45,22 @@ TENSOR_PARALLEL = {
 }
 
 DEFAULTS = {
+    # "gpt" (LayerNorm, biases, learned positions), or "llama" (RMSNorm, a gated MLP, rotary
+    # positions, grouped queries)
     "architecture": "gpt",
-    "parallel": True,
-    "mlp_reads_attention_norm": False,
-    "norm_shift": True,
-    "norm_position": "before",
-    "qkv_bias": True,
-    "qk_norm": "none",
-    "tie_word_embeddings": True,
-    "embedding_scale": 1.0,
-    "rotary_frequencies": None,
-    "rotary_factor": 1.0,
-    "activation": "gelu",
-    "norm_eps": 1e-5,
-    "final_norm_eps": 1e-5,
+    "parallel": True,  # attention and MLP read the same state (Euler), or one after the other
+    "mlp_reads_attention_norm": False,  # the MLP's norm reads the attention's, not the state
+    "norm_shift": True,  # of the norms of the steps
+    "norm_position": "before",  # attention and MLP, or "after" them
+    "qkv_bias": True,  # of queries, keys and values
+    "qk_norm": "none",  # or "head" (of each head) or "projection" (of all heads together)
+    "tie_word_embeddings": True,  # the head is the tokens' own vectors
+    "embedding_scale": 1.0,  # factor on the tokens' vectors
+    "rotary_frequencies": None,  # radians per token of each pair of a head (llama)
+    "rotary_factor": 1.0,  # on cosines and sines
+    "activation": "gelu",  # of the MLP; or "relu" (gpt), "silu" (llama)
+    "norm_eps": 1e-5,  # of the norms of the steps
+    "final_norm_eps": 1e-5,  # of the norm before the head
     "vocab_size": 256,
     "hidden_size": 16,
     "intermediate_size": 32,
@@ -73,25 +75,7 @@ DEFAULTS = {
 
 
 class DiffEqConfig(PretrainedConfig):
-    """Shapes, under the library's usual names, and what makes the model an ODE's.
-
-    Attributes:
-      architecture: "gpt" (LayerNorm, biases, learned positions) or "llama" (RMSNorm, a gated MLP,
-        rotary positions, grouped queries).
-      parallel: whether attention and MLP read the same state (Euler), or one after the other.
-      mlp_reads_attention_norm: whether the MLP's norm reads the attention's norm, not the state.
-      norm_shift: whether the norms of the steps have a shift.
-      norm_position: "before" attention and MLP, or "after" them.
-      qkv_bias: whether queries, keys and values have biases.
-      qk_norm: of queries and keys: "none", "head" (of each head) or "projection" (of all together).
-      tie_word_embeddings: whether the head is the tokens' own vectors.
-      embedding_scale: factor on the tokens' vectors.
-      rotary_frequencies: radians per token of each pair of a head (llama).
-      rotary_factor: factor on cosines and sines.
-      activation: of the MLP, "gelu", "relu" (gpt) or "silu" (llama).
-      norm_eps: epsilon of the norms of the steps.
-      final_norm_eps: of the norm before the head.
-    """
+    """Shapes, under the library's usual names, and what makes the model an ODE's (`DEFAULTS`)."""
 
     model_type = "t5x_diffeq"
     keys_to_ignore_at_inference = ["past_key_values", "cache"]  # noqa: RUF012
@@ -156,12 +140,8 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, turn, mask, cache: Cache | None, **kwargs):
         """`[B, L, D]` to `[B, L, D]`, and the attention's weights where the backend has them.
 
-        Args:
-          x: the normalised state.
-          turn: cosines and sines `[B, 1, L, G/2]` that turn queries and keys; None for gpt.
-          mask: as the backend takes it.
-          cache: of the keys and values of tokens before, or None.
-          kwargs: for the backend.
+        `turn` are cosines and sines `[B, 1, L, G/2]` that turn queries and keys, or None for gpt;
+        `mask` and `kwargs` go to the backend.
         """
         parts = (
             self.qkv(x).chunk(3, -1) if self.gpt else (self.query(x), self.key(x), self.value(x))
@@ -190,15 +170,8 @@ class Attention(nn.Module):
 def attend_eagerly(module, query, key, value, mask, scaling, dropout=0.0, **kwargs):
     """Softmax attention in plain operations, which also returns its weights.
 
-    Args:
-      module: the `Attention`.
-      query: `[B, H, L, G]`.
-      key: `[B, H / groups, K, G]`.
-      value: likewise.
-      mask: `[B, 1, L, K]`, what is added to the scores, or None.
-      scaling: factor on the scores.
-      dropout: unused.
-      kwargs: unused.
+    The shapes are `[B, H, L, G]` of query, `[B, H / groups, K, G]` of key and value, and
+    `[B, 1, L, K]` of a mask, which is added to the scores times `scaling`.
     """
     groups = module.num_key_value_groups
     key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
@@ -343,15 +316,12 @@ class DiffEqModel(DiffEqPreTrainedModel):
         """The normalised last state `[B, L, D]`.
 
         Args:
-          input_ids: `[B, L]`, new tokens.
+          input_ids: `[B, L]`, new tokens; or `inputs_embeds`, `[B, L, D]`.
           attention_mask: `[B, tokens so far]`, 0 where there is padding; or a mask of the backend.
           position_ids: `[B, L]`; None counts the tokens that are no padding.
           past_key_values: keys and values of the tokens before, until transformers 5.23.
-          inputs_embeds: `[B, L, D]` instead of `input_ids`.
-          use_cache: whether to return keys and values.
           output_attentions: whether to return the weights of attention (`eager` has them).
           output_hidden_states: whether to return the states at t_0 .. t_N, the last normalised.
-          return_dict: False returns a tuple.
           cache_position: `[L]`, the new tokens' places in the cache, until transformers 5.
           cache: the same as `past_key_values`, since transformers 5.24.
           kwargs: for the attention's backend.
@@ -454,17 +424,9 @@ class DiffEqForCausalLM(DiffEqPreTrainedModel, GenerationMixin):
     ) -> CausalLMOutputWithPast | tuple:
         """Logits of each token's successor, and the loss where `labels` are given.
 
-        Args:
-          input_ids: see `DiffEqModel`.
-          attention_mask: likewise.
-          position_ids: likewise.
-          past_key_values: likewise.
-          inputs_embeds: likewise.
+        Args, beside those of `DiffEqModel`:
           labels: `[B, L]`, the tokens again; -100 does not count.
-          use_cache: whether to return keys and values.
           logits_to_keep: of how many last tokens logits are wanted, 0: of all; or their places.
-          return_dict: False returns a tuple.
-          cache: see `DiffEqModel`.
           kwargs: of `DiffEqModel`, of the attention's backend, and of the loss.
         """
         states = self.model(

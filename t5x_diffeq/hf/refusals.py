@@ -8,19 +8,12 @@ from typing import Any, NamedTuple
 
 
 class Refusal(NamedTuple):
-    """What a `config.json` can say that can't be converted.
+    """What a `config.json` can say that can't be converted."""
 
-    Attributes:
-      value: an example of what it says.
-      kind: a `model_type` that can say it.
-      reason: what is lacking here.
-      nearest: what can be done instead.
-    """
-
-    value: Any
-    kind: str
-    reason: str
-    nearest: str
+    value: Any  # an example of what it says
+    kind: str  # a `model_type` that can say it
+    reason: str  # what is lacking here
+    nearest: str  # what can be done instead
 
 
 _BIAS = "qwen2 has biases on queries, keys and values, and gpt2 on every layer"

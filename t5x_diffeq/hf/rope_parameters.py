@@ -38,10 +38,6 @@ def rotary_to_json(config: ModelConfig) -> dict:
 def rotary_from_json(found: Mapping[str, Any], length: int) -> dict:
     """`rope_theta` and `rope_scaling` of a folder.
 
-    Args:
-      found: the folder's `config.json`.
-      length: its longest sequence.
-
     Raises:
       InputError: if its positions are of a kind that we don't have.
     """

@@ -10,27 +10,20 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from t5x_diffeq.config.config import Config
 from t5x_diffeq.data.tokenizer import Tokenizer
+from t5x_diffeq.hf import hypernetwork_form
 from t5x_diffeq.hf.check_folder import compare_logits
 from t5x_diffeq.hf.config_json import OWN_FORM, own_config, plain_config
 from t5x_diffeq.hf.families import family_of
 from t5x_diffeq.hf.folder import new_folder, write_tensors
-from t5x_diffeq.hf.hypernetwork_form import (
-    HYPERNETWORK,
-    LAYERS,
-    check_polynomial,
-    hypernetwork_form,
-    polynomial_weights,
-)
-from t5x_diffeq.hf.imported import GENERATION_FILE
 from t5x_diffeq.hf.layouts import check_names, own_layout, tensors_of
-from t5x_diffeq.hf.model_card import model_card
-from t5x_diffeq.hf.to_peft import ADAPTER_FOLDER, check_adapters, write_adapters
-from t5x_diffeq.hf.tokenizer_files import write_tokenizer
+from t5x_diffeq.hf.to_peft import ADAPTER_FOLDER, write_adapters
+from t5x_diffeq.hf.tokenizer_files import GENERATION_FILE, write_tokenizer
 from t5x_diffeq.model.config import ModelConfig
 from t5x_diffeq.model.language_model import LanguageModel
 from t5x_diffeq.model.layers.array_types import Weights
 from t5x_diffeq.model.layers.linear import ADAPTERS
 from t5x_diffeq.model.sub_fields import declared_leaves, make_block, need_methods
+from t5x_diffeq.system.console import format_count
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.training.load import Run
 
@@ -38,27 +31,16 @@ _EXPORTED_SCHEMES = ("euler", "lie_trotter")
 
 
 class Summary(NamedTuple):
-    """The facts of a folder that the verb prints.
+    """The facts of a folder that the verb prints."""
 
-    Attributes:
-      model_class: the library's class that reads it.
-      parameters: number of parameters.
-      logits: how the folder's logits compare with the run's, in words.
-      notes: what a user must know.
-    """
-
-    model_class: str
-    parameters: int
-    logits: str
-    notes: list[str]
+    model_class: str  # the library's class that reads it
+    parameters: int  # number of parameters
+    logits: str  # how the folder's logits compare with the run's, in words
+    notes: list[str]  # what a user must know
 
 
 def check_form(config: ModelConfig) -> None:
-    """Checks that a step of the scheme is a layer, which evaluates each sub-field once.
-
-    Raises:
-      InputError: if it is not.
-    """
+    """Checks that a step is a layer, which evaluates each sub-field once (else: InputError)."""
     if config.scheme not in _EXPORTED_SCHEMES:
         raise InputError(
             f"model.scheme={config.scheme}: its step isn't a layer, with attention and MLP "
@@ -69,10 +51,7 @@ def check_form(config: ModelConfig) -> None:
 def _export_weights(model: LanguageModel, params: dict, merged: bool = True) -> Weights:
     """The weights of the grid in float32; those that write to the residual stream include dt.
 
-    Args:
-      model: the model.
-      params: its parameters.
-      merged: whether adapters are merged into the kernels; otherwise they are left out.
+    Adapters are merged into the kernels, or left out.
     """
     exact = LanguageModel(model.config.in_float32())
     method = "merged_weights" if merged else "weights"
@@ -88,14 +67,6 @@ def _export_weights(model: LanguageModel, params: dict, merged: bool = True) -> 
     )
 
 
-def _scaled(config: ModelConfig, params: dict) -> dict:
-    """The parameters with the factor on positions, which no class of transformers has, in them."""
-    if config.architecture == "llama":
-        return params
-    table = params["position_embedding"]["table"] * config.position_scale
-    return {**params, "position_embedding": {"table": table}}
-
-
 def save_pretrained(
     run: Run,
     as_run: Config,
@@ -103,14 +74,13 @@ def save_pretrained(
     reports: list[dict],
     output: Path,
     peft: bool = False,
-    kept_form: str = LAYERS,
+    kept_form: str = hypernetwork_form.LAYERS,
 ) -> Summary:
     """Writes the folder, whole or not at all; returns a summary of it.
 
     Args:
       run: the run, on the grid to export.
       as_run: the config in the workdir.
-      tokenizer: the run's tokenizer.
       reports: the run's metrics, oldest first.
       output: the folder, new or empty.
       peft: write the adapters in PEFT's form to a subfolder instead of merging them.
@@ -122,12 +92,15 @@ def save_pretrained(
     """
     config = run.placed.model.config
     check_form(config)
-    if peft:
-        check_adapters(config)
-    keeps_hypernetwork = kept_form == HYPERNETWORK
+    if peft and not config.adapter_rank:
+        raise InputError(
+            "--peft needs a run with adapters, of `finetune --config=configs/finetune.py:lora`, "
+            "and this one has none; leave it out"
+        )
+    keeps_hypernetwork = kept_form == hypernetwork_form.HYPERNETWORK
     if keeps_hypernetwork:
-        check_polynomial(config)
-        plain, form = None, hypernetwork_form(config)
+        hypernetwork_form.check_polynomial(config)
+        plain, form = None, hypernetwork_form.pytorch_form(config)
     else:
         need_methods(config, ("pytorch_form",))
         plain = family_of(config)
@@ -136,13 +109,15 @@ def save_pretrained(
     check_names(layout, config, run.params)
     with new_folder(output, "output") as folder:
         weights = (
-            polynomial_weights(run.placed.model, run.params)
+            hypernetwork_form.polynomial_weights(run.placed.model, run.params)
             if keeps_hypernetwork
             else _export_weights(run.placed.model, run.params, merged=not peft)
         )
-        parameters = write_tensors(
-            folder, tensors_of(layout, config, _scaled(config, run.params), weights)
-        )
+        params = run.params
+        if config.architecture == "gpt":  # no class of transformers has a factor on positions
+            table = params["position_embedding"]["table"] * config.position_scale
+            params = {**params, "position_embedding": {"table": table}}
+        parameters = write_tensors(folder, tensors_of(layout, config, params, weights))
         if peft:
             write_adapters(layout, config, run.params, folder / ADAPTER_FOLDER, str(output))
         ends = tokenizer.border
@@ -163,7 +138,7 @@ def save_pretrained(
             )
         if peft:
             notes.append(f"The adapters are PEFT's, in `{ADAPTER_FOLDER}/`, not merged into it.")
-        card = model_card(run, as_run, reports, plain is not None, notes)
+        card = _model_card(run, as_run, reports, plain is not None, notes)
         (folder / "README.md").write_text(card, "utf-8")
         (model_class,) = written["architectures"]
         adapter = folder / ADAPTER_FOLDER if peft else None
@@ -173,3 +148,64 @@ def save_pretrained(
 
 def _write_json(path: Path, content: dict) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n", "utf-8")
+
+
+_SECTIONS = ("model", "train", "optimizer")  # data and mesh are of one machine
+_CARD = """\
+---
+library_name: transformers
+pipeline_tag: text-generation
+tags: [t5x_diffeq, neural-ode]
+---
+
+# {title}
+
+Exported by t5x_diffeq.
+
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained(FOLDER{how})
+tokenizer = AutoTokenizer.from_pretrained(FOLDER{how})
+```
+
+{notes}
+| | |
+|---|---|
+{facts}
+
+Config:
+
+```json
+{config}
+```
+"""
+
+
+def _model_card(
+    run: Run, as_run: Config, reports: list[dict], plain: bool, notes: list[str]
+) -> str:
+    """Markdown, with front matter; `plain`: whether transformers' own classes load the model."""
+    model, train, data = run.placed.model.config, as_run.train, as_run.data
+    facts = {
+        "checkpoint": run.step,
+        "optimizer steps": f"{run.step} of {train.total_steps}",
+        "tokens seen": format_count(run.step * train.batch_size * data.sequence_length),
+        "data": f"{data.source}, sequences of {data.sequence_length} tokens",
+    }
+    evaluated = [each for each in reports if "eval/loss" in each and each["step"] <= run.step]
+    for last in evaluated[-1:]:
+        facts[f"validation at step {last['step']}"] = (
+            f"loss {last['eval/loss']:.4f} nats per token, perplexity {last['eval/perplexity']:.2f}"
+        )
+    trained_steps = as_run.model.num_steps
+    if model.num_steps != trained_steps:
+        notes = [f"Trained with {trained_steps} steps, exported with {model.num_steps}.", *notes]
+    return _CARD.format(
+        title=f"{model.architecture}, {model.num_steps} steps of {model.scheme} with step size "
+        f"{model.step_size}, {model.weights} weights, width {model.embed_dim}",
+        how="" if plain else ", trust_remote_code=True",
+        notes="".join(f"- {note}\n" for note in notes),
+        facts="\n".join(f"| {name} | {value} |" for name, value in facts.items()),
+        config=json.dumps({name: as_run.as_json()[name] for name in _SECTIONS}, indent=2),
+    )

@@ -39,12 +39,7 @@ def ode_keys(layers: ModelKeys) -> ModelKeys:
 
 
 def to_ode(config: ModelConfig, params: dict) -> dict:
-    """Parameters of the ODE from those of the per-layer model.
-
-    Args:
-      config: config of the ODE.
-      params: parameters of the per-layer model; its stacked weights are removed, leaf by leaf.
-    """
+    """Parameters of the ODE from those of the per-layer model, which are removed leaf by leaf."""
     layers, declared = flatten_dict(params["source"]["weights"]), declared_leaves(config)
     del params["source"]
     N = config.num_steps

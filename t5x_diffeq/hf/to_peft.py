@@ -12,27 +12,13 @@ from pathlib import Path
 
 import numpy as np
 
-from t5x_diffeq.hf.layouts import Layout, Tensors
+from t5x_diffeq.hf.layouts import Layout
 from t5x_diffeq.model.config import ModelConfig
 from t5x_diffeq.model.sub_fields import declared_leaves
-from t5x_diffeq.system.errors import InputError
 
 ADAPTER_FOLDER = "adapter"  # inside the base's folder
 _TENSORS, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 _PREFIX = "base_model.model."  # of the names of tensors
-
-
-def check_adapters(config: ModelConfig) -> None:
-    """Checks that the model has adapters.
-
-    Raises:
-      InputError: if it has none.
-    """
-    if not config.adapter_rank:
-        raise InputError(
-            "--peft needs a run with adapters, of `finetune --config=configs/finetune.py:lora`, "
-            "and this one has none; leave it out"
-        )
 
 
 def write_adapters(
@@ -41,34 +27,25 @@ def write_adapters(
     """Makes `folder` and writes the adapters into it.
 
     Args:
-      layout: layout of the base's folder.
-      config: the model's config.
-      params: the model's parameters.
       folder: `adapter` inside the base's folder.
       base: final path of the base's folder.
     """
     from safetensors.numpy import save_file
 
     folder.mkdir()
-    tensors = {
-        name: np.ascontiguousarray(tensor, np.float32)
-        for name, tensor in _adapter_tensors(layout, config, params)
-    }
-    save_file(tensors, folder / _TENSORS, metadata={"format": "pt"})
-    content = json.dumps(_adapter_config(layout, config, params, base), indent=2)
-    (folder / ADAPTER_CONFIG).write_text(content + "\n", "utf-8")
-
-
-def _adapter_tensors(layout: Layout, config: ModelConfig, params: dict) -> Tensors:
-    """The names and arrays of `adapter_model.safetensors`."""
     declared = declared_leaves(config)
+    tensors = {}
     for linear, factors in params["adapters"].items():
         path = tuple(linear.split("."))
         scale = config.dt if declared[*path, "kernel"].writes_residual else 1.0
         for n, (a, b) in enumerate(zip(*(np.asarray(factors[x]) for x in "ab"), strict=True)):
             name = _PREFIX + layout.layer.format(n=n) + _module_name(layout, path)
-            yield f"{name}.lora_A.weight", a.reshape(-1, a.shape[-1]).T
-            yield f"{name}.lora_B.weight", scale * b.reshape(len(b), -1).T
+            tensors[f"{name}.lora_A.weight"] = a.reshape(-1, a.shape[-1]).T
+            tensors[f"{name}.lora_B.weight"] = scale * b.reshape(len(b), -1).T
+    tensors = {name: np.ascontiguousarray(it, np.float32) for name, it in tensors.items()}
+    save_file(tensors, folder / _TENSORS, metadata={"format": "pt"})
+    content = json.dumps(_adapter_config(layout, config, params, base), indent=2)
+    (folder / ADAPTER_CONFIG).write_text(content + "\n", "utf-8")
 
 
 def _adapter_config(layout: Layout, config: ModelConfig, params: dict, base: str) -> dict:

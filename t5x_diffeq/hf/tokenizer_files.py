@@ -2,9 +2,14 @@
 
 Every tokenizer that a `tokenizer.json` can express is written as one, so that reading it takes no
 other library. A sentencepiece model is also written as `tokenizer.model`.
+
+A folder also says what training doesn't change: which tokens begin and end a text and stop a
+generation, how tokens are drawn by default, how the library's tokenizer behaves. `convert` keeps
+that beside the run's tokenizer, and `export` writes it again.
 """
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,22 +22,16 @@ _MODEL_FILE = "tokenizer.model"
 _JSON_FILE = "tokenizer.json"
 _CONFIG_FILE = "tokenizer_config.json"
 _ADDED_FILE = "added_tokens.json"
+GENERATION_FILE = "generation_config.json"
 
 
 class _TokenizerFiles(NamedTuple):
-    """A tokenizer in Hugging Face's forms.
+    """A tokenizer in Hugging Face's forms."""
 
-    Attributes:
-      json: content of `tokenizer.json`, if there can be one.
-      model: content of `tokenizer.model`, if it is a sentencepiece model.
-      settings: keys of `tokenizer_config.json` besides those that every tokenizer has.
-      lacking: a note for the user on what these files can't express.
-    """
-
-    json: bytes | None = None
-    model: bytes | None = None
-    settings: dict[str, object] = {}  # noqa: RUF012
-    lacking: str | None = None
+    json: bytes | None = None  # content of `tokenizer.json`, if there can be one
+    model: bytes | None = None  # content of `tokenizer.model`, if it is a sentencepiece model
+    settings: dict[str, object] = {}  # noqa: RUF012  # further keys of `tokenizer_config.json`
+    lacking: str | None = None  # a note for the user on what these files can't express
 
 
 def write_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int) -> str | None:
@@ -47,8 +46,8 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int) -> str 
         "add_eos_token": False,
         **files.settings,
     }
-    if of_folder := tokenizer.imported.get(_CONFIG_FILE):
-        config |= of_folder
+    if imported := tokenizer.imported.get(_CONFIG_FILE):
+        config |= imported
     elif end is not None:
         opener = end if tokenizer.opener is None else tokenizer.special_tokens["bos_token"]
         config |= {"bos_token": opener, "eos_token": end}
@@ -151,3 +150,20 @@ def token_of_id(file: Path, number: int) -> str:
             f"--input: eos_token_id is {number}, and {file.name} has no such token; restore one"
         )
     return token
+
+
+_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")  # in `config.json`
+# What the run decides, or would name code; and what says which version wrote the file.
+_NOT_KEPT = {
+    GENERATION_FILE: ("transformers_version", "_from_model_config"),
+    _CONFIG_FILE: ("chat_template", "model_max_length", "auto_map", "name_or_path"),
+}
+
+
+def read_imported(folder: Path, found: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """What the folder says: by file, the keys that are kept; InputError if a file is damaged."""
+    kept = {"config.json": {key: found[key] for key in _IDS if key in found}}
+    for file, left_out in _NOT_KEPT.items():
+        content = read_settings(folder / file)
+        kept[file] = {key: value for key, value in content.items() if key not in left_out}
+    return kept

@@ -25,38 +25,20 @@ from t5x_diffeq.training.load import Run
 from t5x_diffeq.training.placed_model import PlacedModel
 
 _PAPER = (  # tables 4 and 5
-    "arc_challenge",
-    "arc_easy",
-    "hellaswag",
-    "lambada_openai",
-    "lambada_standard",
-    "logiqa",
-    "mmlu",
-    "piqa",
-    "sciq",
-    "winogrande",
-    "wsc273",
+    *("arc_challenge", "arc_easy", "hellaswag", "lambada_openai", "lambada_standard", "logiqa"),
+    *("mmlu", "piqa", "sciq", "winogrande", "wsc273"),
 )
 _BOOTSTRAP = 1000  # resamples for the standard errors that have no formula
 
 
 class Tasks(NamedTuple):
-    """The tasks to run.
+    """The tasks to run."""
 
-    Attributes:
-      names: names of tasks and of groups of tasks.
-      shots: examples in each context; None for the task's own number.
-      limit: only the first `limit` documents of each task; None for all.
-      manager: the harness's task manager, which finds the tasks.
-      methods: the optional methods of a block that they need: those for generation, if a task
-        generates.
-    """
-
-    names: list[str]
-    shots: int | None
-    limit: int | None
+    names: list[str]  # names of tasks and of groups of tasks
+    shots: int | None  # examples in each context; None for the task's own number
+    limit: int | None  # only the first `limit` documents of each task; None for all
     manager: TaskManager
-    methods: tuple[str, ...]
+    methods: tuple[str, ...]  # of a block: those for generation, if a task generates
 
 
 def task_names(asked: Sequence[str]) -> list[str]:
@@ -76,9 +58,7 @@ def load_tasks(
 
     Args:
       asked: names, which may include `paper`.
-      shots: see `Tasks`.
       include_path: folder of the user's task files.
-      limit: see `Tasks`.
       asked_by: the flag or key that holds the names.
 
     Raises:
@@ -96,9 +76,9 @@ def load_tasks(
 def manager_of(names: list[str], include_path: str | None) -> TaskManager:
     """Reads the user's task files only if they have all names; else the harness's thousands too."""
     if include_path:
-        of_folder = TaskManager(include_path=include_path, include_defaults=False)
-        if set(names) <= set(of_folder.all_subtasks):
-            return of_folder
+        own = TaskManager(include_path=include_path, include_defaults=False)
+        if set(names) <= set(own.all_subtasks):
+            return own
     return TaskManager(include_path=include_path)
 
 
@@ -129,7 +109,7 @@ def score_tasks(
 ) -> dict[str, float]:
     """Runs the tasks; returns every number of the results, and prints the harness's table."""
     lm = DiffEqLM(placed, params, tokenizer, batch_size, {}, interruptible)
-    return _flatten_results(_print_results(_run_tasks(lm, tasks)))
+    return _flatten_results(_run_tasks(lm, tasks))
 
 
 def evaluate_run_on_tasks(
@@ -149,9 +129,7 @@ def evaluate_run_on_tasks(
         "num_steps": model.num_steps,
         "scheme": model.scheme,
     }
-    results = _print_results(
-        _run_tasks(DiffEqLM(run.placed, run.params, tokenizer, batch_size, grid), tasks)
-    )
+    results = _run_tasks(DiffEqLM(run.placed, run.params, tokenizer, batch_size, grid), tasks)
     if jax.process_index() == 0:
         name = "-".join(map(str, (*grid.values(), time.strftime("%Y%m%dT%H%M%S"))))
         path = folder / f"{name}.json"
@@ -161,7 +139,7 @@ def evaluate_run_on_tasks(
 
 
 def _run_tasks(lm: DiffEqLM, tasks: Tasks) -> dict:
-    """The harness's results, with each document's accuracy in place of its sample."""
+    """The harness's results, with each document's accuracy in place of its sample; prints them."""
     with _silence_harness():
         results = simple_evaluate(
             lm,
@@ -173,15 +151,19 @@ def _run_tasks(lm: DiffEqLM, tasks: Tasks) -> dict:
             log_samples=True,
         )
     results["documents"] = _accuracies(results.pop("samples", None) or {})
-    return json.loads(json.dumps(results, default=handle_non_serializable))
+    results = json.loads(json.dumps(results, default=handle_non_serializable))
+    for kind in ("results", "groups"):
+        if results.get(kind):
+            say(*_format_results(results, kind))
+    return results
 
 
 def _accuracies(samples: dict[str, list[dict]]) -> dict[str, list[float]]:
     """The accuracy of every document, by task, for the tasks that measure accuracy."""
     return {
-        task: [float(each["acc"]) for each in sorted(of_task, key=lambda each: each["doc_id"])]
-        for task, of_task in samples.items()
-        if all("acc" in each for each in of_task)
+        task: [float(each["acc"]) for each in sorted(documents, key=lambda each: each["doc_id"])]
+        for task, documents in samples.items()
+        if all("acc" in each for each in documents)
     }
 
 
@@ -196,14 +178,6 @@ def _silence_harness() -> Iterator[None]:
             stack.enter_context(contextlib.redirect_stderr(nowhere))
         stack.enter_context(contextlib.redirect_stdout(sys.stderr))
         yield
-
-
-def _print_results(results: dict) -> dict:
-    """Prints the results as tables of tasks and of groups, with standard errors; returns them."""
-    for kind in ("results", "groups"):
-        if results.get(kind):
-            say(*_format_results(results, kind))
-    return results
 
 
 def _format_number(value: object) -> str:

@@ -19,8 +19,7 @@ from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from t5x_diffeq.data.tokenizer import Tokenizer
-from t5x_diffeq.inference.continuation import Continuation, grow
-from t5x_diffeq.inference.sampling import BUCKET, Sampling, generate
+from t5x_diffeq.inference.sampling import BUCKET, Continuation, Sampling, generate, grow
 from t5x_diffeq.inference.scoring import Scorer, Sequel
 from t5x_diffeq.system.console import Progress
 from t5x_diffeq.training.placed_model import PlacedModel
@@ -32,9 +31,6 @@ class DiffEqLM(TemplateLM):
     """A model on its devices, behind the harness's interface.
 
     Args:
-      placed: the model on its mesh.
-      params: the model's parameters.
-      tokenizer: the run's tokenizer.
       batch_size: sequences of the model's full length per batch.
       facts: what the harness's results record about the model.
       interruptible: yields the batches that it is given, or raises (see `StopSignals`).
@@ -77,16 +73,13 @@ class DiffEqLM(TemplateLM):
         (tokens,) = self.text.encode([string])
         return tokens.tolist() if add_special_tokens is False else self.text.open(tokens)
 
-    def loglikelihood(
-        self, requests: list[Instance], disable_tqdm: bool = True
-    ) -> list[tuple[float, bool]]:
-        """For each (context, continuation): log p, and whether greedy decoding would produce it."""
-        return super().loglikelihood(requests, disable_tqdm)
-
     def _loglikelihood_tokens(
         self, requests: list[tuple[tuple[str, str], list[int], list[int]]], **kwargs: object
     ) -> list[tuple[float, bool]]:
-        """The same for tokens. Contexts that are too long are truncated on the left."""
+        """For each (context, continuation): log p, and whether greedy decoding would produce it.
+
+        Contexts that are too long are truncated on the left.
+        """
         return self.sum_scores(
             [self.sequels(context, continuation) for _, context, continuation in requests]
         )
@@ -112,10 +105,8 @@ class DiffEqLM(TemplateLM):
         scores = iter(self.score([sequel for windows in requests for sequel in windows]))
         results = []
         for windows in requests:
-            of_request = [next(scores) for _ in windows]
-            results.append(
-                (fsum(s.loglikelihood for s in of_request), all(s.greedy for s in of_request))
-            )
+            own = [next(scores) for _ in windows]
+            results.append((fsum(s.loglikelihood for s in own), all(s.greedy for s in own)))
         return results
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = True) -> list[str]:

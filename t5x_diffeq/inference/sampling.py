@@ -1,6 +1,11 @@
-"""Text generation: the prompts are read at once, then one token per row is drawn at a time."""
+"""Text generation: the prompts are read at once, then one token per row is drawn at a time.
 
-from collections.abc import Iterator
+`Continuation` is a prompt with what follows it, and `generation_rates` times the generation.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -10,12 +15,16 @@ import numpy as np
 from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
+from t5x_diffeq.data.tokenizer import Tokenizer
 from t5x_diffeq.model.language_model import LanguageModel
 from t5x_diffeq.model.layers.array_types import Cache, Places, Positions, Tokens, Weights
 from t5x_diffeq.system.errors import InputError
+from t5x_diffeq.training.partitioning import unbox
 
 TEMPERATURES = (1e-3, 1e3)  # the lowest and the highest, but for 0
 BUCKET = 128  # prompts and caches are padded to multiples of it, so that few programs are compiled
+_PROMPT_TOKENS = 16  # of the prompt whose continuation is timed
+_WARM_UP_TOKENS = 3  # after which both programs are compiled
 
 
 @dataclass(frozen=True)
@@ -115,11 +124,8 @@ def generate(
     first token comes from reading the prompts, each later one from one compiled step.
 
     Args:
-      model: the model.
-      params: its parameters.
       prompts: at least one token each. Their number must be divisible by the mesh's batch shards.
       max_tokens: most tokens to draw. Tokens beyond the model's length are meaningless.
-      sampling: how tokens are drawn.
       key: a random key, or one per row; a row with its own key is drawn as it would be alone.
     """
     weights = make_weights_by_step(model, params)
@@ -140,3 +146,105 @@ def generate(
         if n + 1 < max_tokens:
             positions, last = (lengths + n)[:, None], np.zeros_like(lengths)
             token, caches = read(token[:, None], positions, last, keys, caches)
+
+
+class Continuation:
+    """A prompt and what follows it.
+
+    Args:
+      stops: non-empty texts, at each of which the continuation ends.
+      limit: most tokens to add; None for no limit.
+
+    Attributes:
+      ended: whether the continuation is complete.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt: list[int],
+        stops: Sequence[str] = (),
+        limit: int | None = None,
+    ):
+        self.tokenizer, self.prompt, self.stops, self.limit = tokenizer, prompt, stops, limit
+        self.tokens: list[int] = []
+        self.ended = False
+
+    def add(self, token: int) -> None:
+        """Adds a token, which may end the continuation; does nothing if it has ended."""
+        if self.ended or token == self.tokenizer.end_of_text:
+            self.ended = True
+            return
+        self.tokens.append(token)
+        found = self._raw_completion()
+        self.ended = len(self.tokens) == self.limit or any(stop in found for stop in self.stops)
+
+    def _raw_completion(self) -> str:
+        """The text after the prompt, including the stop that ended it."""
+        whole = self.tokenizer.decode(self.prompt + self.tokens)
+        return whole[len(self.tokenizer.decode(self.prompt)) :]
+
+    def completion(self) -> str:
+        """The text after the prompt, up to the first stop."""
+        found = self._raw_completion()
+        ends = [found.find(stop) for stop in self.stops if stop in found]
+        return found[: min(ends, default=len(found))]
+
+    def text(self) -> str:
+        """Prompt and continuation."""
+        opened = self.prompt[:1] == [self.tokenizer.opener]
+        return self.tokenizer.decode(self.prompt[opened:]) + self.completion()
+
+
+def grow(rows: Sequence[Continuation], generated: Iterable[np.ndarray]) -> Iterator[None]:
+    """Adds generated tokens to the rows, one token each at a time, until all rows have ended.
+
+    Tokens of further rows are ignored.
+    """
+    for tokens in generated:
+        for row, token in zip(rows, tokens.tolist(), strict=False):
+            row.add(token)
+        yield
+        if all(row.ended for row in rows):
+            return
+
+
+def generation_rates(model: LanguageModel, rounds: int) -> dict[str, float]:
+    """Tokens per second of one sequence, as medians over rounds, in which the ways take turns.
+
+    `cached` is how `generate` works; `reread` runs the model on the whole prefix, recomputing W(t)
+    and all states for each token; `reread_weights_kept` recomputes only the states.
+    """
+    length = model.config.max_length
+    key, whole = jax.random.key(0), jnp.zeros((1, length), jnp.int32)
+    params = unbox(jax.jit(model.init)(key, whole)["params"])
+    weights = jax.jit(partial(model.apply, method="weights"))({"params": params})
+
+    @jax.jit
+    def reread(params: dict, weights: Weights | None) -> jax.Array:
+        with_params = model.bind({"params": params})
+        made = with_params.weights() if weights is None else weights
+        return with_params.logits(with_params.hidden(whole, made)[:, -1:]).argmax(-1)
+
+    def start_generation() -> Callable[[], object]:
+        greedy = Sampling(temperature=0)
+        prompt, room = [1] * _PROMPT_TOKENS, length - _PROMPT_TOKENS
+        following = generate(model, params, [prompt], room, greedy, key)
+        for _ in range(_WARM_UP_TOKENS):
+            next(following)
+        return lambda: next(following)
+
+    ways = {
+        "cached": start_generation(),
+        "reread": lambda: reread(params, None).block_until_ready(),
+        "reread_weights_kept": lambda: reread(params, weights).block_until_ready(),
+    }
+    for token in ways.values():
+        token()
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(min(rounds, length - _PROMPT_TOKENS - _WARM_UP_TOKENS - 1)):
+        for name, token in ways.items():
+            start = time.perf_counter()
+            token()
+            seconds[name].append(time.perf_counter() - start)
+    return {name: 1 / statistics.median(times) for name, times in seconds.items()}

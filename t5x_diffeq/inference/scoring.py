@@ -26,27 +26,17 @@ _SHORTEST = 128  # padded lengths are this one, doubled up to the model's length
 
 @dataclass(frozen=True)
 class Sequel:
-    """Tokens, of which the last `count` are scored given those before them.
+    """Tokens, of which the last `count` are scored given those before them."""
 
-    Attributes:
-      tokens: at most one token more than the model's length.
-      count: fewer than there are tokens.
-    """
-
-    tokens: list[int]
-    count: int
+    tokens: list[int]  # at most one token more than the model's length
+    count: int  # fewer than there are tokens
 
 
 class Score(NamedTuple):
-    """The score of a sequel.
+    """The score of a sequel."""
 
-    Attributes:
-      loglikelihood: sum of log p of the scored tokens, in nats.
-      greedy: whether each of them is the likeliest token at its position.
-    """
-
-    loglikelihood: float
-    greedy: bool
+    loglikelihood: float  # sum of log p of the scored tokens, in nats
+    greedy: bool  # whether each of them is the likeliest token at its position
 
 
 @partial(jax.jit, static_argnames="model")
@@ -76,7 +66,6 @@ class Scorer:
     """Scores sequels on a model's devices.
 
     Args:
-      placed: the model on its mesh.
       params: the model's parameters, sharded as `placed` says.
       batch_size: sequences of the model's full length per batch; of shorter sequences,
         proportionally more.
@@ -96,13 +85,13 @@ class Scorer:
     def __call__(self, sequels: Sequence[Sequel]) -> list[Score]:
         """The score of each sequel, summed in float64."""
         scores: dict[int, Score] = {}
-        done, pending = 0, None
+        pending = None
         with Progress("scored", len(sequels), "sequences") as progress, self.placed.context():
             for numbers, inputs, targets in self.interruptible(self.batches(sequels)):
                 dispatched = numbers, self.score(inputs, targets)
                 if pending:
-                    done += _collect(sequels, scores, *pending)  # while the next batch runs
-                    progress.update(done)
+                    _collect(sequels, scores, *pending)  # while the next batch runs
+                    progress.update(len(scores))
                 pending = dispatched
             if pending:
                 _collect(sequels, scores, *pending)
@@ -111,11 +100,11 @@ class Scorer:
     def batches(self, sequels: Sequence[Sequel]) -> Iterator[tuple[list[int], Tokens, Tokens]]:
         """Batches, longest first: the sequels' numbers, their inputs and their targets."""
         limit = self.placed.model.config.max_length
-        of_length = defaultdict(list)
+        by_length = defaultdict(list)
         for number, sequel in enumerate(sequels):
-            of_length[padded_length(len(sequel.tokens) - 1, limit)].append(number)
-        for length in sorted(of_length, reverse=True):
-            numbers = of_length[length]
+            by_length[padded_length(len(sequel.tokens) - 1, limit)].append(number)
+        for length in sorted(by_length, reverse=True):
+            numbers = by_length[length]
             most = self.batch_size * limit // length
             rows = self.placed.eval_batch_size(min(len(numbers), most))
             for first in range(0, len(numbers), rows):
@@ -150,8 +139,7 @@ def _collect(
     scores: dict[int, Score],
     numbers: list[int],
     outputs: tuple[Array, Array],
-) -> int:
-    """Fills in the scores of a batch; returns how many there are."""
+) -> None:
     losses, best = map(np.asarray, outputs)
     for row, number in enumerate(numbers):
         tokens, count = sequels[number].tokens, sequels[number].count
@@ -160,4 +148,3 @@ def _collect(
         total = -float(losses[row, judged].sum(dtype=np.float64))
         greedy = np.array_equal(best[row, judged], tokens[len(tokens) - count :])
         scores[number] = Score(total, greedy)
-    return len(numbers)

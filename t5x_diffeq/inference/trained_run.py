@@ -27,12 +27,9 @@ from t5x_diffeq.checkpoints.workdir import read_config
 from t5x_diffeq.config.config import Config
 from t5x_diffeq.data.corpus import Corpus, load_corpus
 from t5x_diffeq.data.tokenizer import Tokenizer
-from t5x_diffeq.inference.continuation import Continuation, grow
-from t5x_diffeq.inference.labelled import Trajectory, WeightsOverTime
-from t5x_diffeq.inference.run_figures import Figures
-from t5x_diffeq.inference.sampling import BUCKET, Sampling, generate
-from t5x_diffeq.inference.split_loss import evaluate_split
-from t5x_diffeq.inference.trained_grids import is_smooth, is_trained_grid, off_grid_warning
+from t5x_diffeq.inference import validation
+from t5x_diffeq.inference.notebook import Figures, Trajectory, WeightsOverTime
+from t5x_diffeq.inference.sampling import BUCKET, Continuation, Sampling, generate, grow
 from t5x_diffeq.model.config import ModelConfig
 from t5x_diffeq.model.language_model import LanguageModel, nodes
 from t5x_diffeq.model.ode.sources import source_of
@@ -121,7 +118,7 @@ class TrainedRun:
     @property
     def on_trained_grid(self) -> bool:
         """Whether its grid is one that it was trained on."""
-        return is_trained_grid(self.config, self._model.scheme, self._model.num_steps)
+        return validation.is_trained_grid(self.config, self._model.scheme, self._model.num_steps)
 
     @property
     def plot(self) -> Figures:
@@ -221,9 +218,9 @@ class TrainedRun:
         for name, value in (("batch_size", batch_size), ("limit", limit)):
             if value is not None and value < 1:
                 raise InputError(f"{name}={value}; it must be at least 1")
-        if not self.on_trained_grid and not is_smooth(self.config):
-            _warn_once(off_grid_warning(self.config))
-        return evaluate_split(self.run, self.corpus, batch_size, limit)
+        if not self.on_trained_grid and not validation.is_smooth(self.config):
+            _warn_once(validation.off_grid_warning(self.config))
+        return validation.evaluate_split(self.run, self.corpus, batch_size, limit)
 
     def generate(
         self,
@@ -328,7 +325,6 @@ def _apply(method: Callable, model: LanguageModel, params: dict, *arguments: Arr
 
 @cache
 def _axes_of(model: ModelConfig) -> dict[tuple[str, ...], tuple[str | None, ...]]:
-    """The logical axes of the block's parameters, by path."""
     return {path: tuple(parameter.names) for path, parameter in declared_leaves(model).items()}
 
 

@@ -14,17 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from t5x_diffeq.planner.hlo import (
-    FUSIONS,
-    Computation,
-    Execution,
-    Instruction,
-    Program,
-    Shape,
-    elements,
-    read_program,
-    shapes,
-)
+from t5x_diffeq.planner import hlo
 from t5x_diffeq.planner.trip_count import executions
 
 _LISTED = re.compile(r"replica_groups=\{\{([\d,]*)\}")
@@ -37,15 +27,12 @@ _AXES = re.compile(
 Group = tuple[int, ...]
 
 
-def first_group(it: Instruction) -> Group | None:
+def _first_group(it: hlo.Instruction) -> Group | None:
     """The first group of an instruction, as indices into the program's order of devices.
 
     Groups are written as lists `{{0,1},{2,3}}`, as tiles `[2,2]<=[4]` (two groups of two), or as
     axes of a mesh, `mesh['a'=2,'b'=4], device_ids=([4,2]T(1,0)) {'b'}`, of which `'b':(2)2` is a
-    part.
-
-    Returns:
-      The group, or None if the instruction names none: then all devices communicate.
+    part. None: the instruction names no group, and all devices communicate.
     """
     if listed := _LISTED.search(it.attributes):
         return _parse_numbers(listed.group(1))
@@ -82,7 +69,6 @@ def _parse_numbers(text: str) -> tuple[int, ...]:
 BETWEEN_SLICES = "between slices"  # the hosts' part of a collective across TPU slices
 _OPCODES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 KINDS = (*_OPCODES, BETWEEN_SLICES)
-_REDUCE = "all-reduce"
 _UNCHANGED = (
     *("bitcast", "convert", "copy", "copy-start", "copy-done", "fusion-done"),
     *("reshape", "transpose"),
@@ -92,24 +78,16 @@ OPCODE = re.compile(rf"(?:ragged-)?({'|'.join(_OPCODES)})(-start)?$")
 
 @dataclass(frozen=True)
 class Collective:
-    """A collective instruction.
+    """A collective instruction."""
 
-    Attributes:
-      kind: one of `KINDS`.
-      shapes: what it moves; several where the compiler has combined several into one.
-      executions: how often it runs in one run of the program.
-      group: the first replica group, as indices into the program's order of devices; None for all
-        devices, or where it isn't a group.
-      asynchronous: whether other instructions can run meanwhile.
-      padding: bytes of zeros that one execution moves, if it is an all-reduce in place of an
-        all-gather, for which each device has put its part into a buffer of zeros.
-    """
-
-    kind: str
-    shapes: tuple[Shape, ...]
-    executions: int
+    kind: str  # one of `KINDS`
+    shapes: tuple[hlo.Shape, ...]  # what it moves; several where the compiler has combined several
+    executions: int  # how often it runs in one run of the program
+    # The first group, as indices into the program's devices; None for all, or where it is none.
     group: Group | None
-    asynchronous: bool
+    asynchronous: bool  # whether other instructions can run meanwhile
+    # Bytes of zeros that one execution moves: an all-reduce in place of an all-gather, for which
+    # each device has put its part into a buffer of zeros.
     padding: int = 0
 
     @property
@@ -124,30 +102,18 @@ class Collective:
 
 
 class Traffic(NamedTuple):
-    """The collectives of one kind on one device.
+    """The collectives of one kind on one device."""
 
-    Attributes:
-      executions: how many run.
-      bytes: the bytes that they move.
-      synchronous: how many of them block all other instructions.
-      padded: how many are all-reduces of zero-padded buffers, in place of all-gathers.
-      padding: bytes of these zeros, included in `bytes`.
-    """
-
-    executions: int
-    bytes: int
-    synchronous: int = 0
-    padded: int = 0
-    padding: int = 0
+    executions: int  # how many run
+    bytes: int  # the bytes that they move
+    synchronous: int = 0  # how many of them block all other instructions
+    padded: int = 0  # how many are all-reduces of zero-padded buffers, in place of all-gathers
+    padding: int = 0  # bytes of these zeros, included in `bytes`
 
 
 def collectives(text: str) -> list[Collective]:
-    """The collectives in a compiled program's text, except those among fewer than two devices.
-
-    Raises:
-      ValueError: if the trip count of a loop can't be determined.
-    """
-    program = read_program(text)
+    """The collectives in a compiled program's text, except those among fewer than two devices."""
+    program = hlo.read_program(text)
     read = (_read_collective(execution, program) for execution in executions(program))
     return [it for it in read if it is not None and it.devices != 1]
 
@@ -167,48 +133,50 @@ def traffic(moved: Iterable[Collective]) -> dict[str, Traffic]:
     return by_kind
 
 
-def _read_collective(execution: Execution, program: Program) -> Collective | None:
+def _read_collective(execution: hlo.Execution, program: hlo.Program) -> Collective | None:
     """The collective of an instruction; None if it is none, or continues one that has started."""
     it, computation = execution.instruction, program.computations[execution.computation]
     if it.opcode == "send" and "xla_megascale_runtime" in it.attributes:  # between slices
-        sent = tuple(shapes(computation[it.operands[0]].type))
+        sent = tuple(hlo.shapes(computation[it.operands[0]].type))
         return Collective(BETWEEN_SLICES, sent, execution.times, None, True)
     match = OPCODE.match(it.opcode)
     if match is None or _is_continuation(it, execution, computation):
         return None
     kind, start = match.groups()
-    if kind == _REDUCE and execution.computation.startswith("all-reduce-scatter"):
+    if kind == "all-reduce" and execution.computation.startswith("all-reduce-scatter"):
         kind = "reduce-scatter"  # on TPU, a fusion of an all-reduce with the slice that is kept
     if kind == "all-gather":
-        moved = shapes(elements(it.type)[1] if start else it.type)
+        moved = hlo.shapes(hlo.elements(it.type)[1] if start else it.type)
     else:
-        moved = [s for name in it.operands for s in shapes(computation[name].type)]
+        moved = [s for name in it.operands for s in hlo.shapes(computation[name].type)]
     zeros = (_zero_bytes(program, computation, name) for name in it.operands)
     return Collective(
         kind,
         tuple(moved),
         execution.times,
-        first_group(it),
+        _first_group(it),
         _runs_beside_others(it, execution, program),
-        sum(zeros) if kind == _REDUCE else 0,
+        sum(zeros) if kind == "all-reduce" else 0,
     )
 
 
-def _zero_bytes(program: Program, computation: Computation, name: str) -> int:
+def _zero_bytes(program: hlo.Program, computation: hlo.Computation, name: str) -> int:
     """Bytes of an operand outside the part that was written into it; 0 if all was computed."""
     it = computation[name]
     if it.opcode in _UNCHANGED:
         return _zero_bytes(program, computation, it.operands[0])
-    if it.opcode in FUSIONS:
+    if it.opcode in hlo.FUSIONS:
         inside = program.computations[it.callees[0]]
-        return _zero_bytes(program, inside, next(i.name for i in inside.values() if i.root))
+        return _zero_bytes(program, inside, hlo.root(inside).name)
     if it.opcode != "dynamic-update-slice":
         return 0
-    whole, part = (shapes(t)[0].bytes for t in (it.type, computation[it.operands[1]].type))
+    whole, part = (hlo.shapes(t)[0].bytes for t in (it.type, computation[it.operands[1]].type))
     return whole - part
 
 
-def _runs_beside_others(it: Instruction, execution: Execution, program: Program) -> bool:
+def _runs_beside_others(
+    it: hlo.Instruction, execution: hlo.Execution, program: hlo.Program
+) -> bool:
     """Whether other instructions can run before it is done.
 
     A GPU's program starts and ends every collective, and says of some that they are waited for.
@@ -222,7 +190,7 @@ def _runs_beside_others(it: Instruction, execution: Execution, program: Program)
     return any(execution.computation in start.callees for start in starts)
 
 
-def _is_in_chain(it: Instruction, execution: Execution) -> bool:
+def _is_in_chain(it: hlo.Instruction, execution: hlo.Execution) -> bool:
     """Whether a TPU's compiler has spread the collective over a chain of fusions.
 
     Each fusion of the chain also computes something, and repeats the instruction.
@@ -230,7 +198,9 @@ def _is_in_chain(it: Instruction, execution: Execution) -> bool:
     return execution.fused and "async_collective_fusion_config" in it.attributes
 
 
-def _is_continuation(it: Instruction, execution: Execution, computation: Computation) -> bool:
+def _is_continuation(
+    it: hlo.Instruction, execution: hlo.Execution, computation: hlo.Computation
+) -> bool:
     """Whether the instruction is a later piece of a chain, which is counted at its start."""
     starts = any('"AsyncCollectiveStart"' in other.attributes for other in computation.values())
     return _is_in_chain(it, execution) and not starts

@@ -1,17 +1,108 @@
 """Estimates how long a compiled step may take, as a range, with all assumptions in one module.
 
-`ASSUMED` and its like say what the two ends are, and are printed beside every estimate.
+`ASSUMED` and its like say what the two ends are, and are printed beside every estimate. Collectives
+travel over the links of a TPU slice's torus, between slices, or between GPUs.
+
+A device has two links along each dimension of its torus. A group of devices that spans some of the
+dimensions can use only these dimensions' links: all of them where the dimension closes to a ring,
+half of them where it is an open line, whose ends have one neighbour. Devices that are not
+neighbours share the links between them with other groups.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
+from typing import Any
 
 from t5x_diffeq.model.flops import StepFlops
-from t5x_diffeq.planner.collectives import Collective
-from t5x_diffeq.planner.kernels import Kernel
-from t5x_diffeq.planner.links import Links
-from t5x_diffeq.planner.program_cost import ProgramCost
+from t5x_diffeq.planner.collectives import BETWEEN_SLICES, Collective
+from t5x_diffeq.planner.program_cost import Kernel, ProgramCost
+from t5x_diffeq.planner.topology import rings
 from t5x_diffeq.system.chips import Chip
+
+_TWICE = ("all-reduce", BETWEEN_SLICES)  # sums are reduce-scattered, then gathered
+_HOP_SECONDS = 1e-6  # from a TPU to its neighbour
+_NETWORK_SECONDS = 2e-5  # from one slice or node to another
+
+
+@dataclass(frozen=True)
+class Route:
+    """How a group's data travels."""
+
+    size: int  # number of devices in the group
+    bandwidth: float  # bytes/s that a device sends to others in its slice or node
+    hops: int  # number of hops between neighbours, once around the ring or along the line
+    crossed: int  # number of slices or nodes that the group spans
+    network: float  # bytes/s that a device sends to other slices or nodes
+
+    def seconds(self, it: Collective) -> float:
+        """Seconds of all executions of a collective, at full bandwidth and without latency."""
+        rounds = 2 if it.kind in _TWICE else 1
+        near = self.size // self.crossed
+        within = rounds * it.bytes * (near - 1) / near / self.bandwidth
+        # Each device exchanges its own part of its slice's data with the other slices.
+        between = rounds * it.bytes / near * (self.crossed - 1) / self.crossed / self.network
+        return within + between
+
+    def latency(self, it: Collective) -> float:
+        """Seconds until the first bytes have travelled all the way, for all executions."""
+        rounds = 2 if it.kind in _TWICE else 1
+        network = _NETWORK_SECONDS if self.crossed > 1 else 0
+        return it.executions * rounds * (self.hops * _HOP_SECONDS + network)
+
+
+class Links:
+    """The links between the devices of a mesh, which are given in the program's order."""
+
+    def __init__(self, devices: Sequence[Any], figures: Chip, per_node: int = 8):
+        self.figures = figures
+        self.coordinates = [_coordinates_of(device, per_node) for device in devices]
+        own = [coords for part, coords in self.coordinates if part == self.coordinates[0][0]]
+        self.extents = tuple(len(set(column)) for column in zip(*own, strict=True))
+        self.rings = rings(self.extents)
+
+    def route(self, it: Collective) -> Route:
+        """The route of a collective's first group; those of the others are alike."""
+        network = self.figures.network_bandwidth
+        per_link = self.figures.link_bandwidth / self.figures.links
+        if it.kind == BETWEEN_SLICES:
+            slices = len({part for part, _ in self.coordinates})
+            return Route(slices, self.figures.link_bandwidth, 0, slices, network)
+        if it.kind == "collective-permute":
+            return Route(2**30, per_link, 1, 1, 1)
+        group = range(len(self.coordinates)) if it.group is None else it.group
+        coordinates = [self.coordinates[number] for number in group]
+        crossed = len({part for part, _ in coordinates})
+        near = [coords for part, coords in coordinates if part == coordinates[0][0]]
+        links, hops = self.links(near)
+        return Route(len(coordinates), links * per_link, hops, crossed, network)
+
+    def links(self, near: Sequence[tuple[int, ...]]) -> tuple[float, int]:
+        """A device's links to those at these coordinates of its slice; and hops among them all."""
+        if self.figures.links == 1:
+            return 1, 1
+        spans = [sorted(set(column)) for column in zip(*near, strict=True)]
+        if prod(map(len, spans)) != len(set(near)) or len(near) == 1:
+            return 1, max(len(near) - 1, 0)
+        parts = zip(spans, self.extents, self.rings, strict=True)
+        each = [_links_along(span, extent, ring) for span, extent, ring in parts if len(span) > 1]
+        return sum(links for links, _ in each), sum(hops for _, hops in each)
+
+
+def _links_along(span: Sequence[int], extent: int, ring: bool) -> tuple[float, int]:
+    """A device's links along one dimension, for a group at these coordinates; and hops."""
+    if len(span) == extent:
+        return (2, extent // 2) if ring else (1, extent - 1)
+    stride = (span[-1] - span[0]) // (len(span) - 1)
+    return 1 / stride, span[-1] - span[0]
+
+
+def _coordinates_of(device: Any, per_node: int) -> tuple[int, tuple[int, ...]]:
+    """The slice or node of a device, and where it is in that."""
+    if device.platform != "tpu":  # a GPU, or a virtual device
+        return device.id // per_node, (device.id % per_node,)
+    return getattr(device, "slice_index", None) or 0, tuple(device.coords)
+
 
 _KERNELS_AT_WORST = 0.5  # of the peak, what fused attention reaches
 _HOSTS_AND_STRAGGLERS = 0.1  # of the step
@@ -43,25 +134,15 @@ ASSUMED_OF_GPUS = (
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Seconds of an optimizer step.
+    """Seconds of an optimizer step."""
 
-    Attributes:
-      compute: the compiler's own instructions; on a GPU, all kernels but attention's.
-      kernels: fused attention kernels, for which the compiler has no estimate.
-      waited: synchronous collectives, during which nothing else runs.
-      overlapped: asynchronous collectives, which overlap with the rest.
-      latency: total latency of the synchronous collectives, until their first bytes arrive.
-      low: the whole step, in the best case.
-      high: the whole step, in the worst case.
-    """
-
-    compute: float
-    kernels: float
-    waited: float
-    overlapped: float
-    latency: float
-    low: float
-    high: float
+    compute: float  # the compiler's own instructions; on a GPU, all kernels but attention's
+    kernels: float  # fused attention kernels, for which the compiler has no estimate
+    waited: float  # synchronous collectives, during which nothing else runs
+    overlapped: float  # asynchronous collectives, which overlap with the rest
+    latency: float  # total latency of the synchronous collectives, until their first bytes arrive
+    low: float  # the whole step, in the best case
+    high: float  # the whole step, in the worst case
 
     @property
     def middle(self) -> float:
@@ -76,15 +157,7 @@ def step_times(
     flops: StepFlops,
     devices: int,
 ) -> StepTimes:
-    """The estimate for a TPU, whose compiler gives cycles, or a GPU.
-
-    Args:
-      links: the links between the program's devices.
-      moved: the program's collectives.
-      cost: the cost of one device's program.
-      flops: FLOPs of the step on all devices.
-      devices: how many there are.
-    """
+    """The estimate for a TPU, whose compiler gives cycles, or a GPU."""
     figures = links.figures
     routes = [(it, links.route(it)) for it in moved]
     waited = sum(route.seconds(it) for it, route in routes if not it.asynchronous)

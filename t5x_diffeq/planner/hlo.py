@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 from typing import NamedTuple
 
 _HEADER = re.compile(r"(ENTRY )?%?([\w.\-]+) .*\{$")
@@ -23,13 +24,7 @@ _CALLED = re.compile(
 FUSIONS = ("fusion", "fusion-start")  # the second runs beside what follows (GPU)
 # Their `to_apply` is a scalar function, applied to every element, and is not followed.
 _APPLIES = (
-    "reduce",
-    "scatter",
-    "sort",
-    "map",
-    "select-and-scatter",
-    "all-reduce",
-    "reduce-scatter",
+    *("reduce", "scatter", "sort", "map", "select-and-scatter", "all-reduce", "reduce-scatter"),
 )
 
 
@@ -44,10 +39,7 @@ class Shape(NamedTuple):
     def bytes(self) -> int:
         """Size in bytes without padding; 0 for types such as tokens."""
         bits = 8 if self.dtype == "pred" else int((re.search(r"\d+", self.dtype) or [0])[0])
-        size = bits
-        for dim in self.dims:
-            size *= dim
-        return size // 8
+        return bits * prod(self.dims) // 8
 
     def __str__(self) -> str:
         return f"{self.dtype}[{','.join(map(str, self.dims))}]"
@@ -55,23 +47,14 @@ class Shape(NamedTuple):
 
 @dataclass(frozen=True)
 class Instruction:
-    """An instruction, `name = type opcode(operands), attributes`.
+    """An instruction, `name = type opcode(operands), attributes`."""
 
-    Attributes:
-      name: its name without `%`.
-      type: the type of the result, as written.
-      opcode: the opcode, such as "fusion".
-      literal: the text between the parentheses: operands, or a constant's value.
-      attributes: the text after the parentheses.
-      root: whether it is its computation's result.
-    """
-
-    name: str
-    type: str
-    opcode: str
-    literal: str
-    attributes: str
-    root: bool = False
+    name: str  # its name without `%`
+    type: str  # the type of the result, as written
+    opcode: str  # the opcode, such as "fusion"
+    literal: str  # the text between the parentheses: operands, or a constant's value
+    attributes: str  # the text after the parentheses
+    root: bool = False  # whether it is its computation's result
 
     @cached_property
     def operands(self) -> tuple[str, ...]:
@@ -121,6 +104,11 @@ class Execution(NamedTuple):
     fused: bool
 
 
+def root(computation: Computation) -> Instruction:
+    """The instruction whose result is the computation's."""
+    return next(it for it in computation.values() if it.root)
+
+
 def shapes(type: str) -> list[Shape]:
     """The arrays in a type, with nested tuples flattened in order."""
     return [
@@ -145,11 +133,7 @@ def elements(type: str) -> list[str]:
 
 
 def read_program(text: str) -> Program:
-    """Parses a compiled program's text.
-
-    Raises:
-      ValueError: if the text has no entry computation.
-    """
+    """Parses a compiled program's text; ValueError if it has no entry computation."""
     computations: dict[str, Computation] = {}
     entry, current = None, None
     for line in _whole_lines(text):

@@ -9,8 +9,7 @@ from jax.stages import Compiled
 from t5x_diffeq.config.config import Config
 from t5x_diffeq.model.flops import StepFlops, step_flops
 from t5x_diffeq.planner.collectives import Traffic, collectives, traffic
-from t5x_diffeq.planner.estimate import StepTimes, step_times
-from t5x_diffeq.planner.links import Links
+from t5x_diffeq.planner.estimate import Links, StepTimes, step_times
 from t5x_diffeq.planner.program_cost import ProgramCost, program_cost
 from t5x_diffeq.planner.topology import Topology
 from t5x_diffeq.system.chips import GIB, Chip
@@ -28,27 +27,16 @@ _UNITS = {"K": 2**10, "M": 2**20, "G": GIB}
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """Bytes on one device.
+    """Bytes on one device."""
 
-    Attributes:
-      parameters: the model's parameters.
-      moments: the optimizer's state.
-      arguments: the compiler's count of the state and the batch, including padding.
-      outputs: new state and metrics, except those that reuse the memory of an argument.
-      temporaries: activations, gradients, gathered weights.
-      program: the code.
-      available: what a program can use; None if unknown.
-      needed: the total.
-    """
-
-    parameters: int
-    moments: int
-    arguments: int | None
-    outputs: int | None
-    temporaries: int | None
-    program: int | None
-    available: float | None
-    needed: float
+    parameters: int  # the model's parameters
+    moments: int  # the optimizer's state
+    arguments: int | None  # the compiler's count of the state and the batch, including padding
+    outputs: int | None  # new state and metrics, except those that reuse the memory of an argument
+    temporaries: int | None  # activations, gradients, gathered weights
+    program: int | None  # the code
+    available: float | None  # what a program can use; None if unknown
+    needed: float  # the total
 
     @property
     def fits(self) -> bool | None:
@@ -58,30 +46,19 @@ class DeviceMemory:
 
 @dataclass(frozen=True)
 class Plan:
-    """The plan of a train step; what is known only if the program fits may be None.
-
-    Attributes:
-      setup: the setup that was compiled.
-      batch_size: sequences in the global batch.
-      topology: the topology that it was compiled for.
-      memory: the memory of one device.
-      flops: the step's FLOPs, on all devices together.
-      cost: the cost of one device's program.
-      traffic: the traffic of collectives, per device.
-      between_nodes: the part of it whose groups have devices of several slices or GPU nodes; of
-        exchanges between pairs of devices, this isn't known.
-      times: the estimated times; None also where the compiler has no estimates, as for CPUs.
-    """
+    """The plan of a train step; what is known only if the program fits may be None."""
 
     setup: Setup
-    batch_size: int
+    batch_size: int  # sequences in the global batch
     topology: Topology
     memory: DeviceMemory
-    flops: StepFlops
-    cost: ProgramCost | None = None
-    traffic: dict[str, Traffic] | None = None
+    flops: StepFlops  # on all devices together
+    cost: ProgramCost | None = None  # of one device's program
+    traffic: dict[str, Traffic] | None = None  # of collectives, per device
+    # The part of it whose groups have devices of several slices or GPU nodes; of exchanges between
+    # pairs of devices, this isn't known.
     between_nodes: dict[str, Traffic] | None = None
-    times: StepTimes | None = None
+    times: StepTimes | None = None  # None also where the compiler has no estimates, as for CPUs
 
     @property
     def tokens_per_second(self) -> tuple[float, float] | None:

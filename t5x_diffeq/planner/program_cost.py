@@ -4,72 +4,123 @@ Unlike XLA's cost analysis, this counts a loop as often as it runs. An instructi
 operands from main memory and writes its result there, except for what the compiler keeps in a TPU's
 fast memory; of a fusion, only its inputs and outputs count. A slice read from, or written into, a
 larger array counts only its own bytes, as in XLA's own count.
+
+A GPU's compiler gives no estimate, so there the kernels are counted: their products, bytes and
+operations on elements, which overlap within a kernel, but not between kernels (`estimate.py`). A
+fusion is a kernel, and so is every other instruction that computes.
 """
 
 import re
+from math import prod
 from typing import NamedTuple
 
+from t5x_diffeq.planner import hlo
 from t5x_diffeq.planner.collectives import OPCODE
-from t5x_diffeq.planner.hlo import (
-    FUSIONS,
-    Computation,
-    Execution,
-    Instruction,
-    Program,
-    Shape,
-    elements,
-    read_program,
-    shapes,
-)
-from t5x_diffeq.planner.kernels import Kernel, kernel
 from t5x_diffeq.planner.trip_count import executions
+
+# Attention's, whose FLOPs no instruction says (`StepFlops.attention_kernels`).
+_ATTENTION = ("__cudnn$fmha", "__gpu$xla.gpu.triton")
+# How many lanes' turns an element takes: an integer's operation 1, as only half of an NVIDIA GPU's
+# units do these, and a special function 4 (CUDA's programming guide, arithmetic instructions).
+_SIMPLE = (
+    *("add", "subtract", "multiply", "maximum", "minimum", "negate", "abs", "compare", "select"),
+    *("and", "or", "xor", "not", "shift-left", "shift-right-logical", "shift-right-arithmetic"),
+    *("convert", "clamp", "sign", "floor", "reduce"),
+)
+_SPECIAL = (
+    *("exponential", "exponential-minus-one", "log", "log-plus-one", "tanh", "logistic", "power"),
+    *("rsqrt", "sqrt", "divide", "cosine", "sine", "erf"),
+)
+
+
+class Kernel(NamedTuple):
+    """What one run of a kernel does."""
+
+    product_flops: float  # FLOPs of its matrix products; a multiply-add is two
+    operand_bits: int  # of the products' operands, at least; 0 without a product
+    memory_bytes: int  # bytes read from and written to main memory
+    lane_operations: float  # operations on single elements, in those of integers
+    times: int  # how often the kernel runs
+
+
+def _kernel(program: hlo.Program, execution: hlo.Execution, memory_bytes: int) -> Kernel | None:
+    """The kernel that an instruction is; None for attention's, and for collectives."""
+    it = execution.instruction
+    target = it.attribute(r'custom_call_target="([^"]+)"') or ""
+    if OPCODE.match(it.opcode) or target.startswith(_ATTENTION):
+        return None
+    flops, bits, lanes = _work(program, program.computations[execution.computation], it)
+    return Kernel(flops, bits, memory_bytes, lanes, execution.times)
+
+
+def product_flops(text: str) -> int:
+    """FLOPs of the matrix products, `dot`, in a program's text as JAX lowers it.
+
+    A multiply-add is two. A TPU's compiler turns products into other instructions.
+    """
+    program = hlo.read_program(text)
+    return sum(
+        times * _dot_flops(program.computations[name], it)
+        for it, name, times, _ in executions(program)
+        if it.opcode == "dot"
+    )
+
+
+def _work(
+    program: hlo.Program, computation: hlo.Computation, it: hlo.Instruction
+) -> tuple[int, int, float]:
+    """FLOPs of products, the bits of their operands, and operations on elements."""
+    if it.opcode in hlo.FUSIONS:
+        inside = program.computations[it.callees[0]]
+        each = [_work(program, inside, part) for part in inside.values()]
+        widths = [bits for _, bits, _ in each if bits]
+        return sum(f for f, _, _ in each), min(widths, default=0), sum(lanes for *_, lanes in each)
+    if it.opcode == "dot" or "$matmul" in it.attributes:
+        bits = min(8 * shape.bytes // prod(shape.dims) for shape in _operands(computation, it)[:2])
+        return _dot_flops(computation, it), bits, 0
+    if it.opcode in _SIMPLE or it.opcode in _SPECIAL:
+        (of, *_) = _operands(computation, it) if it.opcode == "reduce" else hlo.shapes(it.type)
+        floats = of.dtype.startswith(("f", "bf"))
+        turns = 4 if it.opcode in _SPECIAL else 0.5 if floats else 1
+        return 0, 0, turns * prod(of.dims)
+    return 0, 0, 0
+
+
+def _operands(computation: hlo.Computation, it: hlo.Instruction) -> list[hlo.Shape]:
+    return [hlo.shapes(computation[name].type)[0] for name in it.operands]
+
+
+def _dot_flops(computation: hlo.Computation, it: hlo.Instruction) -> int:
+    left = _operands(computation, it)[0]
+    summed = it.attribute(r"lhs_contracting_dims=\{([\d,]*)\}")
+    if summed is None:  # cuBLAS's call
+        summed = it.required_attribute(r'"lhs_contracting_dimensions":\[([^\]]*)\]')
+    sizes = (left.dims[int(dim.strip('"'))] for dim in summed.split(",") if dim)
+    return 2 * prod(hlo.shapes(it.type)[0].dims) * prod(sizes)
+
 
 # They name, group or wait for existing values, or the computations that they call are counted.
 _FREE = (
-    "parameter",
-    "constant",
-    "tuple",
-    "get-tuple-element",
-    "bitcast",
-    "while",
-    "call",
-    "conditional",
-    "after-all",
-    "partition-id",
-    "replica-id",
-    "optimization-barrier",
+    *("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "call"),
+    *("conditional", "after-all", "partition-id", "replica-id", "optimization-barrier"),
 )
 _PART_OF_FIRST = ("dynamic-slice", "slice", "gather")
-_MOST_CYCLES = (
-    2**48
-)  # beyond is no estimate: libtpu 0.0.50 gives gathers that it offloads 2**63 - 1
+_MOST_CYCLES = 2**48  # beyond is no estimate: libtpu 0.0.50 gives offloaded gathers 2**63 - 1
 
 
 class ProgramCost(NamedTuple):
-    """The cost of one run of the program on one device.
+    """The cost of one run of the program on one device."""
 
-    Attributes:
-      memory_bytes: bytes read from and written to main memory.
-      cycles: the compiler's estimates for its instructions (only on TPU), which leave out custom
-        kernels and collectives; None if it gives none.
-      unestimated_bytes: those of `memory_bytes` that belong to instructions for which the compiler
-        says that it has no estimate.
-      kernels: what the instructions do, where the compiler gives no cycles (on a GPU).
-    """
-
-    memory_bytes: int
+    memory_bytes: int  # bytes read from and written to main memory
+    # The compiler's estimates (of a TPU's alone), without custom kernels and collectives.
     cycles: int | None
-    unestimated_bytes: int = 0
-    kernels: tuple[Kernel, ...] = ()
+    unestimated_bytes: int = 0  # of memory, those of what the compiler can't estimate
+    kernels: tuple[Kernel, ...] = ()  # what runs, where the compiler gives no cycles (on a GPU)
 
 
 def program_cost(text: str) -> ProgramCost:
-    """The cost of a compiled program's text.
-
-    Raises:
-      ValueError: if the trip count of a loop can't be determined.
-    """
-    program = read_program(text)
+    """The cost of a compiled program's text."""
+    program = hlo.read_program(text)
     memory_bytes, cycles, unestimated_bytes = 0, 0, 0
     moving = []
     for execution in executions(program):
@@ -83,50 +134,53 @@ def program_cost(text: str) -> ProgramCost:
                 cycles += execution.times * estimate
             else:
                 unestimated_bytes += moved
-    kernels = () if cycles else (kernel(program, *each) for each in moving)
+    kernels = () if cycles else (_kernel(program, *each) for each in moving)
     known = tuple(it for it in kernels if it is not None)
     return ProgramCost(memory_bytes, cycles or None, unestimated_bytes, known)
 
 
-def _instruction_bytes(program: Program, execution: Execution) -> int:
+def _instruction_bytes(program: hlo.Program, execution: hlo.Execution) -> int:
     it, computation = execution.instruction, program.computations[execution.computation]
     if it.opcode in _FREE or it.opcode.endswith(("-done", "-update")):
         return 0
     if '"AllocateBuffer"' in it.attributes:
         return 0  # memory that others will write
-    if it.opcode.endswith("-start") and it.opcode not in FUSIONS and not OPCODE.match(it.opcode):
+    if (
+        it.opcode.endswith("-start")
+        and it.opcode not in hlo.FUSIONS
+        and not OPCODE.match(it.opcode)
+    ):
         return _bytes_of_transfer(it)
     return _bytes_read(program, it, computation) + _bytes_written(program, it, computation)
 
 
-def _bytes_of_transfer(it: Instruction) -> int:
-    ends = [shapes(end) for end in elements(it.type)[:2]]
+def _bytes_of_transfer(it: hlo.Instruction) -> int:
+    ends = [hlo.shapes(end) for end in hlo.elements(it.type)[:2]]
     moved = min(sum(shape.bytes for shape in end) for end in ends)
     return sum(moved for end in ends if all(_is_in_main_memory(shape) for shape in end))
 
 
-def _is_in_main_memory(shape: Shape) -> bool:
-    """Whether an array is in main memory, the memory space without a number."""
+def _is_in_main_memory(shape: hlo.Shape) -> bool:  # the memory space without a number
     return not re.search(r"S\([1-9]", shape.layout)
 
 
 def _bytes_in_main_memory(type: str) -> int:
-    return sum(shape.bytes for shape in shapes(type) if _is_in_main_memory(shape))
+    return sum(shape.bytes for shape in hlo.shapes(type) if _is_in_main_memory(shape))
 
 
-def _bytes_read(program: Program, it: Instruction, computation: Computation) -> int:
+def _bytes_read(program: hlo.Program, it: hlo.Instruction, computation: hlo.Computation) -> int:
     sizes = [_bytes_in_main_memory(computation[name].type) for name in it.operands]
     if it.opcode in _PART_OF_FIRST:
         return min(sizes[0], _bytes_in_main_memory(it.type)) + sum(sizes[1:])
     if it.opcode == "dynamic-update-slice":
         return sum(sizes[1:])
-    if it.opcode in FUSIONS:
+    if it.opcode in hlo.FUSIONS:
         inside = it.callees[0]
         return sum(min(s, _bytes_read_inside(program, inside, k)) for k, s in enumerate(sizes) if s)
     return sum(sizes)
 
 
-def _bytes_read_inside(program: Program, name: str, number: int) -> int:
+def _bytes_read_inside(program: hlo.Program, name: str, number: int) -> int:
     computation = program.computations[name]
     parameter = next(
         i for i in computation.values() if i.opcode == "parameter" and i.literal == str(number)
@@ -134,7 +188,7 @@ def _bytes_read_inside(program: Program, name: str, number: int) -> int:
     return _bytes_used(program, computation, parameter)
 
 
-def _bytes_used(program: Program, computation: Computation, source: Instruction) -> int:
+def _bytes_used(program: hlo.Program, computation: hlo.Computation, source: hlo.Instruction) -> int:
     total = 0
     for it in computation.values():
         for position, name in enumerate(it.operands):
@@ -143,37 +197,37 @@ def _bytes_used(program: Program, computation: Computation, source: Instruction)
             if it.opcode == "bitcast":
                 total += _bytes_used(program, computation, it)
             elif it.opcode in _PART_OF_FIRST and position == 0:
-                total += sum(shape.bytes for shape in shapes(it.type))
+                total += sum(shape.bytes for shape in hlo.shapes(it.type))
             elif it.opcode == "fusion":
                 total += _bytes_read_inside(program, it.callees[0], position)
             elif not (it.opcode == "dynamic-update-slice" and position == 0):
-                return sum(shape.bytes for shape in shapes(source.type))
+                return sum(shape.bytes for shape in hlo.shapes(source.type))
     return total
 
 
-def _bytes_written(program: Program, it: Instruction, computation: Computation) -> int:
+def _bytes_written(program: hlo.Program, it: hlo.Instruction, computation: hlo.Computation) -> int:
     if it.opcode == "dynamic-update-slice":
         return min(
             _bytes_in_main_memory(it.type), _bytes_in_main_memory(computation[it.operands[1]].type)
         )
-    if it.opcode not in FUSIONS:
+    if it.opcode not in hlo.FUSIONS:
         return _bytes_in_main_memory(it.type)
-    type = it.type if it.opcode == "fusion" else elements(it.type)[1]  # operands, result, state
+    type = it.type if it.opcode == "fusion" else hlo.elements(it.type)[1]  # operands, result, state
     inside = program.computations[it.callees[0]]
-    result = next(i for i in inside.values() if i.root)
+    result = hlo.root(inside)
     if result.opcode != "tuple":
         return min(_bytes_in_main_memory(type), _bytes_updated(program, inside, result))
-    parts = zip(elements(type), (inside[name] for name in result.operands), strict=True)
+    parts = zip(hlo.elements(type), (inside[name] for name in result.operands), strict=True)
     return sum(
         min(_bytes_in_main_memory(type), _bytes_updated(program, inside, part))
         for type, part in parts
     )
 
 
-def _bytes_updated(program: Program, computation: Computation, it: Instruction) -> int:
+def _bytes_updated(program: hlo.Program, computation: hlo.Computation, it: hlo.Instruction) -> int:
     """Bytes of a fusion's result that it writes; for an array updated in place, the update."""
     if it.opcode == "bitcast":
         return _bytes_updated(program, computation, computation[it.operands[0]])
     if it.opcode == "dynamic-update-slice":
         it = computation[it.operands[1]]
-    return sum(shape.bytes for shape in shapes(it.type))
+    return sum(shape.bytes for shape in hlo.shapes(it.type))

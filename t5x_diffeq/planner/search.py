@@ -37,11 +37,7 @@ def search(
 ) -> list[tuple[Changes, Plan]]:
     """The plans that fit, or may fit, with what they change in the config; the fastest first.
 
-    Args:
-      config: the config to plan.
-      vocab_size: the vocabulary size of its tokenizer.
-      topology: the topology to plan for.
-      compile_plan: makes the plan of a config, given a title that shows the search's progress.
+    `compile_plan` takes a title, which shows the search's progress, and a config.
 
     Raises:
       InputError: if nothing fits.
@@ -73,7 +69,10 @@ def search(
             "batch (plan without --sweep says how much is needed)"
         )
     best, _ = fitting[0]
-    compile_all("remat", [best | other for other in _other_remats(config.with_values(best))])
+    remats = [
+        {"model.remat": it} for it in POLICIES if it != best.get("model.remat", config.model.remat)
+    ]
+    compile_all("remat", [best | remat for remat in remats])
     best, plan = fitting[0]
     attention = plan.setup.model.config.attention
     details = _with_details(config.with_values(best), attention)
@@ -129,17 +128,12 @@ def _is_divisible(config: Config, mesh: Mapping[str, int]) -> bool:
     model, train = config.model, config.train
     heads = model.num_kv_heads or model.num_heads
     rows = (train.batch_size, batch_shards(mesh) * train.microbatches)
-    of_tensor = (heads, mesh["tensor"]), (model.mlp_dim, mesh["tensor"])
+    tensor_sizes = (heads, mesh["tensor"]), (model.mlp_dim, mesh["tensor"])
     length, chunks = config.data.sequence_length, 2 * mesh["context"]
     if mesh["context"] > 1 and (length % chunks or length // chunks < _SHORTEST_CHUNK):
         return False
-    sizes = (rows, (model.embed_dim, mesh["fsdp"]), *of_tensor)
+    sizes = (rows, (model.embed_dim, mesh["fsdp"]), *tensor_sizes)
     return all(size % n == 0 for size, n in sizes)
-
-
-def _other_remats(config: Config) -> list[Changes]:
-    """The changes for each other remat policy."""
-    return [{"model.remat": remat} for remat in POLICIES if remat != config.model.remat]
 
 
 def _with_details(config: Config, attention: str) -> list[Changes]:

@@ -56,9 +56,9 @@ def _table_rows(plan: Plan) -> dict[str, dict[str, float | None]]:
             "needed": m.needed,
             "there is": m.available,
             "to and from memory": plan.cost and plan.cost.memory_bytes,
-            **{kind: of_kind.bytes for kind, of_kind in moved.items()},
+            **{kind: it.bytes for kind, it in moved.items()},
             "of these, between slices or nodes": sum(each.bytes for each in crossing),
-            "zeros in all-reduces": sum(of_kind.padding for of_kind in moved.values()),
+            "zeros in all-reduces": sum(it.padding for it in moved.values()),
         },
         "FLOPs": {
             "model, all devices": f.model,
@@ -119,16 +119,16 @@ def verdict(plan: Plan) -> str:
     m = plan.memory
     if m.available is None:
         return f"needs {m.needed / GIB:.2f} GiB per device; this kind's memory is unknown"
-    of_all = f"{m.needed / GIB:.2f} GiB of {m.available / GIB:.2f} per device"
+    share = f"{m.needed / GIB:.2f} GiB of {m.available / GIB:.2f} per device"
     if not m.fits:
-        return f"does not fit: {of_all}; --sweep looks for flags with which it does"
+        return f"does not fit: {share}; --sweep looks for flags with which it does"
     rates, mfus = plan.tokens_per_second, plan.mfu
     if plan.times is None or rates is None or mfus is None:
-        return f"fits: {of_all}"
+        return f"fits: {share}"
     slowest, fastest = rates
     low, high = (f"{100 * mfu:.0f}" for mfu in mfus)
     return (
-        f"fits: {of_all}; {_step_range(plan.times)}, {format_count(slowest)} to "
+        f"fits: {share}; {_step_range(plan.times)}, {format_count(slowest)} to "
         f"{format_count(fastest)} tokens/s, MFU {low} to {high}%"
     )
 
@@ -142,25 +142,18 @@ def _step_range(times: StepTimes) -> str:
 
 def _remarks(plan: Plan) -> list[str]:
     compiled = {} if plan.topology.compiled_by == "cpu" else plan.traffic or {}
-    lines = [_describe_collectives(kind, moved) for kind, moved in compiled.items()]
-    return [line for line in (*lines, _unestimated(plan), memory_share(plan)) if line]
+    lines = [_describe_collectives(kind, it) for kind, it in compiled.items() if it.executions]
+    if plan.cost and plan.cost.unestimated_bytes:
+        moved = _cell(plan.cost.unestimated_bytes, "bytes")
+        lines.append(
+            f"the compiler has no estimate for operations that move {moved}; they count at the "
+            "memory's bandwidth"
+        )
+    share = memory_share(plan)
+    return [*lines, share] if share else lines
 
 
-def _unestimated(plan: Plan) -> str | None:
-    """What the TPU's compiler gives no cycles for, if there is any."""
-    size = plan.cost.unestimated_bytes if plan.cost else 0
-    if not size:
-        return None
-    return (
-        f"the compiler has no estimate for operations that move {_cell(size, 'bytes')}; they count "
-        "at the memory's bandwidth"
-    )
-
-
-def _describe_collectives(kind: str, moved: Traffic) -> str | None:
-    """How the collectives of a kind run; None if there are none."""
-    if not moved.executions:
-        return None
+def _describe_collectives(kind: str, moved: Traffic) -> str:
     beside = moved.executions - moved.synchronous
     line = f"{kind}: {moved.executions}, {moved.synchronous} waited for, {beside} beside other work"
     if not moved.padded:

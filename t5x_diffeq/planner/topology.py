@@ -1,12 +1,15 @@
 """Devices to compile for, which need not be attached: TPU slices, GPU nodes, virtual CPU devices.
 
-XLA's compilers for TPUs and GPUs run without the hardware.
+XLA's compilers for TPUs and GPUs run without the hardware. A GPU is described to them by a
+`GpuTargetConfigProto` of OpenXLA (`xla/stream_executor/device_description.proto`), with no field
+that jaxlib 0.10.2 doesn't know, and the figures of NVIDIA's data sheets and of the CUDA C++
+Programming Guide (technical specifications per compute capability).
 """
 
 import importlib.util
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -14,15 +17,75 @@ from typing import Any
 import jax
 from jax.experimental import topologies
 
-from t5x_diffeq.planner.gpu_targets import TARGETS, target_config
-from t5x_diffeq.planner.links import rings
-from t5x_diffeq.system.chips import Chip, chip
+from t5x_diffeq.system.chips import CHIPS, Chip, chip
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.extras import install_command
+
+_KIB, _MIB = 2**10, 2**20
+_CUDNN = (9, 8)  # the oldest that JAX takes
+_CUDA = "13.0.0"  # of `jax[cuda13]`; without a version, no product in fp8 becomes cuBLAS's call
+
+
+@dataclass(frozen=True)
+class GpuTarget:
+    """What the compiler asks about a GPU, beside the figures of `chips.CHIPS`."""
+
+    capability: tuple[int, int]  # CUDA's compute capability
+    multiprocessors: int  # their number
+    float32_units: int  # of each multiprocessor
+    shared_memory: int  # bytes of each multiprocessor; a block of threads can use 1 KiB less
+    cache: int  # bytes of L2
+    clock: float  # GHz of the multiprocessors, at most
+
+
+TARGETS = {
+    "A100": GpuTarget((8, 0), 108, 64, 164 * _KIB, 40 * _MIB, 1.41),
+    "H100": GpuTarget((9, 0), 132, 128, 228 * _KIB, 50 * _MIB, 1.98),
+    "H200": GpuTarget((9, 0), 132, 128, 228 * _KIB, 50 * _MIB, 1.98),
+    "B200": GpuTarget((10, 0), 148, 128, 228 * _KIB, 126 * _MIB, 1.965),
+}
+
+
+def target_config(kind: str) -> str:
+    """The text that describes a GPU of this kind, a key of `TARGETS`, to the compiler."""
+    it, figures = TARGETS[kind], CHIPS[kind]
+    major, minor = it.capability
+    return f"""
+gpu_device_info {{
+  cuda_compute_capability {{ major: {major} minor: {minor} }}
+  core_count: {it.multiprocessors}
+  fpus_per_core: {it.float32_units}
+  clock_rate_ghz: {it.clock}
+  device_memory_size: {int(figures.memory_bytes)}
+  memory_bandwidth: {int(figures.memory_bandwidth)}
+  l2_cache_size: {it.cache}
+  shared_memory_per_core: {it.shared_memory}
+  shared_memory_per_block: {48 * _KIB}
+  shared_memory_per_block_optin: {it.shared_memory - _KIB}
+  registers_per_core_limit: 65536
+  registers_per_block_limit: 65536
+  threads_per_warp: 32
+  threads_per_core_limit: 2048
+  threads_per_block_limit: 1024
+  block_dim_limit_x: 2147483647
+  block_dim_limit_y: 65535
+  block_dim_limit_z: 65535
+  driver_version: "{_CUDA}"
+  runtime_version: "{_CUDA}"
+  compile_time_toolkit_version: "{_CUDA}"
+}}
+platform_name: "CUDA"
+dnn_version_info {{ major: {_CUDNN[0]} minor: {_CUDNN[1]} }}
+device_description_str: "NVIDIA {kind}"
+"""
+
 
 _GPUS_PER_NODE = 8  # where the name gives a count alone
 _GPUS = {name.lower(): name for name in TARGETS}
 _PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")
+# A slice's dimension closes to a ring if its size is a multiple of this (v4, v5p, TPU7x: in slices
+# of whole cubes of 4x4x4; v5e, v6e: in a whole pod of 16x16). docs.cloud.google.com/tpu/docs
+_CUBE, _POD = 4, 16
 # Without these, libtpu looks for a TPU on this machine, and for another process that uses it.
 LIBTPU_ENVIRONMENT = {
     "TPU_SKIP_MDS_QUERY": "1",
@@ -34,23 +97,14 @@ LIBTPU_ENVIRONMENT = {
 
 @dataclass(frozen=True)
 class Topology:
-    """Devices to compile for.
+    """Devices to compile for."""
 
-    Attributes:
-      name: the requested name.
-      slices: the number of TPU slices, joined by the data-centre network.
-      devices: the devices that JAX compiles for.
-      kind: the kind of the intended devices, a key of `chips.CHIPS`; "cpu" for virtual ones.
-      compiled_by: whose compiler: "tpu", "cuda" or "cpu".
-      nodes: the number of GPU nodes, joined by their network adapters.
-    """
-
-    name: str
-    slices: int
-    devices: list[jax.Device]
-    kind: str
-    compiled_by: str
-    nodes: int = 1
+    name: str  # the requested name
+    slices: int  # the number of TPU slices, joined by the data-centre network
+    devices: list[jax.Device]  # the devices that JAX compiles for
+    kind: str  # the kind of the intended devices, a key of `chips.CHIPS`; "cpu" for virtual ones
+    compiled_by: str  # whose compiler: "tpu", "cuda" or "cpu"
+    nodes: int = 1  # the number of GPU nodes, joined by their network adapters
 
     @property
     def gpus(self) -> bool:
@@ -74,16 +128,16 @@ class Topology:
             return
         # JAX asks the machine's own GPU what cuDNN's attention may be given, instead of the one to
         # compile for (jax 0.10.2, 0.12.0).
-        from jax._src.cudnn import fused_attention_stablehlo as of_cudnn
+        from jax._src.cudnn import fused_attention_stablehlo as cudnn
 
         ours = TARGETS[self.kind].capability
-        kept = of_cudnn.check_compute_capability, of_cudnn.is_cuda_compute_capability_equal
+        kept = cudnn.check_compute_capability, cudnn.is_cuda_compute_capability_equal
 
         def parse(capability: str) -> tuple[int, ...]:
             return tuple(int(part) for part in capability.split("."))
 
-        of_cudnn.check_compute_capability = lambda least: ours >= parse(least)
-        of_cudnn.is_cuda_compute_capability_equal = lambda other: ours == parse(other)
+        cudnn.check_compute_capability = lambda least: ours >= parse(least)
+        cudnn.is_cuda_compute_capability_equal = lambda other: ours == parse(other)
         try:
             yield
         except RuntimeError as error:
@@ -94,7 +148,7 @@ class Topology:
                 "pip install nvidia-cudnn-cu13; or set model.attention=xla"
             ) from error
         finally:
-            of_cudnn.check_compute_capability, of_cudnn.is_cuda_compute_capability_equal = kept
+            cudnn.check_compute_capability, cudnn.is_cuda_compute_capability_equal = kept
 
 
 def make_topology(name: str, slices: int = 1) -> Topology:
@@ -105,7 +159,6 @@ def make_topology(name: str, slices: int = 1) -> Topology:
 
     Args:
       name: the name of one slice, or of all GPUs.
-      slices: the number of equal TPU slices.
 
     Raises:
       InputError: if there is no such topology, or a package that it needs isn't installed.
@@ -134,7 +187,6 @@ def make_topology(name: str, slices: int = 1) -> Topology:
 
 
 def _nodes(name: str, size: str) -> tuple[int, int]:
-    """The number of GPU nodes, and of GPUs in each."""
     match [int(part) for part in size.split("x")]:
         case [count] if 0 < count <= _GPUS_PER_NODE:
             return 1, count
@@ -161,7 +213,6 @@ def _gpu_devices(name: str, kind: str, nodes: int, per_node: int) -> list[jax.De
 
 
 def _cpu_devices(name: str, size: str) -> list[jax.Device]:
-    """Virtual devices of this machine."""
     if not size.isdecimal() or int(size) < 1:
         raise InputError(f"--topology={name}: give a count of devices, as in cpu:8")
     flags = os.environ.get("XLA_FLAGS", "")
@@ -195,6 +246,13 @@ def _tpu_devices(name: str, kind: str, slices: int) -> list[jax.Device]:
             f"--topology={name} is not known to the TPU's compiler: {error}"
         ) from error
     return list(described.devices)
+
+
+def rings(extents: Sequence[int]) -> tuple[bool, ...]:
+    """Whether each dimension of a TPU slice closes to a ring."""
+    if len([n for n in extents if n > 1]) > 2:
+        return (all(n % _CUBE == 0 for n in extents),) * len(extents)
+    return tuple(n == _POD for n in extents)
 
 
 def _need_compiler(name: str, of: str, extra: str, *packages: str) -> None:

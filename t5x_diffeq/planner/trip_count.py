@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from functools import cache, partial
 from typing import Any
 
-from t5x_diffeq.planner.hlo import FUSIONS, Execution, Instruction, Program
+from t5x_diffeq.planner.hlo import FUSIONS, Execution, Instruction, Program, root
 
 _MOST_ITERATIONS = 1_000_000
 
@@ -18,14 +18,8 @@ _Value = Any  # an int, or the `_Elements` of a tuple, depending on the instruct
 _Elements = Callable[[int], _Value]  # each is computed on demand, and raises if it is unknown
 
 _SAME = (
-    "copy",
-    "bitcast",
-    "convert",
-    "reshape",
+    *("copy", "copy-start", "copy-done", "fusion-done", "bitcast", "convert", "reshape"),
     "optimization-barrier",
-    "copy-start",
-    "copy-done",
-    "fusion-done",
 )
 _ARITHMETIC: dict[str, Callable[[int, int], int]] = {
     "add": operator.add,
@@ -51,10 +45,10 @@ def executions(program: Program) -> Iterator[Execution]:
       ValueError: if the trip count of a loop can't be determined.
     """
 
-    def of_entry(number: int) -> _Value:
+    def unknown(number: int) -> _Value:
         raise _UnknownValueError(f"parameter {number} of the program")
 
-    yield from _visit(program, program.entry, 1, False, of_entry)
+    yield from _visit(program, program.entry, 1, False, unknown)
 
 
 def _visit(
@@ -84,8 +78,7 @@ def _branch_argument(operand: _Elements, branch: int, _: int) -> _Value:
 
 def _trip_count(program: Program, caller: str, loop: Instruction, operand: _Elements) -> int:
     """How often a loop's body runs each time that the loop is reached."""
-    known = loop.attribute(r'"known_trip_count":\{"n":"(\d+)"')
-    if known is not None:
+    if known := loop.attribute(r'"known_trip_count":\{"n":"(\d+)"'):
         return int(known)
     condition = loop.required_attribute(r"condition=%?([\w.\-]+)")
     body = loop.required_attribute(r"body=%?([\w.\-]+)")
@@ -114,7 +107,7 @@ def _operands(it: Instruction, value: Callable[[str], _Value]) -> _Elements:
 def _constant_state(program: Program, body: str, operand: _Elements) -> _Elements:
     """The part of a loop's state that is the same in every iteration; the rest is unknown."""
     instructions = program.computations[body]
-    results = instructions[_root(program, body)]
+    results = root(instructions)
 
     def element(index: int) -> _Value:
         source = instructions[results.operands[index]]
@@ -131,13 +124,8 @@ def _constant_state(program: Program, body: str, operand: _Elements) -> _Element
     return element
 
 
-def _root(program: Program, name: str) -> str:
-    instructions = program.computations[name].values()
-    return next(i.name for i in instructions if i.root)
-
-
 def _result(program: Program, name: str, arguments: _Elements) -> _Value:
-    return _evaluate(program, name, arguments)(_root(program, name))
+    return _evaluate(program, name, arguments)(root(program.computations[name]).name)
 
 
 def _evaluate(program: Program, name: str, arguments: _Elements) -> Callable[[str], _Value]:

@@ -15,15 +15,9 @@ from t5x_diffeq.analysis.lyapunov import lyapunov_exponents
 from t5x_diffeq.analysis.weight_paths import make_weight_paths, principal_path
 from t5x_diffeq.data.batches import eval_batches
 from t5x_diffeq.data.examples import eval_examples
-from t5x_diffeq.inference.continuation import Continuation
+from t5x_diffeq.inference import validation
 from t5x_diffeq.inference.explorer.stepping import Depth, Stepper
-from t5x_diffeq.inference.sampling import Sampling
-from t5x_diffeq.inference.trained_grids import (
-    describe_trained_grids,
-    is_smooth,
-    is_trained_grid,
-    off_grid_warning,
-)
+from t5x_diffeq.inference.sampling import Continuation, Sampling
 from t5x_diffeq.inference.trained_run import TrainedRun
 from t5x_diffeq.model.language_model import LanguageModel, nodes
 from t5x_diffeq.model.ode.schemes import SCHEMES
@@ -56,15 +50,8 @@ def _to_json(values: object) -> Any:
 class Explorer:
     """A run, and what the page shows of it.
 
-    Args:
-      name: the run's name on the page.
-      trained: the run.
-
-    Attributes:
-      trained_with: the numbers of steps that the run was trained with, in increasing order.
-      offered: the numbers of steps that the page offers.
-      schemes: the schemes that the page offers.
-      smooth: whether W(t) is a smooth function, so that times between the nodes mean something.
+    The page offers the numbers of steps `offered`, and `schemes`. If W(t) is `smooth`, times
+    between the nodes mean something.
     """
 
     def __init__(self, name: str, trained: TrainedRun):
@@ -82,7 +69,7 @@ class Explorer:
             coarser = (n for n in _COARSER if n <= 4 * most)
             self.offered = sorted({*near, *self.trained_with, *coarser})
             self.schemes = [*dict.fromkeys((model.scheme, *SCHEMES))]
-        self.smooth = source_of(model).constant or is_smooth(trained.config)
+        self.smooth = source_of(model).constant or validation.is_smooth(trained.config)
 
     def about(self) -> Answer:
         """The run's name, model and grids, and a text to begin with."""
@@ -107,7 +94,8 @@ class Explorer:
         """A grid, whether the run was trained on it, and in a sentence what its numbers mean."""
         num_steps, scheme = grid
         config = self.trained.config
-        trained, grids = is_trained_grid(config, scheme, num_steps), describe_trained_grids(config)
+        trained = validation.is_trained_grid(config, scheme, num_steps)
+        grids = validation.describe_trained_grids(config)
         if trained:
             note = f"The run was trained on this grid ({grids})."
         elif self.smooth:
@@ -116,16 +104,11 @@ class Explorer:
                 "function of t, so the numbers show how well the dial works."
             )
         else:
-            warning = off_grid_warning(config)
+            warning = validation.off_grid_warning(config)
             note = f"{warning[0].upper()}{warning[1:]}."
         return {"num_steps": num_steps, "scheme": scheme, "trained": trained, "note": note}
 
     def _tokens(self, text: str) -> list[int]:
-        """The text's tokens.
-
-        Raises:
-          InputError: if there are none, too many, or the text isn't UTF-8.
-        """
         try:
             tokens = self.trained.tokens(text).tolist()
         except UnicodeEncodeError as error:
@@ -156,37 +139,26 @@ class Explorer:
                 if before is not None:
                     speeds.append(np.sqrt(np.square(y - before).mean(-1)) * grid[0])
                 before = y
-        of_tokens = np.stack(losses, 1)
+        token_losses = np.stack(losses, 1)
         known = np.unique(top).tolist()
         return {
             **self._describe(grid),
             "times": _to_json(np.arange(len(top)) / grid[0]),
             "tokens": self.tokenizer.pieces(tokens),
             "ids": tokens,
-            "loss": [None, *_to_json(of_tokens[:, -1])],
-            "loss_at": [None, *_to_json(of_tokens)],
+            "loss": [None, *_to_json(token_losses[:, -1])],
+            "loss_at": [None, *_to_json(token_losses)],
             "top": np.stack(top, 1).tolist(),
             "p": _to_json(np.exp(np.stack(log_p, 1))),
             "speed": _to_json(np.stack(speeds, 1)),
             "pieces": {str(each): self.tokenizer.decode([each]) for each in known},
-            "mean_loss": _to_json(float(of_tokens[:, -1].mean())) if count > 1 else None,
+            "mean_loss": _to_json(float(token_losses[:, -1].mean())) if count > 1 else None,
         }
 
     def continuation(
         self, text: str, grid: Depth, limit: int, sampling: Sampling, seed: int
     ) -> Iterator[str]:
-        """What follows the text: what each drawn token adds, as text that no later one can change.
-
-        Args:
-          text: the text.
-          grid: the grid.
-          limit: most tokens to draw.
-          sampling: how tokens are drawn.
-          seed: seed of the draws.
-
-        Raises:
-          InputError: as `read`.
-        """
+        """What follows the text: what each drawn token adds, in text that stays."""
         prompt = self._tokens(text)
         row, sent = Continuation(self.tokenizer, prompt), ""
         for token in islice(self.stepper.draw(prompt, grid, sampling, seed), limit):
@@ -199,11 +171,7 @@ class Explorer:
         yield row.completion()[len(sent) :]
 
     def validation(self, grid: Depth) -> Answer:
-        """The loss on the first sequences of the validation split.
-
-        Raises:
-          InputError: if the run doesn't exist on the grid.
-        """
+        """The loss on the first sequences of the validation split."""
         parts = eval_examples(self.placed.config.data, self.trained.corpus)
         rows = self.placed.eval_batch_size(min(_VALIDATION_ROWS, sum(map(len, parts))))
         batch = next(eval_batches(parts, rows, self.placed.batch_sharding, limit=1))

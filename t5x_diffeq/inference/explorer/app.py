@@ -1,10 +1,12 @@
-"""The server: the page's files, and its endpoints."""
+"""The server: the page's files, its endpoints, and requests, which are checked and take turns."""
 
+import asyncio
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -17,25 +19,30 @@ from starlette.staticfiles import StaticFiles
 
 from t5x_diffeq.config.keys.values import INT32, SEEDS, Values
 from t5x_diffeq.inference.explorer.answers import MOST_STEPS, PAGE, Answer, Depth, Explorer
-from t5x_diffeq.inference.explorer.requests import Fields, Worker, read_fields, shorten
 from t5x_diffeq.inference.sampling import Sampling
 from t5x_diffeq.system.errors import InputError
+from t5x_diffeq.system.files import parse_json
 
 _FROM_HERE_ALONE = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 _ANSWERS_KEPT = 64
+MOST_BYTES = 256 * 1024  # of a body
+_MOST_WAITING = 32
+_SECONDS_BETWEEN_LOOKS = 0.2  # at whether the client is still there
 _RUN = {"run": Values(str)}
 _GRID = {**_RUN, "num_steps": Values(int, 1, MOST_STEPS), "scheme": Values(str)}
 _TEXT = {"text": Values(str)}
-_OF_TOKEN = {**_TEXT, "output": Values(int, 0, INT32)}
+_TOKEN = {**_TEXT, "output": Values(int, 0, INT32)}
 _CONTINUATION = {
     **_TEXT,
     "max_tokens": Values(int, 0, INT32),
     "temperature": Values(float),
     "seed": Values(int, 0, SEEDS - 1),
 }
+_Fields = dict[str, Any]
+_Result = TypeVar("_Result")
 _Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -51,13 +58,78 @@ class _Page(StaticFiles):
         return response
 
 
-class _Server:
-    """The endpoints. Readings and analyses have a thread each, so that neither waits for the other.
+async def _read_fields(
+    request: Request, needed: Mapping[str, Values], optional: Mapping[str, Values]
+) -> _Fields:
+    """The fields of a request's body, with None for optional ones that it leaves out."""
+    received = b""
+    async for chunk in request.stream():
+        received += chunk
+        if len(received) > MOST_BYTES:
+            raise HTTPException(413, f"the body has more than {MOST_BYTES} bytes; shorten the text")
+    try:
+        body = parse_json(received)
+    except ValueError as error:
+        raise InputError(f"the body is not JSON: {_shorten(str(error))}") from error
+    if not isinstance(body, dict):
+        raise InputError(f"the body is {_shorten(body)}; it must be a JSON object")
+    allowed = {**optional, **needed}
+    for name in body:
+        if name not in allowed:
+            raise InputError(f"there is no field {_shorten(name)}; there are {', '.join(allowed)}")
+    for name in needed:
+        if body.get(name) is None:
+            raise InputError(f"the field {name!r} is missing")
+    for name, value in body.items():
+        if value is not None and (fault := allowed[name].fault(value)):
+            raise InputError(f"{name} is {_shorten(value)}; {fault}")
+    return {name: body.get(name) for name in allowed}
 
-    Args:
-      explorers: the runs, by name.
-      token: what a request must show.
+
+def _shorten(value: object) -> str:
+    text = ascii(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+class Worker:
+    """A thread in which computations take turns, so that the server answers meanwhile.
+
+    A waiting computation is cancelled when its client disconnects.
     """
+
+    def __init__(self, name: str):
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix=name)
+        self._waiting = 0
+
+    async def run(
+        self, request: Request, compute: Callable[[], _Result], begun: bool = False
+    ) -> _Result:
+        """The result of `compute`, which is called in the thread when its turn comes.
+
+        A client that has a part of the answer (`begun`) isn't sent away.
+
+        Raises:
+          HTTPException: if too many wait already: status 503.
+          ClientDisconnect: if the client goes before.
+        """
+        if self._waiting >= _MOST_WAITING and not begun:
+            raise HTTPException(503, f"{self._waiting} requests are waiting; try again later")
+        if await request.is_disconnected():  # between two tokens of a continuation
+            raise ClientDisconnect
+        self._waiting += 1
+        result = asyncio.wrap_future(self._pool.submit(compute))
+        try:
+            while not (await asyncio.wait({result}, timeout=_SECONDS_BETWEEN_LOOKS))[0]:
+                if await request.is_disconnected():
+                    raise ClientDisconnect
+            return result.result()
+        finally:
+            result.cancel()  # which also takes it out of the queue
+            self._waiting -= 1
+
+
+class _Server:
+    """The endpoints. Readings and analyses have a thread each: neither waits for the other."""
 
     def __init__(self, explorers: Mapping[str, Explorer], token: str):
         self.explorers, self.token = explorers, token
@@ -83,15 +155,24 @@ class _Server:
         """The runs."""
         return JSONResponse({"runs": [each.about() for each in self.explorers.values()]})
 
-    async def read(self, request: Request) -> Response:
-        """A text at a depth."""
-        fields, explorer, grid = await self._asked(request, _TEXT)
-        compute = partial(explorer.read, fields["text"], grid)
-        return await self._answer(request, self.readings, fields, compute)
+    def on_grid(
+        self,
+        worker: Worker,
+        needed: Mapping[str, Values],
+        compute: Callable[[Explorer, Depth, _Fields], Answer],
+    ) -> _Handler:
+        """Answers what an explorer computes of a request's fields on its grid."""
+
+        async def handler(request: Request) -> Response:
+            fields, explorer, grid = await self._read_request(request, needed)
+            compute_answer = partial(compute, explorer, grid, fields)
+            return await self._answer(request, worker, fields, compute_answer)
+
+        return handler
 
     async def continuation(self, request: Request) -> Response:
         """What follows a text, as plain text, token by token."""
-        fields, explorer, grid = await self._asked(request, _CONTINUATION)
+        fields, explorer, grid = await self._read_request(request, _CONTINUATION)
         sampling = Sampling(fields["temperature"])
         pieces = explorer.continuation(
             fields["text"], grid, fields["max_tokens"], sampling, fields["seed"]
@@ -108,40 +189,28 @@ class _Server:
                     yield piece
                     piece = await take(begun=True)
 
-        as_they_come = {"content-encoding": "identity"}  # a compressor may hold them back
-        return StreamingResponse(stream(), media_type="text/plain", headers=as_they_come)
-
-    async def validation(self, request: Request) -> Response:
-        """The loss at a depth."""
-        fields, explorer, grid = await self._asked(request, {})
-        compute = partial(explorer.validation, grid)
-        return await self._answer(request, self.analyses, fields, compute)
-
-    async def sensitivity(self, request: Request) -> Response:
-        """The sensitivity of a token's output to the tokens before."""
-        fields, explorer, grid = await self._asked(request, _OF_TOKEN)
-        compute = partial(explorer.sensitivity, fields["text"], fields["output"], grid)
-        return await self._answer(request, self.analyses, fields, compute)
+        uncompressed = {"content-encoding": "identity"}  # a compressor may hold pieces back
+        return StreamingResponse(stream(), media_type="text/plain", headers=uncompressed)
 
     async def paths(self, request: Request) -> Response:
         """The paths of W(t)."""
-        fields = await read_fields(request, {}, _RUN)
+        fields = await _read_fields(request, {}, _RUN)
         compute = self._find(fields["run"]).paths
         return await self._answer(request, self.analyses, fields, compute)
 
-    async def _asked(
+    async def _read_request(
         self, request: Request, needed: Mapping[str, Values]
-    ) -> tuple[Fields, Explorer, Depth]:
+    ) -> tuple[_Fields, Explorer, Depth]:
         """A request's fields, its run, and its grid, which is the run's own where it says nothing.
 
         A run's own scheme may be of another package, but no request can name one.
         """
-        fields = await read_fields(request, needed, _GRID)
+        fields = await _read_fields(request, needed, _GRID)
         explorer = self._find(fields["run"])
         own, scheme = explorer.config, fields["scheme"]
         if scheme not in (None, *explorer.schemes):
             raise InputError(
-                f"scheme is {shorten(scheme)}; it can be {', '.join(explorer.schemes)}"
+                f"scheme is {_shorten(scheme)}; it can be {', '.join(explorer.schemes)}"
             )
         return fields, explorer, (fields["num_steps"] or own.num_steps, scheme or own.scheme)
 
@@ -150,12 +219,12 @@ class _Server:
             return next(iter(self.explorers.values()))
         if name not in self.explorers:
             raise InputError(
-                f"there is no run {shorten(name)}; there are {', '.join(self.explorers)}"
+                f"there is no run {_shorten(name)}; there are {', '.join(self.explorers)}"
             )
         return self.explorers[name]
 
     async def _answer(
-        self, request: Request, worker: Worker, fields: Fields, compute: Callable[[], Answer]
+        self, request: Request, worker: Worker, fields: _Fields, compute: Callable[[], Answer]
     ) -> Response:
         """The answer, which is given at once if it was given before."""
         key = (request.url.path, *fields.values())
@@ -167,16 +236,11 @@ class _Server:
         return JSONResponse(answer)
 
 
-async def _refuse_input(request: Request, error: Exception) -> Response:
-    return JSONResponse({"error": str(error)}, 400)
-
-
 async def _refuse(request: Request, error: Exception) -> Response:
-    status, detail = (
-        (error.status_code, error.detail) if isinstance(error, HTTPException) else (499, "gone")
-    )
-    headers = getattr(error, "headers", None)
-    return JSONResponse({"error": detail}, status, headers)
+    if isinstance(error, HTTPException):
+        return JSONResponse({"error": error.detail}, error.status_code, error.headers)
+    gone = isinstance(error, ClientDisconnect)
+    return JSONResponse({"error": "gone" if gone else str(error)}, 499 if gone else 400)
 
 
 async def _fail(request: Request, error: Exception) -> Response:
@@ -192,23 +256,26 @@ def make_app(explorers: Mapping[str, Explorer], token: str) -> Starlette:
       token: what every request for data must show in its header `Authorization: Bearer TOKEN`.
     """
     server = _Server(explorers, token)
-    endpoints = (
-        ("/api/runs", server.runs, "GET"),
-        ("/api/read", server.read, "POST"),
-        ("/api/continue", server.continuation, "POST"),
-        ("/api/validation", server.validation, "POST"),
-        ("/api/sensitivity", server.sensitivity, "POST"),
-        ("/api/paths", server.paths, "POST"),
-    )
+    readings, analyses = server.readings, server.analyses
+    handlers: dict[str, _Handler] = {
+        "runs": server.runs,
+        "read": server.on_grid(readings, _TEXT, lambda it, grid, f: it.read(f["text"], grid)),
+        "continue": server.continuation,
+        "validation": server.on_grid(analyses, {}, lambda it, grid, f: it.validation(grid)),
+        "sensitivity": server.on_grid(
+            analyses, _TOKEN, lambda it, grid, f: it.sensitivity(f["text"], f["output"], grid)
+        ),
+        "paths": server.paths,
+    }
     routes = [
-        Route(path, server.guarded(handler), methods=[method])
-        for path, handler, method in endpoints
+        Route(f"/api/{name}", server.guarded(it), methods=["GET" if name == "runs" else "POST"])
+        for name, it in handlers.items()
     ]
     return Starlette(
         routes=[*routes, Mount("/", _Page(directory=PAGE, html=True))],
         middleware=[Middleware(GZipMiddleware, minimum_size=2000)],
         exception_handlers={
-            InputError: _refuse_input,
+            InputError: _refuse,
             HTTPException: _refuse,
             ClientDisconnect: _refuse,
             Exception: _fail,

@@ -16,12 +16,7 @@ _NOTHING_FROM_OUTSIDE = (
 
 
 def write_recording(path: AnyPath, explorer: Explorer, text: str | None = None) -> None:
-    """Writes the file.
-
-    Args:
-      path: the file.
-      explorer: the run.
-      text: the text that it shows; None for the start of the validation text.
+    """Writes the file, for a text or, if it is None, for the start of the validation text.
 
     Raises:
       InputError: if the text can't be read.
@@ -29,7 +24,8 @@ def write_recording(path: AnyPath, explorer: Explorer, text: str | None = None) 
     """
     about = explorer.about()
     text = about["text"] if text is None else text
-    depths = _choose_depths(about["offered"], about["trained"])
+    stride = -(-len(about["offered"]) // _MOST_DEPTHS)  # besides the trained depths
+    depths = sorted({*about["offered"][::stride], *about["trained"]})
     run, scheme = {"run": about["name"]}, about["scheme"]
     shown = {**about, "text": text, "offered": depths, "schemes": [scheme]}
     answers: Answer = {_key("/api/runs", None): {"runs": [shown]}}
@@ -43,12 +39,6 @@ def write_recording(path: AnyPath, explorer: Explorer, text: str | None = None) 
         pieces = explorer.continuation(text, grid, _MOST_TOKENS, Sampling(_TEMPERATURE), _SEED)
         answers[_key("/api/continue", {"text": text, **on, **drawn})] = "".join(pieces)
     write_whole(path, _page(answers).encode())
-
-
-def _choose_depths(offered: list[int], trained: list[int]) -> list[int]:
-    """The trained ones, and others as far apart as fits."""
-    stride = -(-len(offered) // _MOST_DEPTHS)
-    return sorted({*offered[::stride], *trained})
 
 
 def _key(path: str, body: dict[str, Any] | None) -> str:

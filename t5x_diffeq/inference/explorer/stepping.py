@@ -27,23 +27,17 @@ from t5x_diffeq.model.ode.sources import source_of
 from t5x_diffeq.model.sub_fields import vector_field
 from t5x_diffeq.training.load import Run
 
-_TOP = 5  # likeliest tokens that a look tells
+_TOP = 5  # likeliest tokens of a look
 _GRIDS_KEPT = 2  # whose weights stay in memory
 Depth = tuple[int, str]  # number of solver steps and scheme
 
 
 class Look(NamedTuple):
-    """What the head reads from the states at one node.
+    """What the head reads from the states at one node."""
 
-    Attributes:
-      top: the likeliest successors of each token, the likeliest first.
-      log_p: their log probabilities.
-      loss: minus the log probability of each target, in nats.
-    """
-
-    top: Int[Array, "B L K"]
-    log_p: Float[Array, "B L K"]
-    loss: Float[Array, "B L"]
+    top: Int[Array, "B L K"]  # the likeliest successors of each token, the likeliest first
+    log_p: Float[Array, "B L K"]  # their log probabilities
+    loss: Float[Array, "B L"]  # minus the log probability of each target, in nats
 
 
 @partial(jax.jit, static_argnames="model")
@@ -53,10 +47,7 @@ def _start(model: LanguageModel, params: dict, tokens: Tokens, places: Places) -
 
 @partial(jax.jit, static_argnames="model")
 def _weights_at(model: LanguageModel, params: dict, times: Times) -> Weights:
-    def weights(module: LanguageModel) -> Weights:
-        return merge(module.weights(times))
-
-    return nn.apply(weights, model)({"params": params})
+    return nn.apply(lambda it: merge(it.weights(times)), model)({"params": params})
 
 
 @partial(jax.jit, static_argnames="model")
@@ -64,10 +55,10 @@ def _step(
     model: LanguageModel, y: State, W: Weights, places: Places, dt: Float[Array, ""]
 ) -> State:
     """A step of size dt: one of size 1 of dt times the field, so that dt can be an argument."""
-    of_key = vector_field(model.config, places)
+    make_field = vector_field(model.config, places)
 
     def scaled(key: Array | None) -> VectorField:
-        f, g = of_key(key)
+        f, g = make_field(key)
         return VectorField(lambda W, y: dt * f(W, y), lambda W, y: dt * g(W, y))
 
     return step_function(scaled, model.config.scheme, 1.0)(y, (W, None))
@@ -75,10 +66,7 @@ def _step(
 
 @partial(jax.jit, static_argnames="model")
 def _logits(model: LanguageModel, params: dict, y: State) -> Logits:
-    def read(module: LanguageModel) -> Logits:
-        return module.logits(module.normalise(y))
-
-    return nn.apply(read, model)({"params": params})
+    return nn.apply(lambda it: it.logits(it.normalise(y)), model)({"params": params})
 
 
 @partial(jax.jit, static_argnames="model")
@@ -102,22 +90,14 @@ def _draw(
 
 
 class Stepper:
-    """A run's forward pass, step by step, on any grid.
-
-    Args:
-      run: the run; per-layer weights exist on its own grid alone.
-    """
+    """A run's forward pass, step by step, on any grid; per-layer weights have their own alone."""
 
     def __init__(self, run: Run):
         self.run = run
         self._weights = lru_cache(_GRIDS_KEPT)(self._make_weights)
 
     def _on(self, grid: Depth) -> tuple[LanguageModel, LanguageModel]:
-        """The model on a grid, and the one that is compiled: the same for all numbers of steps.
-
-        Raises:
-          InputError: if the model doesn't exist on the grid.
-        """
+        """The model on a grid, and the one that is compiled: the same for all numbers of steps."""
         config = self.run.placed.model.config.at_depth(*grid)
         # XLA's attention takes any shape, and nothing is stored for a backward pass.
         plain = replace(config, attention="xla", remat="none")
@@ -129,8 +109,8 @@ class Stepper:
         model, compiled = self._on(grid)
         times = nodes(model.config).reshape(model.config.num_steps, -1)
         if not source_of(model.config).any_time:
-            of_steps = nn.apply(LanguageModel.merged_weights_by_step, model)
-            return of_steps({"params": self.run.params})
+            by_step = nn.apply(LanguageModel.merged_weights_by_step, model)
+            return by_step({"params": self.run.params})
         return [_weights_at(compiled, self.run.params, row) for row in times]
 
     def states(
@@ -165,12 +145,6 @@ class Stepper:
         """Yields one token after the other, up to the model's length.
 
         The tokens are those that `inference.sampling.generate` draws for this prompt alone.
-
-        Args:
-          tokens: the prompt, at least one token.
-          grid: the grid.
-          sampling: how tokens are drawn.
-          seed: seed of the draws.
         """
         (key,) = jax.random.split(jax.random.key(seed), 1)
         limit = self.run.placed.model.config.max_length

@@ -13,8 +13,7 @@ from t5x_diffeq.checkpoints.stored import TrainState
 from t5x_diffeq.config.config import Config
 from t5x_diffeq.config.config_files import baseline_of
 from t5x_diffeq.model.language_model import LanguageModel
-from t5x_diffeq.planner.kernels import product_flops
-from t5x_diffeq.planner.program_cost import program_cost
+from t5x_diffeq.planner.program_cost import product_flops, program_cost
 from t5x_diffeq.system.console import Progress, track
 from t5x_diffeq.system.files import AnyPath
 from t5x_diffeq.training.config_checks import check_new
@@ -31,7 +30,7 @@ TRACED_STEPS = 3  # of each model
 RATIO = "model / "  # before the name of what it is compared with
 
 
-class Contestant:
+class Candidate:
     """A model with its compiled optimizer step, its train state and a batch.
 
     The step is on the grids of `depths`; None is the model's own.
@@ -100,30 +99,23 @@ class Contestant:
         return product_flops(text)
 
 
-def _other_grids(config: Config) -> list[tuple[int, ...]]:
-    """The sets of depths that training draws, other than `model.num_steps` alone."""
-    if not config.train.depths:
-        return []
-    return [drawn for drawn in depths_to_come(config, 0) if drawn != (config.model.num_steps,)]
-
-
-def _contestants(config: Config, others: Mapping[str, Config]) -> Iterator[Contestant]:
-    """The models that a model is compared with."""
+def _candidates(config: Config, others: Mapping[str, Config]) -> Iterator[Candidate]:
     if others:
-        yield from (Contestant(name, other) for name, other in others.items())
+        yield from (Candidate(name, other) for name, other in others.items())
         return
     if config.train.trainable:
         whole = {"train.trainable": (), "model.adapter_rank": 0}
-        yield Contestant("full", config.with_values(whole))
+        yield Candidate("full", config.with_values(whole))
     else:
-        yield Contestant("baseline", baseline_of(config))
+        yield Candidate("baseline", baseline_of(config))
     if config.train.microbatches > 1:
-        yield Contestant("whole batch", config.with_values({"train.microbatches": 1}))
+        yield Candidate("whole batch", config.with_values({"train.microbatches": 1}))
     if config.optimizer.name != "adam":
-        yield Contestant("adam", config.with_values({"optimizer.name": "adam"}))
-    for drawn in _other_grids(config):
-        name = ("depths " if drawn[1:] else "depth ") + ", ".join(map(str, drawn))
-        yield Contestant(name, config, drawn)
+        yield Candidate("adam", config.with_values({"optimizer.name": "adam"}))
+    for depths in depths_to_come(config, 0) if config.train.depths else ():
+        if depths != (config.model.num_steps,):
+            name = ("depths " if depths[1:] else "depth ") + ", ".join(map(str, depths))
+            yield Candidate(name, config, depths)
 
 
 def compare_models(
@@ -140,33 +132,31 @@ def compare_models(
     as in LoRA, is compared with the same model without adapters, in which everything trains.
 
     Args:
-      config: the model's config.
-      others: the configs to compare with, by name.
       rounds: number of timed steps of each model.
       traces: the folder into which a few more steps of each model are traced; None: they aren't.
     """
     check_depths(config)
-    contestants = [Contestant("model", config), *_contestants(config, others)]
+    candidates = [Candidate("model", config), *_candidates(config, others)]
     for _ in track(range(_WARM_UP_STEPS), "warming up", _WARM_UP_STEPS, "rounds"):
-        for contestant in contestants:
-            contestant.step()
-    for contestant in contestants:
-        contestant.seconds.clear()
+        for candidate in candidates:
+            candidate.step()
+    for candidate in candidates:
+        candidate.seconds.clear()
     for _ in track(range(rounds), "timing the steps", rounds, "rounds"):
-        for contestant in contestants:
-            contestant.step()
+        for candidate in candidates:
+            candidate.step()
     if traces:
-        for contestant in contestants:
-            contestant.profile(traces)
-    results: list[dict[str, Any]] = [{"name": c.name, **c.results()} for c in contestants]
+        for candidate in candidates:
+            candidate.profile(traces)
+    results: list[dict[str, Any]] = [{"name": c.name, **c.results()} for c in candidates]
     model, *rest = results
     ratios = []
-    for contestant, other in zip(contestants[1:], rest, strict=True):
+    for candidate, other in zip(candidates[1:], rest, strict=True):
         ratio = {k: model[k] / other[k] for k in model if k not in ("name", _QUARTILES)}
-        # Of the rounds, in each of which the models take turns on an equally busy machine.
-        by_round = np.divide(contestants[0].seconds, contestant.seconds)
-        of_rounds = {_QUARTILES: _quartiles(by_round)}
-        ratios.append({"name": f"{RATIO}{other['name']}", **of_rounds, **ratio})
+        # In each round, the models take turns on an equally busy machine.
+        by_round = np.divide(candidates[0].seconds, candidate.seconds)
+        name = f"{RATIO}{other['name']}"
+        ratios.append({"name": name, _QUARTILES: _quartiles(by_round), **ratio})
     return [*results, *ratios]
 
 

@@ -1,11 +1,43 @@
-"""The grids that a run was trained on, and what its loss on another one means.
+"""The loss of a run on its validation split, and what it means on a grid that wasn't trained.
 
 W(t) is trained only at the nodes of the trained grids. Between them it is P e(t) untrained: noise
 with the features of 1000 t, and close to the values at the nodes with a few polynomials of t.
 """
 
 from t5x_diffeq.config.config import Config
+from t5x_diffeq.data.batches import eval_batches
+from t5x_diffeq.data.corpus import Corpus
+from t5x_diffeq.data.examples import eval_examples
+from t5x_diffeq.model.adaptive import Adaptive
 from t5x_diffeq.model.ode.sources import source_of
+from t5x_diffeq.training.evaluation import evaluate_loss, make_adaptive_eval_step, make_eval_step
+from t5x_diffeq.training.load import Run
+
+
+def evaluate_split(
+    run: Run,
+    corpus: Corpus,
+    batch_size: int,
+    limit: int | None = None,
+    adaptive: Adaptive | None = None,
+) -> dict[str, float]:
+    """Loss, perplexity, bits per byte and number of tokens on the validation split.
+
+    There are no bits per byte if the bytes of tokens aren't known (see `data.token_bytes`).
+
+    Args:
+      batch_size: sequences per batch, rounded up to a multiple of the batch shards.
+      limit: only the first `limit` batches; None for the whole split.
+      adaptive: a solver that chooses its own steps; None for the run's grid and scheme.
+    """
+    placed, parts = run.placed, eval_examples(run.placed.config.data, corpus)
+    rows = placed.eval_batch_size(min(batch_size, sum(map(len, parts))))
+    batches = eval_batches(parts, rows, placed.batch_sharding, limit)
+    with placed.context():
+        eval_step = make_eval_step(placed)
+        if adaptive:
+            eval_step = make_adaptive_eval_step(placed, adaptive)
+        return evaluate_loss(eval_step, run.params, batches)
 
 
 def is_trained_grid(config: Config, scheme: str, num_steps: int | None) -> bool:

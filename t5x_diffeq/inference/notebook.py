@@ -1,0 +1,191 @@
+"""What a notebook shows of a run: states and weights with labelled axes, and figures."""
+
+import importlib
+from collections.abc import Mapping, Sequence
+from functools import partial
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+from flax.traverse_util import flatten_dict
+from jaxtyping import Float, Shaped
+
+from t5x_diffeq.analysis.weight_paths import make_weight_paths
+from t5x_diffeq.model.layers.array_types import Weights
+from t5x_diffeq.system.extras import need_package
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from t5x_diffeq.inference.trained_run import TrainedRun
+
+
+_MOST = 6  # times or tokens that are printed
+
+
+class Trajectory(np.ndarray):
+    """The states y(t) of a text's tokens: an array `[states, tokens, width]`.
+
+    Slices of it, and results computed from it, are plain arrays without these attributes.
+    """
+
+    t: Float[np.ndarray, " states"] | None = None  # the times: 0, 1/N, ..., 1
+    tokens: tuple[str, ...] = ()  # the text of each token
+
+    @classmethod
+    def of(
+        cls,
+        states: Shaped[np.ndarray, "states L D"],
+        t: Float[np.ndarray, " states"],
+        tokens: Sequence[str],
+    ) -> "Trajectory":
+        """The states with the times and the texts of the tokens that they belong to."""
+        labelled = states.view(cls)
+        labelled.t, labelled.tokens = t, tuple(tokens)
+        return labelled
+
+    def __getitem__(self, index: Any) -> Any:
+        return np.asarray(self)[index]
+
+    def __repr__(self) -> str:
+        if self.t is None:
+            return repr(np.asarray(self))
+        states, length, width = self.shape
+        return (
+            f"y(t): [t {states}, token {length}, width {width}], {self.dtype}\n"
+            f"  t      {_shorten([f'{time:.3g}' for time in self.t])}\n"
+            f"  token  {_shorten([repr(token) for token in self.tokens])}"
+        )
+
+    __str__ = __repr__
+
+
+class WeightsOverTime(dict):
+    """The weights W(t) as a tree of arrays, whose leading axis is time unless t is one number.
+
+    JAX takes it as a tree, and a tree made of it (`jax.tree.map`) is a plain dict.
+
+    Args:
+      names: the logical axes of each leaf but the first, by its path.
+    """
+
+    def __init__(
+        self,
+        tree: Weights,
+        t: float | Float[np.ndarray, " times"],
+        names: Mapping[tuple[str, ...], Sequence[str | None]],
+    ):
+        super().__init__(tree)
+        self.t, self._names = t, names
+
+    @property
+    def axes(self) -> dict[str, tuple[str | None, ...]]:
+        """The name of each axis of each leaf, by the leaf's path; None: it has no name."""
+        first = ("t",) if np.ndim(self.t) else ()
+        return {
+            "/".join(path): (
+                *first,
+                *self._names.get(path, (None,) * (leaf.ndim - len(first))),
+            )
+            for path, leaf in flatten_dict(dict(self)).items()
+        }
+
+    def __repr__(self) -> str:
+        times = [f"{time:.3g}" for time in np.atleast_1d(self.t)]
+        leaves, axes = flatten_dict(dict(self), sep="/"), self.axes
+        wide = max(map(len, leaves))
+        lines = [
+            f"  {path:<{wide}}  [{_describe(axes[path], leaf.shape)}], {leaf.dtype}"
+            for path, leaf in leaves.items()
+        ]
+        return "\n".join([f"W(t) at t = {_shorten(times)}", *lines])
+
+
+jax.tree_util.register_pytree_with_keys(
+    WeightsOverTime,
+    lambda W: ([(jax.tree_util.DictKey(key), W[key]) for key in sorted(W)], tuple(sorted(W))),
+    lambda keys, children: dict(zip(keys, children, strict=True)),  # type: ignore
+)
+
+
+def _describe(names: Sequence[str | None], shape: Sequence[int]) -> str:
+    """`t 3, embed 128, 16`."""
+    pairs = zip(names, shape, strict=True)
+    return ", ".join(f"{name} {size}" if name else f"{size}" for name, size in pairs)
+
+
+def _shorten(words: Sequence[str]) -> str:
+    """The words, or the first of them and the last."""
+    if len(words) <= _MOST:
+        return ", ".join(words)
+    return ", ".join([*words[: _MOST - 2], "...", words[-1]])
+
+
+def import_plots(asked: str, module: str) -> ModuleType:
+    """A module of `analysis` that draws, which `asked` needs; InputError without matplotlib."""
+    need_package("matplotlib", asked, "leave it out")
+    return importlib.import_module(f"t5x_diffeq.analysis.{module}")
+
+
+class Figures:
+    """Draws a run; each method returns a matplotlib figure, whose `savefig` writes it.
+
+    Each raises an InputError if matplotlib isn't installed.
+    """
+
+    def __init__(self, run: "TrainedRun"):
+        self._run = run
+
+    def __call__(self) -> "Figure":
+        """The training and validation losses over optimizer steps."""
+        run_plots = import_plots("run.plot()", "run_plots")
+        return _shown_in_notebooks(run_plots.losses_over_steps(self._run.metric_lines()))
+
+    def weights(self) -> "Figure":
+        """W(t) at the grid's nodes: the path of each kernel, its norm, and its direction."""
+        plots, placed = import_plots("run.plot.weights()", "depth_plots"), self._run.run.placed
+        with placed.context():
+            paths = make_weight_paths(placed.model, placed.mesh)(self._run.run.params)
+        return _shown_in_notebooks(plots.weight_paths(paths))
+
+    def states(self, text: str) -> "Figure":
+        """|y(t)| and |dy/dt| of each token of a text, as `trajectory` takes it."""
+        run_plots = import_plots("run.plot.states()", "run_plots")
+        y = self._run.trajectory(text)
+        return _shown_in_notebooks(run_plots.states_over_time(np.asarray(y), y.t, y.tokens))
+
+    def depths(
+        self,
+        num_steps: Sequence[int] | None = None,
+        schemes: Sequence[str] | None = None,
+        limit: int | None = 4,
+    ) -> "Figure":
+        """The perplexity on validation against the number of solver steps, a line per scheme.
+
+        Args:
+          num_steps: numbers of steps; None for half, once, twice and four times the run's own.
+          schemes: schemes; None for the run's own.
+          limit: only the first `limit` batches; None for the whole split.
+
+        Raises:
+          InputError: if the weights don't exist on one of the grids.
+        """
+        plots, model = import_plots("run.plot.depths()", "depth_plots"), self._run.config.model
+        own = model.num_steps
+        counts = num_steps or sorted({max(own // 2, 1), own, 2 * own, 4 * own})
+        results = []
+        for scheme in schemes or [model.scheme]:
+            for count in counts:
+                perplexity = self._run.at_depth(count, scheme).evaluate(limit=limit)["perplexity"]
+                results.append(
+                    {"scheme": scheme, "num_steps": count, "eval/perplexity": perplexity}
+                )
+        return _shown_in_notebooks(plots.perplexity_over_depth(results, (model.scheme, own)))
+
+
+def _shown_in_notebooks(figure: "Figure") -> "Figure":
+    """The figure, which IPython shows without pyplot."""
+    render_image = import_plots("a figure", "figures").render_image
+    figure._repr_png_ = partial(render_image, figure)  # type: ignore[attr-defined]
+    return figure
