@@ -183,7 +183,7 @@ def test_absurd_sizes_are_refused_before_anything_is_made(small, tmp_path, key, 
 
 # Of each verb: arguments that are good, and the functions that begin when they are.
 GOOD = {
-    "train": (["--config={config}", "--workdir={new}"], ["runs.loop.prepare_corpus"]),
+    "train": (["--config={config}", "--workdir={new}"], ["training.loop.prepare_corpus"]),
     "finetune": (
         [
             "--config=configs/finetune.py:lora",
@@ -193,8 +193,8 @@ GOOD = {
         ],
         ["cli.finetune.train_to_end"],
     ),
-    "evaluate": (["--workdir={run}"], ["runs.load.load_run", "cli.evaluate._evaluate_tasks"]),
-    "generate": (["--workdir={run}"], ["runs.load.load_run"]),
+    "evaluate": (["--workdir={run}"], ["training.load.load_run", "cli.evaluate._evaluate_tasks"]),
+    "generate": (["--workdir={run}"], ["training.load.load_run"]),
     "status": (["--workdir={run}"], ["cli.status.RunStatus"]),
     "prepare_data": (["--config={config}", "--output={new}"], ["data.sources.load_source"]),
     "benchmark": (
@@ -203,8 +203,8 @@ GOOD = {
     ),
     "explore": (["--workdir={run}", "--port=0"], ["inference.trained_run.load"]),
     "plan": (["--config={config}", "--topology=cpu:1"], ["cli.plan.show_plans", "cli.plan.sweep"]),
-    "analyze": (["--what=spectra", "--workdir={run}", "--output={new}"], ["runs.load.load_run"]),
-    "export": (["--workdir={run}", "--output={new}"], ["runs.load.load_run"]),
+    "analyze": (["--what=spectra", "--workdir={run}", "--output={new}"], ["training.load.load_run"]),
+    "export": (["--workdir={run}", "--output={new}"], ["training.load.load_run"]),
     "convert": (["--input={run}", "--workdir={new}"], ["cli.convert.load_folder"]),
     "sweep": (
         ["--config={config}", "--output={new}", "--grid=model.num_steps=1,2"],
