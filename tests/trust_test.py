@@ -93,8 +93,9 @@ def test_what_a_person_has_named_is_not_asked_for(foreign):
 
 
 def test_the_further_block_needs_no_trust(foreign):
-    change(foreign, "model", block="t5x_diffeq.model.parallel_block:ParallelBlock")
-    assert read_config(foreign).model.block.endswith("ParallelBlock")
+    block = "t5x_diffeq.model.parallel_block:ParallelBlock"
+    change(foreign, "model", scheme="euler", block=block)
+    assert read_config(foreign).model.block == block
     change(foreign, "model", scheme="t5x_diffeq.system.files:remove_folder(folder='foreign')")
     with pytest.raises(InputError, match=ASKED):
         read_config(foreign)
