@@ -22,9 +22,8 @@ from ml_collections.config_flags import config_flags
 from t5x_diffeq.cli import command_line
 from t5x_diffeq.config.config import Config, DataKeys
 from t5x_diffeq.data.examples import check_data
-from t5x_diffeq.data.mixture import part_configs
 from t5x_diffeq.data.shards import read_manifest
-from t5x_diffeq.data.sources import SOURCES
+from t5x_diffeq.data.sources import SOURCES, part_configs
 from t5x_diffeq.planner.topology import make_topology
 from t5x_diffeq.system.errors import InfrastructureError, InputError
 from t5x_diffeq.system.files import BUCKETS, files_in, files_matching, is_in_bucket, parse_path

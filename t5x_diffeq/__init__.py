@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from t5x_diffeq.system.version import __version__
+from t5x_diffeq.system.extras import __version__
 
 if TYPE_CHECKING:
     from t5x_diffeq.cli.train import train

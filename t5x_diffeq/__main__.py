@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from t5x_diffeq.cli import VERBS, run_verb
-from t5x_diffeq.system.version import __version__
+from t5x_diffeq.system.extras import __version__
 
 
 def summary(verb: str) -> str:

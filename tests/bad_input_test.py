@@ -203,7 +203,10 @@ GOOD = {
     ),
     "explore": (["--workdir={run}", "--port=0"], ["inference.trained_run.load"]),
     "plan": (["--config={config}", "--topology=cpu:1"], ["cli.plan.show_plans", "cli.plan.sweep"]),
-    "analyze": (["--what=spectra", "--workdir={run}", "--output={new}"], ["training.load.load_run"]),
+    "analyze": (
+        ["--what=spectra", "--workdir={run}", "--output={new}"],
+        ["training.load.load_run"],
+    ),
     "export": (["--workdir={run}", "--output={new}"], ["training.load.load_run"]),
     "convert": (["--input={run}", "--workdir={new}"], ["cli.convert.load_folder"]),
     "sweep": (

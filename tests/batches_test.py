@@ -17,7 +17,7 @@ from row import BORDER, Row
 
 from t5x_diffeq.data.batches import eval_batches, host_batches, train_batches, train_dataset
 from t5x_diffeq.data.packing import FirstFitRows, Windows
-from t5x_diffeq.data.token_codes import Border
+from t5x_diffeq.data.tokenizer import Border
 from t5x_diffeq.system.errors import InputError
 
 TOKENS = np.arange(1, 1000, dtype=np.uint16)
@@ -126,7 +126,7 @@ def two_sources(packing):
     """7 parts of one source, 3 of another, attention within documents."""
     parts = [documents(300, 1), documents(90, 2)]
     if packing == "first_fit":
-        examples = [FirstFitRows(part, 32, "train", 5, BORDER) for part in parts]
+        examples = [FirstFitRows(part, 32, "train", BORDER, 5) for part in parts]
     else:
         examples = [Windows(part, 32, "train", BORDER, seed=5) for part in parts]
     return list(zip((0.7, 0.3), examples, strict=True))
@@ -192,7 +192,7 @@ def test_segments_part_documents():
         assert opened[0]["inputs"].tolist() == [1, 5, 6, 1]
         assert opened[0]["targets"].tolist() == [5, 6, 0, 7]
         assert opened[1]["inputs"].tolist() == [7, 1, 8, 9]
-    packed = FirstFitRows(row, 4, "train", 0, Border(end=0, opener=1))
+    packed = FirstFitRows(row, 4, "train", Border(end=0, opener=1), 0)
     for k in range(len(packed)):
         assert (packed[k]["inputs"][packed[k]["positions"] == 0] == 1).all()
         assert 0 not in packed[k]["inputs"]
@@ -205,7 +205,7 @@ def test_first_fit_places_every_token_once(lengths, seed):
     tokens = np.arange(1, sum(lengths) + 1, dtype=np.int64)
     tokens[np.cumsum(lengths) - 1] = 0
     row = Row(tokens, lengths)
-    packed = FirstFitRows(row, 16, "train", seed, BORDER)
+    packed = FirstFitRows(row, 16, "train", BORDER, seed)
     windows = [packed[k] for k in range(len(packed))]
     found = np.concatenate([w["targets"][w["mask"] > 0] for w in windows])
     np.testing.assert_array_equal(np.sort(found), np.sort(tokens))

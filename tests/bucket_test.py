@@ -22,7 +22,7 @@ from t5x_diffeq.cli import command_line
 from t5x_diffeq.config.config import DataKeys
 from t5x_diffeq.data import shards
 from t5x_diffeq.data.stream_files import open_stream
-from t5x_diffeq.system import files, guards, leases, locks, staging
+from t5x_diffeq.system import files, locks, staging
 from t5x_diffeq.system.errors import InfrastructureError, InputError, RunError
 from t5x_diffeq.system.files import parse_path
 from t5x_diffeq.training.tracking.jsonl import read_metrics
@@ -350,7 +350,7 @@ def test_a_stream(store):
 def lease(store, monkeypatch):
     """A lease on gs://bucket/run that lasts a second; gives its path."""
     monkeypatch.setenv("T5X_DIFFEQ_LEASE_SECONDS", f"{patience(1):.0f}")
-    monkeypatch.setattr(leases._Lease, "keep_renewing", lambda self, ended: None)  # it sleeps
+    monkeypatch.setattr(locks._Lease, "keep_renewing", lambda self, ended: None)  # it sleeps
     return parse_path("gs://bucket/run/.lock", "it")
 
 
@@ -359,7 +359,7 @@ def test_a_holder_that_slept_too_long_writes_nothing(store, lease, monkeypatch):
     lost = pytest.raises(InfrastructureError, match=r"no longer holds .* now held by process")
     with locks.hold_lock(lease, "it"):
         files.write_whole(lease.parent / "first", b"1")
-        ((_, slept),) = guards.write_guards
+        ((_, slept),) = files.write_guards
         with locks.hold_lock(lease, "it"):  # it waits until the lease has expired
             for _ in range(2):
                 with lost:
@@ -378,10 +378,10 @@ def test_a_lease_that_may_have_expired_is_renewed_before_a_file_is_written(
     """A lease of which nobody has taken over is held again."""
     with locks.hold_lock(lease, "it"):
         before = store.read("run/.lock")
-        guards.check_writable(lease.parent / "file")
+        files.check_writable(lease.parent / "file")
         assert store.read("run/.lock") == before
-        monkeypatch.setattr(leases, "_now", lambda: time.monotonic() + 1e9)
-        guards.check_writable(lease.parent / "file")
+        monkeypatch.setattr(locks, "_now", lambda: time.monotonic() + 1e9)
+        files.check_writable(lease.parent / "file")
         assert store.read("run/.lock") != before
     assert store.names() == []
 
@@ -389,18 +389,18 @@ def test_a_lease_that_may_have_expired_is_renewed_before_a_file_is_written(
 def test_an_answer_that_is_lost_is_no_lost_lease(store, lease, monkeypatch):
     """The bucket wrote it, and the client tries again with a generation of before."""
     now = [0.0]
-    monkeypatch.setattr(leases, "_now", lambda: now[0])
+    monkeypatch.setattr(locks, "_now", lambda: now[0])
     with locks.hold_lock(lease, "it"):
         now[0] = 1e9
-        written, original = [], leases.bucket_files().call
+        written, original = [], locks.bucket_files().call
 
         def call_twice(method, *arguments, **more):
             if method == "POST":
                 written.append(original(method, *arguments, **more))
             return original(method, *arguments, **more)
 
-        monkeypatch.setattr(leases.bucket_files(), "call", call_twice)
-        guards.check_writable(lease.parent / "file")
+        monkeypatch.setattr(locks.bucket_files(), "call", call_twice)
+        files.check_writable(lease.parent / "file")
         assert len(written) == 1
         monkeypatch.undo()
     assert store.names() == []

@@ -18,16 +18,13 @@ from chats import (
 from helpers import small_config
 
 from t5x_diffeq.config.config import Config
-from t5x_diffeq.data.chat import Chat, TemplateError
+from t5x_diffeq.data.chat import Chat, TemplateError, parse_sentencepiece
 from t5x_diffeq.data.chat_template import ChatFormat, read_chat_format, read_template
-from t5x_diffeq.data.fast_tokenizer import parse_sentencepiece
-from t5x_diffeq.data.recipe import adopt_tokenizer, tokenizer_in
+from t5x_diffeq.data.recipe import adopt_tokenizer, make_tokenizer, tokenizer_in, with_template
 from t5x_diffeq.data.tokenizer import (
     ByteTokenizer,
     SentencePieceTokenizer,
     load_tokenizer,
-    make_tokenizer,
-    with_template,
 )
 from t5x_diffeq.hf.tokenizer_files import write_tokenizer
 from t5x_diffeq.system.errors import InputError

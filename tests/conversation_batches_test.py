@@ -22,8 +22,7 @@ from t5x_diffeq.data.packing import FirstFitRows, Windows
 from t5x_diffeq.data.preparation import tokenise_documents
 from t5x_diffeq.data.recipe import adopt_tokenizer
 from t5x_diffeq.data.rows import Skipped
-from t5x_diffeq.data.token_codes import Border
-from t5x_diffeq.data.tokenizer import ByteTokenizer
+from t5x_diffeq.data.tokenizer import Border, ByteTokenizer
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.training.evaluation import EvalMetrics, evaluate_loss
 from t5x_diffeq.training.step import make_gradient

@@ -8,7 +8,7 @@ import pytest
 from patience import patience
 
 from t5x_diffeq.cluster import peers
-from t5x_diffeq.cluster.peers import EXIT_INFRASTRUCTURE, Peers, _LastWord
+from t5x_diffeq.cluster.peers import EXIT_INFRASTRUCTURE, Peers, _LastLine
 
 
 def test_a_last_line_that_cannot_be_printed(monkeypatch):
@@ -16,16 +16,16 @@ def test_a_last_line_that_cannot_be_printed(monkeypatch):
         raise BrokenPipeError(32, "Broken pipe")
 
     monkeypatch.setattr(peers, "write", fail)
-    _LastWord().say("the disk is full")
+    _LastLine().print("the disk is full")
 
 
 def test_a_first_thread_that_does_not_end_the_process(monkeypatch, capsys):
     monkeypatch.setattr(peers, "_SECONDS_TO_END", 0.2)
-    last_word = _LastWord()
-    first = threading.Thread(target=last_word.say, args=("process 1 was lost",))
+    last_line = _LastLine()
+    first = threading.Thread(target=last_line.print, args=("process 1 was lost",))
     first.start()
     first.join()
-    last_word.say("a link failed")  # returns, so that this thread can end the process
+    last_line.print("a link failed")  # returns, so that this thread can end the process
     assert capsys.readouterr().err == "error: process 1 was lost\n"
 
 

@@ -8,13 +8,13 @@ import pytest
 from patience import patience
 from slurm_cluster import free_ports
 
-from t5x_diffeq.cluster import rendezvous
-from t5x_diffeq.cluster.rendezvous import Rank, bind_address, meet, own_address
+from t5x_diffeq.cluster import processes
+from t5x_diffeq.cluster.processes import Rank, bind_address, meet, own_address
 
 
 def test_process_0_listens_at_the_address_that_the_others_are_told(monkeypatch, capfd):
     """And says whom it waits for; nobody hears it elsewhere."""
-    monkeypatch.setattr(rendezvous, "_SECONDS_BETWEEN_LINES", 0.1)
+    monkeypatch.setattr(processes, "_SECONDS_BETWEEN_LINES", 0.1)
     (port,) = free_ports(1)
     coordinator, met = f"127.0.0.1:{port}", {}
 

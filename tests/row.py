@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from t5x_diffeq.data.token_codes import Border
+from t5x_diffeq.data.tokenizer import Border
 
 
 class Row:

@@ -12,8 +12,7 @@ from helpers import ROOT, metrics_of
 from process_runs import command, read_reports, run, start, stop_at, write_text
 
 from t5x_diffeq.cluster import processes
-from t5x_diffeq.cluster.processes import cluster_in, rank_in
-from t5x_diffeq.cluster.rendezvous import Rank
+from t5x_diffeq.cluster.processes import Rank, cluster_in, rank_in
 from t5x_diffeq.system.errors import InputError
 
 

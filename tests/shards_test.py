@@ -15,7 +15,7 @@ from row import BORDER
 
 from t5x_diffeq.cli import prepare_data
 from t5x_diffeq.config.config import DataKeys
-from t5x_diffeq.data import encoding, preparation, shards
+from t5x_diffeq.data import encoding, manifest, preparation, shards
 from t5x_diffeq.data.encoding import TextEncoder
 from t5x_diffeq.data.packing import Windows
 from t5x_diffeq.data.preparation import tokenise_documents
@@ -120,7 +120,7 @@ def test_damaged_shards_are_named(data, shards_folder, tmp_path, monkeypatch):
     data.source, data.path = "tokens", str(shards_folder)
     with pytest.raises(InputError, match=r"train-00001-of-00003.array_record is not the one that"):
         corpus_of(data, tmp_path / "run", new=True)
-    monkeypatch.setattr(shards, "verify", lambda *_: None)  # as if it were damaged later
+    monkeypatch.setattr(manifest, "verify", lambda *_: None)  # as if it were damaged later
     with pytest.raises(InputError, match=r"train-00001-of-00003.array_record: record \d+ can't"):
         corpus_of(data, tmp_path / "run", new=True)
     shard.write_bytes(content[:100])

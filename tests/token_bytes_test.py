@@ -15,11 +15,10 @@ from clu import metrics as clu_metrics
 from row import Row
 from sentencepiece import sentencepiece_model_pb2 as pb2
 
-from t5x_diffeq.data.encoding import encoder_of
+from t5x_diffeq.data.encoding import encoder_of, is_trained, tokens_of
 from t5x_diffeq.data.packing import Windows
 from t5x_diffeq.data.rows import Skipped
 from t5x_diffeq.data.token_bytes import NoByteLengthsError, token_bytes
-from t5x_diffeq.data.token_codes import is_trained, tokens_of
 from t5x_diffeq.data.tokenizer import ByteTokenizer, HuggingFaceTokenizer, SentencePieceTokenizer
 from t5x_diffeq.training.evaluation import EvalMetrics, evaluate_loss
 

@@ -92,9 +92,10 @@ def test_what_a_person_has_named_is_not_asked_for(foreign):
     assert read_config(foreign).model.scheme == SHELL  # by now a person has
 
 
-def test_a_block_of_the_package_needs_no_trust(foreign):
-    change(foreign, "model", block="t5x_diffeq.model.parallel_block:ParallelBlock")
-    assert read_config(foreign).model.block.endswith("ParallelBlock")
+def test_the_further_block_needs_no_trust(foreign):
+    block = "t5x_diffeq.model.parallel_block:ParallelBlock"
+    change(foreign, "model", scheme="euler", block=block)
+    assert read_config(foreign).model.block == block
     change(foreign, "model", scheme="t5x_diffeq.system.files:remove_folder(folder='foreign')")
     with pytest.raises(InputError, match=ASKED):
         read_config(foreign)

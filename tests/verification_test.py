@@ -10,12 +10,12 @@ from fault_shards import NAMES, data_of, edit, make_shards, swap
 from helpers import corpus_of, small_config
 
 from t5x_diffeq.config.config import DataKeys
-from t5x_diffeq.data import verification
 from t5x_diffeq.data.corpus import load_corpus
 from t5x_diffeq.data.manifest import read_manifest
 from t5x_diffeq.data.recipe import tokenizer_in
 from t5x_diffeq.data.shards import ShardedDocuments
 from t5x_diffeq.data.sources import load_source
+from t5x_diffeq.system import files
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.files import file_digest
 
@@ -93,7 +93,7 @@ def test_hashed_once_on_a_machine(shards, data, tmp_path, monkeypatch):
         hashed.append(path.name)
         return file_digest(path)
 
-    monkeypatch.setattr(verification, "file_digest", count_digest)
+    monkeypatch.setattr(files, "file_digest", count_digest)
     corpus_of(data, tmp_path / "run", new=True)
     assert len(hashed) == len(set(hashed)) == 8  # records and lengths of two splits
     corpus_of(data, tmp_path / "run", new=False)
@@ -105,7 +105,7 @@ def test_hashed_once_on_a_machine(shards, data, tmp_path, monkeypatch):
 
 
 def test_what_was_just_made_is_not_hashed_again(original, monkeypatch):
-    monkeypatch.setattr(verification, "file_digest", None)
+    monkeypatch.setattr(files, "file_digest", None)
     for split in ("train", "validation"):
         ShardedDocuments(original, split)
 

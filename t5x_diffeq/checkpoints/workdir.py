@@ -15,9 +15,9 @@ from t5x_diffeq.config.plugins import changed_plugins, check_trusted, plugin_ver
 from t5x_diffeq.data.corpus import explain_no_run
 from t5x_diffeq.system.console import say
 from t5x_diffeq.system.errors import InputError
+from t5x_diffeq.system.extras import __version__
 from t5x_diffeq.system.files import AnyPath, describe_error, read_json_object, write_whole
 from t5x_diffeq.system.locks import hold_lock
-from t5x_diffeq.system.version import __version__
 
 CONFIG_FILE = "config.json"
 _VERSION = "t5x_diffeq"  # the key for the version that wrote the config

@@ -17,9 +17,8 @@ from t5x_diffeq.cli.verb_flags import VerbFlags
 from t5x_diffeq.config.keys.values import CONVENTIONS
 from t5x_diffeq.system.console import Progress, format_count, say
 from t5x_diffeq.system.errors import InputError
-from t5x_diffeq.system.extras import need_package
+from t5x_diffeq.system.extras import __version__, need_package
 from t5x_diffeq.system.files import AnyPath, absolute_path
-from t5x_diffeq.system.version import __version__
 
 if TYPE_CHECKING:
     from t5x_diffeq.analysis.report import Section

@@ -40,7 +40,7 @@ from t5x_diffeq.cluster import tpu_hosts
 from t5x_diffeq.cluster.peers import (
     EXIT_INFRASTRUCTURE,
     EXIT_INTERRUPTED,
-    LAST_WORD,
+    LAST_LINE,
     Failure,
     Peers,
 )
@@ -65,8 +65,8 @@ from t5x_diffeq.system.errors import (
     is_of_server,
     platform_error,
 )
+from t5x_diffeq.system.extras import __version__
 from t5x_diffeq.system.files import AnyPath, describe_error, parse_path
-from t5x_diffeq.system.version import __version__
 
 _FROM_INIT = ("model.num_steps", "model.scheme")  # None: the values of the run that init_from names
 _SECONDS_FOR_OTHERS = 3  # for other processes to say why they ended, before we blame this one
@@ -184,8 +184,8 @@ def _fail(status: int, error: object) -> int:
     others = _find_peers()
     failure = Failure(others.index if others else 0, status, str(error)).unless_repeated()
     if others:
-        others.tell(failure)
-    LAST_WORD.say(failure)
+        others.send_failure(failure)
+    LAST_LINE.print(failure)
     return failure.status
 
 

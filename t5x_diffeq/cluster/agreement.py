@@ -23,12 +23,7 @@ from t5x_diffeq.cluster.peers import Peers
 
 
 class Reason(NamedTuple):
-    """Why all processes stop.
-
-    Attributes:
-      status: the exit status to end with.
-      name: the name of the signal.
-    """
+    """Why all processes stop: the exit status to end with, and the name of the signal."""
 
     status: int
     name: str
@@ -37,11 +32,8 @@ class Reason(NamedTuple):
 class Agreement:
     """Gathers values of all processes, counts places, and knows at which one all stop.
 
-    Args:
-      peers: the connections to the other processes; listening on them starts here.
-
-    Attributes:
-      reason: why all stop at the place for which `count_place` is true; None until it is decided.
+    Listening to the peers starts here. `reason` says why all stop at the place for which
+    `count_place` is true; it is None until that is decided.
     """
 
     def __init__(self, peers: Peers):
@@ -56,14 +48,10 @@ class Agreement:
         self._asked: Reason | None = None  # process 0: the first request
         self._counts: dict[int, int] = {}  # process 0: the answers
         self.reason: Reason | None = None
-        peers.start(self._hear)
+        peers.start(self._on_message)
 
     def gather(self, purpose: str, value: Any) -> list:
-        """The values of all processes, in their order; every process must call it.
-
-        Args:
-          purpose: what they are for; the same on all processes.
-          value: anything that JSON can hold.
+        """The values (of JSON) of all processes, in their order; every process must call it.
 
         Raises:
           RuntimeError: if another process has another purpose, which is a fault of the program.
@@ -91,7 +79,7 @@ class Agreement:
             self._places += 1
             return self._last is not None and self._places >= self._last
 
-    def _hear(self, sender: int, message: dict[str, Any]) -> None:
+    def _on_message(self, sender: int, message: dict[str, Any]) -> None:
         """In the listening thread; on process 0 also in the main thread, but never in both."""
         match message:
             case {"gather": call, "purpose": purpose, "value": value}:

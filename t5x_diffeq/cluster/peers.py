@@ -38,13 +38,9 @@ _DONE = {"done": True}
 
 @dataclass(frozen=True)
 class Failure:
-    """Why the processes end.
+    """Why the processes end, after `process` failed: their exit status and last line.
 
-    Attributes:
-      process: the process that failed.
-      status: the exit status of all processes.
-      message: the last line.
-      hang: whether each process must say what it was doing (see `cluster/watchdog.py`).
+    After a hang, each process must say what it was doing (see `cluster/watchdog.py`).
     """
 
     process: int
@@ -64,13 +60,13 @@ class Failure:
         return self.message if self.process == 0 else f"process {self.process}: {self.message}"
 
 
-class _LastWord:
+class _LastLine:
     """The last line of a process: the first thread that has one prints it and ends the process."""
 
     def __init__(self):
         self.taken = threading.RLock()
 
-    def say(self, line: object) -> None:
+    def print(self, line: object) -> None:
         """Prints the line; a second thread waits here until the first ends the process.
 
         Nothing keeps the process from its end: neither a standard error that nobody reads any more,
@@ -81,35 +77,29 @@ class _LastWord:
                 write(f"{ERROR}{' '.join(str(line).split())}")
 
 
-LAST_WORD = _LastWord()
+LAST_LINE = _LastLine()
 
 
 class Peers:
     """This process's connections: from process 0 to all others, from any other to process 0.
 
-    Args:
-      index: the number of this process.
-      count: the number of processes.
-      connections: the open connections by process number.
-
-    Attributes:
-      at_hang: called before this process ends because a process hangs.
+    `at_hang` is called before this process ends because a process hangs.
     """
 
     def __init__(self, index: int, count: int, connections: dict[int, socket.socket]):
         self.index, self.count, self.connections = index, count, connections
         self.silence = float(os.environ.get("T5X_DIFFEQ_SILENCE_SECONDS", SILENCE_SECONDS))
         self.beat = min(_BEAT_SECONDS, self.silence / 4)
-        self.heard = dict.fromkeys(connections, time.monotonic())
+        self.last_received = dict.fromkeys(connections, time.monotonic())
         self.unread = dict.fromkeys(connections, b"")
         self.done: set[int] = set()
         self.leaving = False
         self.at_hang: Callable[[], None] = lambda: None
         self.sending = threading.Lock()
         self.questions: dict[int, tuple[float, float]] = {}  # see `_answer`
-        self.all_heard = 0.0  # the newest question of this process that process 0 has answered
-        self.hear: Callable[[int, dict], None] = lambda sender, message: None
-        self.handing_on = threading.RLock()  # one message at a time
+        self.all_received = 0.0  # the newest question of this process that process 0 has answered
+        self.on_message: Callable[[int, dict], None] = lambda sender, message: None
+        self.delivering = threading.RLock()  # one message at a time
         self.selector = selectors.DefaultSelector()
         for other, connection in connections.items():
             connection.settimeout(self.beat)
@@ -124,21 +114,21 @@ class Peers:
         since = time.monotonic()
         latest = since + self.silence + 4 * self.beat
         if self.index != 0:
-            self.send({"all_heard_question": since})
+            self.send({"all_received_question": since})
         while time.monotonic() < latest:
-            hears_all = self.index == 0 or 0 in self.done  # else process 0 alone does
-            if self._least_heard() > since if hears_all else self.all_heard >= since:
+            receives_all = self.index == 0 or 0 in self.done  # else process 0 alone does
+            if self._oldest_received() > since if receives_all else self.all_received >= since:
                 return
             time.sleep(self.beat / 10)
 
-    def start(self, hear: Callable[[int, dict], None]) -> None:
-        """Starts to listen; `hear(sender, message)` is called for each of others' messages."""
-        self.hear = hear
+    def start(self, on_message: Callable[[int, dict], None]) -> None:
+        """Starts to listen; `on_message(sender, message)` is called for each message of others."""
+        self.on_message = on_message
         threading.Thread(target=self._listen, name="peers", daemon=True).start()
 
     # ---------------------------------------------------------------------- what is sent
 
-    def tell(self, failure: Failure) -> None:
+    def send_failure(self, failure: Failure) -> None:
         """Tells the others that all must end."""
         self.leaving = True
         self.send(asdict(failure))
@@ -160,34 +150,34 @@ class Peers:
     def send_to(self, process: int, message: dict) -> None:
         """Sends a message to process 0, or from process 0 to any process, itself included."""
         if process == self.index:
-            self._hand_on(self.index, message)
+            self._deliver(self.index, message)
         else:
             self.send(message, {process})
 
     def send_to_all(self, message: dict) -> None:
         """Sends a message from process 0 to all processes, to itself last."""
         self.send(message)
-        self._hand_on(self.index, message)
+        self._deliver(self.index, message)
 
-    # ---------------------------------------------------------------------- what is heard
+    # ---------------------------------------------------------------------- what is received
 
-    def _hand_on(self, sender: int, message: dict) -> None:
-        with self.handing_on:
-            self.hear(sender, message)
+    def _deliver(self, sender: int, message: dict) -> None:
+        with self.delivering:
+            self.on_message(sender, message)
 
     def _listen(self) -> None:
         """The listening thread: receives messages, and sends heartbeats."""
         said = 0.0
         while self.selector.get_map():
             for key, _ in self.selector.select(self.beat):
-                self._hear(key.data)
+                self._receive(key.data)
             now = time.monotonic()
             if now - said > self.beat:
                 said = now
                 self.send({})
             self._answer()
-            for other in self.heard.keys() - self.done:
-                if now - self.heard[other] > self.silence + 2 * self.beat:
+            for other in self.last_received.keys() - self.done:
+                if now - self.last_received[other] > self.silence + 2 * self.beat:
                     self._lose(other, f"has not answered for {self.silence:.0f} s")
 
     def _answer(self) -> None:
@@ -197,16 +187,16 @@ class Peers:
         repeats; beside it stands when this process received it.
         """
         for other, (asked, received) in list(self.questions.items()):
-            if self._least_heard() > received:
+            if self._oldest_received() > received:
                 del self.questions[other]
-                self.send({"all_heard_answer": asked}, {other})
+                self.send({"all_received_answer": asked}, {other})
 
-    def _least_heard(self) -> float:
+    def _oldest_received(self) -> float:
         """When the process that has been silent for longest was heard from."""
-        running = self.heard.keys() - self.done
-        return min((self.heard[other] for other in running), default=time.monotonic())
+        running = self.last_received.keys() - self.done
+        return min((self.last_received[other] for other in running), default=time.monotonic())
 
-    def _hear(self, other: int) -> None:
+    def _receive(self, other: int) -> None:
         connection = self.connections[other]
         try:
             received = connection.recv(2**16)
@@ -219,23 +209,22 @@ class Peers:
                     other, "was lost: it was killed, or its machine or the link to it failed"
                 )
             return
-        self.heard[other] = time.monotonic()
+        self.last_received[other] = time.monotonic()
         *lines, self.unread[other] = (self.unread[other] + received).split(b"\n")
         for message in map(parse_json, lines):
             if message == _DONE:
                 self.done.add(other)
-            elif "all_heard_question" in message:
-                asked = message["all_heard_question"]
-                self.questions[other] = (asked, self.heard[other])
-            elif "all_heard_answer" in message:
-                self.all_heard = max(self.all_heard, message["all_heard_answer"])
+            elif "all_received_question" in message:
+                asked = message["all_received_question"]
+                self.questions[other] = (asked, self.last_received[other])
+            elif "all_received_answer" in message:
+                self.all_received = max(self.all_received, message["all_received_answer"])
             elif "status" in message:
                 self.end(Failure(**message))
             elif message:
-                self._hand_on(other, message)
+                self._deliver(other, message)
 
     def _lose(self, other: int, how: str) -> None:
-        """Ends the run, because a process was lost."""
         if self.leaving:
             self.done.add(other)
             return
@@ -247,10 +236,10 @@ class Peers:
         """Ends this process, and through process 0 all others."""
         if self.leaving:
             return
-        self.tell(failure)
+        self.send_failure(failure)
         if failure.hang:
             self.at_hang()
-        LAST_WORD.say(failure)
+        LAST_LINE.print(failure)
         os._exit(failure.status)
 
 

@@ -6,12 +6,21 @@ Processes are found, in this order, from
     JAX_NUM_PROCESSES, and JAX_PROCESS_ID or a Kubernetes indexed job's JOB_COMPLETION_INDEX
     TPU machines: GKE's variables or Cloud TPU's metadata (tpu_hosts.py)
     SLURM (under `srun`) and Open MPI, as JAX detects them
+
+They meet before JAX's own service starts, which does not name who is absent: process 0 listens on
+the coordinator's port, at the address that the others are told. What they send is not encrypted,
+and nobody proves who they are: as with JAX's service, which takes the port over, the network
+between the processes must be private.
 """
 
+import ipaddress
 import os
 import socket
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import jax
@@ -20,15 +29,40 @@ from jax._src.clusters import ClusterEnv
 from t5x_diffeq.cluster import tpu_hosts
 from t5x_diffeq.cluster.agreement import Agreement
 from t5x_diffeq.cluster.peers import Peers, start_relay
-from t5x_diffeq.cluster.rendezvous import Rank, bind_address, meet
 from t5x_diffeq.system import console
 from t5x_diffeq.system.errors import InfrastructureError, InputError
 
 _DEFAULT_PORT = 8476
 _ARRIVAL_SECONDS = 300  # for all processes to arrive; T5X_DIFFEQ_ARRIVAL_SECONDS changes it
+_ALL_HERE = b"all are here"
+_SECONDS_BETWEEN_LINES = 60  # while processes are waited for
 Result = TypeVar("Result")
 peers: Peers | None = None  # this process's connections, if there are several processes
 agreement: Agreement | None = None  # likewise
+
+
+@dataclass(frozen=True)
+class Rank:
+    """What identifies one process among all.
+
+    `coordinator` is process 0's `host:port`. `devices` are the local devices of this process; None:
+    those that JAX finds.
+    """
+
+    coordinator: str
+    count: int
+    index: int
+    devices: Sequence[int] | None = None
+
+    @property
+    def host(self) -> str:
+        """The coordinator's name or address."""
+        return self.coordinator.rpartition(":")[0].strip("[]")
+
+    @property
+    def port(self) -> int:
+        """The coordinator's port."""
+        return int(self.coordinator.rpartition(":")[2])
 
 
 def initialise() -> None:
@@ -77,15 +111,10 @@ def own_name() -> tuple[str, str]:
 
 
 def check_names(names: Sequence[Sequence[str]]) -> None:
-    """Checks that machines without accelerators can reach each other by their names.
+    """Raises an InputError if one of several machines has a loopback address for its own name.
 
-    Gloo, which then sums over processes, tells them the address that a machine's name has there.
-
-    Args:
-      names: what `own_name` returns on each process.
-
-    Raises:
-      InputError: if there are several machines, and one has a loopback address for its own name.
+    Gloo, which sums over processes without accelerators, tells them the address that a machine's
+    name has there. `names` are what `own_name` returns on each process.
     """
     if len({name for name, _ in names}) == 1:
         return
@@ -99,7 +128,6 @@ def check_names(names: Sequence[Sequence[str]]) -> None:
 
 
 def _find_rank(environment: Mapping[str, str]) -> Rank | None:
-    """The rank of this process among several; None if it is alone."""
     rank = rank_in(environment)
     if rank is None and (of_tpu := tpu_hosts.host_rank(environment)):
         return Rank(*of_tpu)
@@ -119,11 +147,7 @@ def _reserve_stdout() -> None:
 
 
 def rank_in(environment: Mapping[str, str]) -> Rank | None:
-    """The rank that the JAX_ variables give, or None if they name no coordinator.
-
-    Raises:
-      InputError: if they name one, and the others are missing or invalid.
-    """
+    """The rank that the JAX_ variables give, or None; an InputError if some are invalid."""
     address = environment.get("JAX_COORDINATOR_ADDRESS")
     if not address:
         return None
@@ -152,19 +176,113 @@ def cluster_in(environment: Mapping[str, str]) -> str | None:
     return None
 
 
+def meet(rank: Rank, seconds: float) -> dict[int, socket.socket]:
+    """The connections to the others, once all call it; an InfrastructureError if some don't."""
+    return _receive_ranks(rank, seconds) if rank.index == 0 else {0: _report_to(rank, seconds)}
+
+
+def bind_address(rank: Rank) -> str:
+    """Where process 0 listens, as `address:port`; at all addresses if `own_address` finds none."""
+    address = own_address(rank.host) or "::"
+    return f"[{address}]:{rank.port}" if ":" in address else f"{address}:{rank.port}"
+
+
+def own_address(host: str) -> str:
+    """The address of this machine that the others are told; empty if it can't be told for sure.
+
+    That is so where the name has another address for the others (a machine's own name may be a
+    loopback address for itself), or where their connections are forwarded.
+    """
+    with suppress(OSError):
+        address = str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
+        is_local = host in ("localhost", address)
+        if is_local or not ipaddress.ip_address(address.partition("%")[0]).is_loopback:
+            with socket.create_server((address, 0), family=_family(address)):
+                return address
+    return ""
+
+
+def _family(address: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
+
+
+def _receive_ranks(rank: Rank, seconds: float) -> dict[int, socket.socket]:
+    """Process 0's part: waits for each of the others to send its number."""
+    arrived: dict[int, socket.socket] = {}
+    began = time.monotonic()
+    deadline, next_line = began + seconds, began + _SECONDS_BETWEEN_LINES
+    with _listen(rank, deadline) as server:
+        while len(arrived) < rank.count - 1:
+            now = time.monotonic()
+            absent = ", ".join(str(n) for n in range(1, rank.count) if n not in arrived)
+            if now >= deadline:
+                raise InfrastructureError(
+                    f"of {rank.count} processes, {absent} did not arrive within {seconds:.0f} s; "
+                    f"check their logs, and whether they can reach {rank.coordinator}"
+                )
+            if now >= next_line:
+                next_line = now + _SECONDS_BETWEEN_LINES
+                so_far = console.format_duration(now - began)
+                console.write(f"waiting for processes {absent} of {rank.count}: {so_far} so far")
+            server.settimeout(max(min(deadline, next_line) - now, 0.001))
+            with suppress(ValueError, OSError):
+                connection, _ = server.accept()
+                connection.settimeout(5)
+                number = int(connection.recv(16))
+                if number in range(1, rank.count):
+                    arrived[number] = connection
+    for connection in arrived.values():
+        connection.sendall(_ALL_HERE)
+    return arrived
+
+
+def _listen(rank: Rank, deadline: float) -> socket.socket:
+    """A socket that listens on the port; waits if an earlier run still holds the port."""
+    address = own_address(rank.host)
+    while True:
+        try:
+            return socket.create_server(
+                (address, rank.port), family=_family(address), backlog=rank.count
+            )
+        except OSError as error:
+            if time.monotonic() < deadline:
+                time.sleep(0.5)
+                continue
+            raise InfrastructureError(
+                f"process 0 can't listen on port {rank.port}: {error.strerror}; set "
+                "JAX_COORDINATOR_PORT (or the port in JAX_COORDINATOR_ADDRESS) to a free one, for "
+                "all processes"
+            ) from error
+
+
+def _report_to(rank: Rank, seconds: float) -> socket.socket:
+    """The other processes' part: sends its number to process 0, and waits for the reply."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        try:
+            connection = socket.create_connection((rank.host, rank.port), timeout=5)
+            connection.sendall(str(rank.index).encode())
+            connection.settimeout(max(deadline - time.monotonic(), 0.001) + 5)
+            if connection.recv(len(_ALL_HERE)) == _ALL_HERE:
+                return connection
+        except OSError:
+            pass
+        time.sleep(0.2)  # process 0 isn't up yet, or this is the service of a run that is ending
+    raise InfrastructureError(
+        f"process {rank.index} did not hear from process 0 at {rank.coordinator} within "
+        f"{seconds:.0f} s; check its log, and whether that address can be reached from here"
+    )
+
+
 def are_several() -> bool:
     """Whether this is one process of several."""
     return jax.process_count() > 1
 
 
 def gather(purpose: str, value: Any) -> list:
-    """The values of all processes, in their order; every process must call it.
+    """The values (of JSON) of all processes, in their order; every process must call it.
 
     It may wait for hours: the devices take no part in it (see `agreement`).
-
-    Args:
-      purpose: what they are for; the same on all processes.
-      value: anything that JSON can hold.
     """
     if not are_several():
         return [value]

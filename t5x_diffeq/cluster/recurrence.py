@@ -12,6 +12,7 @@ import re
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 from t5x_diffeq.system.files import AnyPath, read_json_object, write_whole
@@ -20,19 +21,11 @@ FILE = "last_failure.json"
 _SECONDS = 10  # to write the file: its disk or bucket may be what failed
 
 
+@dataclass
 class _Attempt:
-    """This attempt of a run.
-
-    Attributes:
-      workdir: the run's workdir; None before the first step, and if this process doesn't train.
-      step: the last step that is done.
-      before: the failure of the attempt before, or {}.
-    """
-
-    def __init__(self) -> None:
-        self.workdir: AnyPath | None = None
-        self.step = 0
-        self.before: Mapping[str, Any] = {}
+    workdir: AnyPath | None = None  # None before the first step, and if this process doesn't train
+    step: int = 0  # the last one that is done
+    before: Mapping[str, Any] = field(default_factory=dict)  # the failure of the attempt before
 
 
 _attempt = _Attempt()
@@ -50,13 +43,7 @@ def take_last_failure(workdir: AnyPath) -> Mapping[str, Any]:
 
 
 def watch(workdir: AnyPath, start: int, before: Mapping[str, Any]) -> None:
-    """Begins to compare: from here on, a failure is left in the workdir.
-
-    Args:
-      workdir: the run's workdir.
-      start: the step at which this attempt begins.
-      before: what `take_last_failure` returned.
-    """
+    """Begins to compare, at step `start`: from here on, a failure is left in the workdir."""
     _attempt.workdir, _attempt.step, _attempt.before = workdir, start, before
 
 
@@ -75,7 +62,9 @@ def is_repeated(message: str) -> bool:
     workdir = _attempt.workdir
     if workdir is None:
         return False
-    failure = {"step": _attempt.step, "text": _without_numbers(message)}
+    # Without what differs from one attempt to the next: times, addresses, processes.
+    text = re.sub(r"0x[0-9a-f]+|\d+", "#", message)[:1000]
+    failure = {"step": _attempt.step, "text": text}
 
     def write() -> None:
         with suppress(Exception):
@@ -85,8 +74,3 @@ def is_repeated(message: str) -> bool:
     writing.start()
     writing.join(_SECONDS)
     return all(_attempt.before.get(key) == value for key, value in failure.items())
-
-
-def _without_numbers(text: str) -> str:
-    """The text without what differs from one attempt to the next: times, addresses, processes."""
-    return re.sub(r"0x[0-9a-f]+|\d+", "#", text)[:1000]

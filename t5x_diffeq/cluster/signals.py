@@ -30,10 +30,8 @@ class StopSignals:
 
     A second Ctrl-C acts at once, as it does by default. Further signals of other kinds change
     nothing: SLURM sends SIGTERM to every process of a job several times within a second. A signal
-    to any of several processes stops all of them at the same place (see `agreement`).
-
-    Attributes:
-      reason: why to stop; None until it is time to stop.
+    to any of several processes stops all of them at the same place (see `agreement`). `reason` is
+    None until it is time to stop.
     """
 
     def __init__(self) -> None:
@@ -57,11 +55,7 @@ class StopSignals:
         return True
 
     def interruptible(self, items: Iterable[_Item]) -> Iterator[_Item]:
-        """Yields the items, which must be equally many on all processes.
-
-        Raises:
-          Interrupted: before the next item, once it is time to stop.
-        """
+        """Yields the items, equally many on all processes; Interrupted once it is time to stop."""
         for item in items:
             if self.should_stop():
                 raise Interrupted

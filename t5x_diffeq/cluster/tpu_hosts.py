@@ -59,7 +59,6 @@ def lists_hosts(environment: Mapping[str, str]) -> bool:
 
 
 def _is_on_gke(environment: Mapping[str, str]) -> bool:
-    """Whether the environment lists hosts, as GKE's does."""
     return "TPU_WORKER_HOSTNAMES" in environment or "TPU_PROCESS_ADDRESSES" in environment
 
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import jax
 
 from t5x_diffeq.cluster import processes
-from t5x_diffeq.cluster.peers import EXIT_INFRASTRUCTURE, LAST_WORD, Failure
+from t5x_diffeq.cluster.peers import EXIT_INFRASTRUCTURE, LAST_LINE, Failure
 from t5x_diffeq.system.files import AnyPath, describe_error, write_whole
 
 _SECONDS_TO_WRITE = 30  # for the stacks, as the bucket they go to may be what hangs
@@ -20,11 +20,9 @@ _SECONDS_TO_WRITE = 30  # for the stacks, as the bucket they go to may be what h
 class Watchdog:
     """A context whose thread checks that what the run waits for finishes in time.
 
-    If it doesn't, every process writes the stacks of all its threads into the workdir, says so in
-    one line, and ends with status 175. Nothing is watched until `expect` or `limit` is called.
-
-    Args:
-      workdir: the stacks go to its `stacks/process_<n>.txt`.
+    If it doesn't, every process writes the stacks of all its threads into the workdir (into
+    `stacks/process_<n>.txt`), says so in one line, and ends with status 175. Nothing is watched
+    until `expect` or `limit` is called.
     """
 
     def __init__(self, workdir: AnyPath):
@@ -35,11 +33,9 @@ class Watchdog:
         self.ended = False
 
     def expect(self, what: str, seconds: float | None) -> None:
-        """Gives `what` so many seconds from now; what was expected before has finished.
+        """Gives `what`, such as "step 7", so many seconds from now (None: no limit).
 
-        Args:
-          what: what is waited for, such as "step 7".
-          seconds: the limit; None for no limit.
+        What was expected before has finished.
         """
         with self.changed:
             self.what, self.seconds = what, seconds
@@ -80,7 +76,6 @@ class Watchdog:
 
 
 def _end_hanging(file: AnyPath, what: str) -> None:
-    """Ends all processes after each has written its stacks."""
     failure = Failure(
         jax.process_index(),
         EXIT_INFRASTRUCTURE,
@@ -90,8 +85,8 @@ def _end_hanging(file: AnyPath, what: str) -> None:
     ).unless_repeated()
     _write_stacks(file)
     if processes.peers:
-        processes.peers.tell(failure)
-    LAST_WORD.say(failure)
+        processes.peers.send_failure(failure)
+    LAST_LINE.print(failure)
     os._exit(failure.status)
 
 

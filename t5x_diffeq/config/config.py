@@ -14,22 +14,16 @@ from typing import Any
 
 from t5x_diffeq.config.keys.data import DataKeys
 from t5x_diffeq.config.keys.key import Section, check_value, keys_of
-from t5x_diffeq.config.keys.mesh import MeshKeys
 from t5x_diffeq.config.keys.model import ModelKeys
 from t5x_diffeq.config.keys.optimizer import OptimizerKeys
-from t5x_diffeq.config.keys.run import RunKeys
-from t5x_diffeq.config.keys.tasks import TasksKeys
-from t5x_diffeq.config.keys.train import TrainKeys
+from t5x_diffeq.config.keys.run import MeshKeys, RunKeys
+from t5x_diffeq.config.keys.train import TasksKeys, TrainKeys
 from t5x_diffeq.system.errors import InputError
 
 
 @dataclass(frozen=True)
 class Config(RunKeys):
-    """All keys; those that none sets have their defaults.
-
-    Raises:
-      InputError: if a key has a value that it can't take; names both, and what it can take.
-    """
+    """All keys, with their defaults; an InputError if one has a value that it can't take."""
 
     model: ModelKeys = field(default_factory=ModelKeys)
     data: DataKeys = field(default_factory=DataKeys)
@@ -40,21 +34,13 @@ class Config(RunKeys):
 
     @classmethod
     def of(cls, nested: Any) -> "Config":
-        """The config of a ConfigDict, or of the content of a `config.json`.
-
-        Raises:
-          InputError: if a key is missing, doesn't exist, or has a value that it can't take.
-        """
+        """The config of a ConfigDict or a `config.json`; an InputError if a key is invalid."""
         values = flatten(nested)
         check_complete(values.keys())
         return cls().with_values(values)
 
     def with_values(self, values: Mapping[str, object]) -> "Config":
-        """The config with other values for some dotted keys.
-
-        Raises:
-          InputError: if a key can't take its value; names both, and what it can take.
-        """
+        """The config with other values for some dotted keys."""
         of_section: dict[str, dict[str, Any]] = {}
         for key, value in values.items():
             section, _, name = key.rpartition(".")
@@ -93,22 +79,14 @@ def flatten(config: Any) -> dict[str, Any]:
 
 
 def check_complete(keys: Collection[str]) -> None:
-    """Checks that these are all keys of a config.
-
-    Raises:
-      InputError: if one is missing, or doesn't exist; names it.
-    """
+    """Raises an InputError unless these are all keys of a config."""
     for key in sorted(KEYS.keys() ^ keys):
         wrong = "is missing" if key in KEYS else "does not exist"
         raise InputError(f"config key {key!r} {wrong}; begin with configs.default.get_config()")
 
 
 def check_vocab_size(stated: int | None, vocab_size: int) -> None:
-    """Checks that `model.vocab_size`, if it is set, is the size of the tokenizer's vocabulary.
-
-    Raises:
-      InputError: if the sizes differ, naming both.
-    """
+    """Raises an InputError if `model.vocab_size` is set and isn't that of the tokenizer."""
     if stated not in (None, vocab_size):
         raise InputError(
             f"model.vocab_size is {stated}, and the tokenizer has {vocab_size} tokens; leave it "
@@ -117,14 +95,9 @@ def check_vocab_size(stated: int | None, vocab_size: int) -> None:
 
 
 def check_values(values: Mapping[str, object], unset: Collection[str] = ()) -> None:
-    """Checks that each key has a value that it can take.
+    """Raises an InputError if a dotted key has a value that it can't take.
 
-    Args:
-      values: the values by dotted key.
-      unset: keys that may be None here although they must have a value in the end.
-
-    Raises:
-      InputError: if one hasn't; names the key, its value and what it can be.
+    Keys that are `unset` may be None here although they must have a value in the end.
     """
     for key, value in values.items():
         if value is not None or key not in unset:

@@ -71,12 +71,10 @@ def values_of(name: str, variant: str) -> dict[str, Any]:
 
 
 def load_config(file: str, values: Mapping[str, object] | None = None) -> Config:
-    """The config of a file, with other values for some keys.
+    """The config of a file, with other values for some (dotted) keys.
 
-    Args:
-      file: the path of a config file, with a :variant if it has variants, such as
-        "configs/tiny.py:baseline". `configs/NAME.py` is the project's unless there is one here.
-      values: values by dotted key, such as {"model.num_steps": 12}.
+    The file's name may end in a variant, as "configs/tiny.py:baseline". `configs/NAME.py` is the
+    project's unless there is one here.
 
     Raises:
       InputError: if there is no such file, or a key doesn't exist or can't take its value.

@@ -1,5 +1,9 @@
 """Writes the page of all keys: `python -m t5x_diffeq.config.keys_page > docs/keys.md`."""
 
+import ast
+import inspect
+from itertools import pairwise
+
 from t5x_diffeq.config.config import SECTIONS
 from t5x_diffeq.config.keys.key import Key, Section, keys_of
 from t5x_diffeq.config.keys.run import RunKeys
@@ -35,13 +39,23 @@ def page() -> str:
     return "\n".join([_HEAD, *tables])
 
 
+def meanings_of(section: type[Section]) -> list[str]:
+    """What each key of a section means: the string below it."""
+    (section_class,) = ast.parse(inspect.getsource(section)).body
+    assert isinstance(section_class, ast.ClassDef)
+    pairs = pairwise(section_class.body)
+    below = [text for key, text in pairs if isinstance(key, ast.AnnAssign)]
+    return [" ".join(str(ast.literal_eval(ast.unparse(text))).split()) for text in below]
+
+
 def _table_of(section: type[Section]) -> str:
-    rows = (_row(name, key) for name, key in keys_of(section).items())
+    keys = zip(keys_of(section).items(), meanings_of(section), strict=True)
+    rows = (_row(name, key, meaning) for (name, key), meaning in keys)
     title = f"## {section.section or 'config'}"
     return "\n".join([title, "", str(section.__doc__), "", _TABLE, *rows, ""])
 
 
-def _row(name: str, key: Key) -> str:
+def _row(name: str, key: Key, meaning: str) -> str:
     where = {
         "resume": key.resume,
         "branch": key.branch,
@@ -50,7 +64,7 @@ def _row(name: str, key: Key) -> str:
     }
     differs = ", ".join(word for word, may in where.items() if may)
     anchor = f'<a id="{name}"></a>`{name}`'
-    cells = (anchor, f"`{key.default}`", in_words(key.values), key.meaning, differs)
+    cells = (anchor, f"`{key.default}`", in_words(key.values), meaning, differs)
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 

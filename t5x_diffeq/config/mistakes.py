@@ -58,11 +58,7 @@ def explain_range(message: str, verb_flags: flags.FlagValues) -> str | None:
 
 
 def check_keys(argv: list[str]) -> None:
-    """Checks that every `--config.KEY` on the command line exists.
-
-    Raises:
-      InputError: if one doesn't; suggests the nearest key that does.
-    """
+    """Raises an InputError if a `--config.KEY` on the command line doesn't exist."""
     known = list(KEYS)
     groups = {key.rpartition(".")[0] for key in known}
     for argument in argv[1:]:

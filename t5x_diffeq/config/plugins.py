@@ -43,15 +43,7 @@ def is_plugin(name: str) -> bool:
 
 @cache
 def load_plugin(key: str, name: str) -> Any:
-    """The object of an importable name; with arguments, a callable that has been given them.
-
-    Args:
-      key: the config key that has the name, for messages.
-      name: "package.module:Name", or the same with arguments.
-
-    Raises:
-      InputError: if there is no such module or object, or the arguments aren't literals.
-    """
+    """The object of an importable name, given the name's arguments; an InputError if invalid."""
     path, positional, arguments = _split_arguments(key, name)
     module_name, _, attribute = path.partition(":")
     try:
@@ -73,26 +65,17 @@ def load_plugin(key: str, name: str) -> Any:
 
 
 def check_returns(key: str, name: str, plugin: Any, *kinds: type) -> None:
-    """Checks, before it is called, that a function says by its annotation that it returns a kind.
+    """Raises an InputError unless a function says by its annotation that it returns such a kind.
 
     A class returns itself. Anything else that a name may stand for, such as `subprocess:run`, is
     not called.
-
-    Args:
-      key: the config key that has the name.
-      name: the importable name.
-      plugin: what `load_plugin` returned.
-      kinds: the classes of which it may return objects.
-
-    Raises:
-      InputError: if it doesn't say so.
     """
     function = getattr(plugin, "func", plugin)  # of a function with arguments
     try:
-        said = function if isinstance(function, type) else get_type_hints(function).get("return")
+        hint = function if isinstance(function, type) else get_type_hints(function).get("return")
     except (TypeError, NameError):  # it isn't a function, or its annotations can't be evaluated
-        said = None
-    returned = get_args(said) if get_origin(said) in (Union, UnionType) else (said,)
+        hint = None
+    returned = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     classes = [get_origin(each) or each for each in returned]
     if all(isinstance(each, type) and issubclass(each, kinds) for each in classes):
         return
@@ -121,11 +104,7 @@ def _split_arguments(key: str, name: str) -> tuple[str, list[Any], dict[str, Any
 
 
 def trust(values: Mapping[str, Any]) -> None:
-    """Trusts the importable names of a config that a person wrote, in this process.
-
-    Args:
-      values: values of the config by dotted key.
-    """
+    """Trusts the importable names of a config that a person wrote, in this process."""
     _trusted.update(name for _, name in _plugins_of(values))
 
 
@@ -139,15 +118,7 @@ def foreign_plugins(values: Mapping[str, Any]) -> list[str]:
 
 
 def check_trusted(values: Mapping[str, Any], where: object) -> None:
-    """Checks that a person trusts each importable name of a config that no person has given.
-
-    Args:
-      values: values of the config by dotted key.
-      where: the file that has them, for messages.
-
-    Raises:
-      InputError: if one isn't trusted; names all of them.
-    """
+    """Raises an InputError unless a person trusts each importable name in the config at `where`."""
     known = {f"{key}={name}" for key, name in _plugins_of(values) if name in _trusted}
     unknown = [each for each in foreign_plugins(values) if each not in known]
     if trust_all or not unknown:
@@ -159,7 +130,6 @@ def check_trusted(values: Mapping[str, Any], where: object) -> None:
 
 
 def _plugins_of(values: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The key and the value of each importable name."""
     pairs = [(key, values.get(key)) for key in PLUGIN_KEYS]
     pairs += [("train.hooks", name) for name in values.get("train.hooks") or ()]
     for part in values.get("data.mixture") or ():  # a weight, a source and a path, if it is valid
@@ -171,21 +141,13 @@ def plugin_versions(values: Mapping[str, Any]) -> dict[str, str]:
     """What identifies the code of each package that a config names, to be kept with the run.
 
     This is the version of the package, if it is installed, and a hash of its Python files.
-
-    Args:
-      values: the values of the config by dotted key.
     """
     packages = {name.partition(".")[0].partition(":")[0] for _, name in _plugins_of(values)}
     return {package: _identify(package) for package in sorted(packages)}
 
 
 def changed_plugins(values: Mapping[str, Any], recorded: Mapping[str, str]) -> Iterable[str]:
-    """A sentence for each package that isn't what it was when the run recorded it.
-
-    Args:
-      values: the values of the run's config by dotted key.
-      recorded: what `plugin_versions` said of it then.
-    """
+    """A sentence for each package that isn't what `plugin_versions` recorded with the run."""
     for package, now in plugin_versions(values).items():
         if (before := recorded.get(package, now)) != now:
             yield f"{package} is {now}, and the run was made with {before}"

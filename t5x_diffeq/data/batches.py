@@ -28,13 +28,7 @@ Rows = Integer[np.ndarray, " rows"]  # row numbers in the global batch, ascendin
 
 
 def own_rows(sharding: NamedSharding, batch_size: int, process: int | None = None) -> Rows:
-    """The rows of a global batch that a process's devices hold.
-
-    Args:
-      sharding: the batch's sharding.
-      batch_size: B, rows in the global batch.
-      process: the index of the process; None: this one.
-    """
+    """The rows of a global batch that a process's devices hold; `process` None is this one."""
     process = jax.process_index() if process is None else process
     ours = np.zeros(batch_size, bool)
     by_row = NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[:1]))
@@ -51,14 +45,7 @@ def stack(examples: Sequence[Example]) -> Example:
 
 
 def train_dataset(mixture: Mixture, batch_size: int, seed: int, rows: Rows) -> grain.MapDataset:
-    """A dataset whose element s is `rows` of the global batch of step s.
-
-    Args:
-      mixture: the examples of each part, and its share of all examples.
-      batch_size: B, rows in the global batch.
-      seed: determines the order of examples.
-      rows: the row numbers of the process.
-    """
+    """A dataset whose element s is `rows` of the global batch of step s."""
     each = [
         grain.MapDataset.source(examples).seed(seed + number).shuffle().repeat(None)
         for number, (_, examples) in enumerate(mixture)
@@ -75,10 +62,7 @@ def train_dataset(mixture: Mixture, batch_size: int, seed: int, rows: Rows) -> g
 def host_batches(dataset: grain.MapDataset, start_step: int, threads: int) -> Iterator[Example]:
     """This process's rows of steps `start_step`, `start_step` + 1, ..., read ahead.
 
-    Args:
-      dataset: a dataset from `train_dataset`.
-      start_step: the first step.
-      threads: number of threads that read; the order does not depend on it.
+    The order does not depend on the number of threads that read.
     """
     options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=_PREFETCHED_BATCHES)
     return iter(dataset[start_step:].to_iter_dataset(options))
@@ -92,16 +76,7 @@ def train_batches(
     sharding: NamedSharding,
     threads: int = 1,
 ) -> Iterator[dict[str, jax.Array]]:
-    """Global batches of steps `start_step`, `start_step` + 1, ..., prefetched one ahead.
-
-    Args:
-      examples: the examples that the batches are made from.
-      batch_size: rows in the global batch.
-      seed: determines the order of the examples.
-      start_step: the first step.
-      sharding: the batches' sharding.
-      threads: number of threads that read.
-    """
+    """Global batches of steps `start_step`, `start_step` + 1, ..., prefetched one ahead."""
     rows = own_rows(sharding, batch_size)
     local = host_batches(train_dataset(examples, batch_size, seed, rows), start_step, threads)
     return prefetch(put_on_devices(batch, rows, batch_size, sharding) for batch in local)
@@ -116,14 +91,7 @@ def eval_batches(
 ) -> Iterator[dict[str, jax.Array]]:
     """Every window of every part once, in order; the last batch is filled with masked rows.
 
-    Shows how many batches were taken, and the estimated time left.
-
-    Args:
-      parts: the examples of each part.
-      batch_size: rows in a global batch.
-      sharding: the batches' sharding.
-      limit: the maximum number of batches.
-      title: the title of the progress shown.
+    Shows `title`, how many batches (at most `limit`) were taken, and the estimated time left.
     """
     rows = own_rows(sharding, batch_size)
     windows = grain.MapDataset.concatenate([grain.MapDataset.source(part) for part in parts])
@@ -143,14 +111,7 @@ def eval_batches(
 def put_on_devices(
     batch: Example, rows: Rows, batch_size: int, sharding: NamedSharding
 ) -> dict[str, jax.Array]:
-    """Global arrays from the rows that each process holds, of which a device may take some columns.
-
-    Args:
-      batch: the rows of this process.
-      rows: their numbers.
-      batch_size: rows in the global batch.
-      sharding: the batch's sharding.
-    """
+    """Global arrays from the rows of each process, of which a device may take some columns."""
 
     def to_global(leaf: np.ndarray) -> jax.Array:
         own = NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[: leaf.ndim]))

@@ -1,4 +1,7 @@
-"""Conversations as tokens: transformers' `apply_chat_template` writes them, without torch."""
+"""Conversations as tokens: transformers' `apply_chat_template` writes them, without torch.
+
+It takes a tokenizer of the library `tokenizers`, which `fast_tokenizer` makes of any of ours.
+"""
 
 import os
 import re
@@ -8,8 +11,12 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Integer
 
-from t5x_diffeq.data.fast_tokenizer import fast_tokenizer
-from t5x_diffeq.data.tokenizer import Tokenizer
+from t5x_diffeq.data.tokenizer import (
+    ByteTokenizer,
+    HuggingFaceTokenizer,
+    SentencePieceTokenizer,
+    Tokenizer,
+)
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.extras import need_package
 
@@ -17,6 +24,8 @@ _DAY_OF_DATA = datetime(2024, 7, 26)  # so that data is the same on any day
 _TIME = re.compile(r"""strftime_now\(\s*(['"])(.*?)\1\s*\)""")
 _QUESTION, _ANSWER = "question", "answer"
 _PROBE = [{"role": "user", "content": _QUESTION}, {"role": "assistant", "content": _ANSWER}]
+_SPACE = "\u2581"  # sentencepiece's sign for a space
+_BPE = 2  # sentencepiece's enum value for byte-pair encoding
 
 
 class TemplateError(Exception):
@@ -26,9 +35,8 @@ class TemplateError(Exception):
 class Chat:
     """A tokenizer that writes conversations with its chat template.
 
-    Args:
-      tokenizer: the tokenizer, with a template.
-      now: the time that the template can ask for; training data has the same one on any day.
+    Its methods raise an InputError if the template is invalid, `encode` and `ask` a TemplateError
+    if it rejects the conversation. `now` is the time that the template can ask for.
 
     Raises:
       InputError: if transformers isn't installed, or has no such tokenizer.
@@ -71,27 +79,18 @@ class Chat:
     def encode(
         self, messages: list[dict], tools: Any = None
     ) -> tuple[Integer[np.ndarray, " tokens"], Bool[np.ndarray, " tokens"]]:
-        """The tokens of a conversation, and which of them `{% generation %}` blocks wrote.
-
-        Raises:
-          TemplateError: if the template rejects the conversation.
-          InputError: if the template is invalid.
-        """
+        """The tokens of a conversation, and which of them `{% generation %}` blocks wrote."""
         found = self._apply(messages, tools=tools, return_assistant_tokens_mask=True)
         return np.array(found["input_ids"], np.int32), np.array(found["assistant_masks"], bool)
 
     def check_marks(self) -> None:
-        """Checks that the template marks what the assistant writes, and no more.
-
-        Raises:
-          InputError: if it doesn't, or is invalid.
-        """
+        """Raises an InputError unless the template marks what the assistant writes, and no more."""
         try:
             tokens, marked = self.encode(_PROBE)
         except TemplateError:
             return  # it wants other conversations
-        said = self.tokenizer.decode(tokens[marked])
-        if _ANSWER not in said or _QUESTION in said:
+        marked_text = self.tokenizer.decode(tokens[marked])
+        if _ANSWER not in marked_text or _QUESTION in marked_text:
             raise InputError(
                 f"data.chat_template: the template of {self.tokenizer.chat.origin} doesn't mark "
                 "what the assistant writes; put it between {% generation %} and {% endgeneration "
@@ -100,12 +99,7 @@ class Chat:
             )
 
     def ask(self, question: str) -> list[int]:
-        """The tokens of a user's message, and of what precedes the answer.
-
-        Raises:
-          TemplateError: if the template rejects it.
-          InputError: if the template is invalid.
-        """
+        """The tokens of a user's message, and of what precedes the answer."""
         messages = [{"role": "user", "content": question}]
         return self._apply(messages, add_generation_prompt=True)["input_ids"]
 
@@ -116,3 +110,81 @@ class Chat:
         except TemplateError:
             return ""
         return end.strip() if found else ""
+
+
+def fast_tokenizer(tokenizer: Tokenizer) -> Any | None:
+    """The `tokenizers.Tokenizer` that makes the same tokens; None if there can be none.
+
+    There is none of a sentencepiece model that normalises text, or is no byte-pair encoding.
+    """
+    if isinstance(tokenizer, HuggingFaceTokenizer):
+        return tokenizer.processor
+    if isinstance(tokenizer, ByteTokenizer):
+        return _of_bytes()
+    if isinstance(tokenizer, SentencePieceTokenizer):
+        proto = parse_sentencepiece(tokenizer)
+        plain = proto.trainer_spec.model_type == _BPE
+        plain = plain and not proto.normalizer_spec.precompiled_charsmap
+        return _of_sentencepiece(proto) if plain else None
+    raise TypeError(f"{type(tokenizer).__name__} has no form in Hugging Face's library")
+
+
+def parse_sentencepiece(tokenizer: SentencePieceTokenizer) -> Any:
+    """The `ModelProto` of a sentencepiece model."""
+    from sentencepiece import sentencepiece_model_pb2 as pb2  # this import brings protobuf with it
+
+    return pb2.ModelProto.FromString(tokenizer.model)  # type: ignore[attr-defined]  # made at import
+
+
+def _of_bytes() -> Any:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    # The printable character that stands for each byte in byte-level encodings (GPT-2).
+    visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    hidden = (chr(0x100 + n) for n in range(0x100))
+    signs = [chr(byte) if byte in visible else next(hidden) for byte in range(0x100)]
+    made = Tokenizer(models.BPE({sign: byte for byte, sign in enumerate(signs)}, []))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made.decoder = decoders.ByteLevel()
+    return made
+
+
+def _of_sentencepiece(proto: Any) -> Any:
+    from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
+
+    pieces = list(proto.pieces)
+    kind = type(pieces[0])
+    made = Tokenizer(
+        models.BPE(
+            {piece.piece: number for number, piece in enumerate(pieces)},
+            _merges([(each.piece, each.score) for each in pieces if each.type == kind.NORMAL]),
+            unk_token=next((each.piece for each in pieces if each.type == kind.UNKNOWN), None),
+            fuse_unk=True,
+            byte_fallback=proto.trainer_spec.byte_fallback,
+        )
+    )
+    normal: list[Any] = [normalizers.Replace(" ", _SPACE)]
+    decoding: list[Any] = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    if proto.normalizer_spec.add_dummy_prefix:
+        normal.insert(0, normalizers.Prepend(_SPACE))
+        decoding.append(decoders.Strip(" ", 1, 0))
+    made.normalizer = normalizers.Sequence(normal)
+    made.decoder = decoders.Sequence(decoding)
+    special = (kind.UNKNOWN, kind.CONTROL)
+    made.add_special_tokens([each.piece for each in pieces if each.type in special])
+    # A single character needs no entry of its own: nothing merges with it.
+    users = (each.piece for each in pieces if each.type == kind.USER_DEFINED)
+    made.add_tokens([AddedToken(piece, normalized=False) for piece in users if len(piece) > 1])
+    return made
+
+
+def _merges(pieces: list[tuple[str, float]]) -> list[tuple[str, str]]:
+    """The merges of a byte-pair encoding, best first: every pair of pieces that forms a piece."""
+    known = {piece for piece, _ in pieces}
+    best_first = sorted(pieces, key=lambda piece: -piece[1])
+    return [
+        (piece[:cut], piece[cut:])
+        for piece, _ in best_first
+        for cut in range(1, len(piece))
+        if piece[:cut] in known and piece[cut:] in known
+    ]

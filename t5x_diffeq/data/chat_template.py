@@ -29,10 +29,8 @@ PLAIN_TEMPLATE = """\
 class ChatFormat:
     """What the files of a tokenizer say about conversations.
 
-    Attributes:
-      template: its chat template; None if it has none.
-      tokens: special tokens by the names that templates have for them, such as `eos_token`.
-      origin: where the template was found.
+    They give a chat template (or None), found in `origin`, and special `tokens` by the names that
+    templates have for them, such as `eos_token`.
     """
 
     template: str | None = None
@@ -54,17 +52,13 @@ class ChatFormat:
 
 
 def read_chat_format(folder: AnyPath) -> ChatFormat:
-    """What the files in a tokenizer's folder say about conversations.
-
-    Raises:
-      InputError: if one can't be read, or there are several templates and none is the default.
-    """
+    """What a tokenizer's folder says about conversations; an InputError if it can't be used."""
     config = read_settings(folder / _CONFIG_FILE)
     settings = {**read_settings(folder / _MAP_FILE), **config}
     tokens = {
         key: text
-        for key, value in settings.items()
-        if key.endswith("_token") and (text := _content(value)) is not None
+        for key in settings
+        if key.endswith("_token") and (text := special_token(settings[key])) is not None
     }
     template = config.get("chat_template")
     if (folder / _TEMPLATE_FILE).exists():
@@ -87,11 +81,7 @@ def read_chat_format(folder: AnyPath) -> ChatFormat:
 
 
 def read_template(path: AnyPath, tokens: Mapping[str, str]) -> ChatFormat:
-    """The template in a file.
-
-    Raises:
-      InputError: if it can't be read.
-    """
+    """The template in a file; an InputError if it can't be read."""
     try:
         return ChatFormat(path.read_text("utf-8"), tokens, str(path))
     except (OSError, UnicodeDecodeError) as error:
@@ -102,18 +92,14 @@ def read_template(path: AnyPath, tokens: Mapping[str, str]) -> ChatFormat:
 
 
 def read_settings(path: AnyPath) -> dict:
-    """The object in a file of JSON; empty if there is no file.
-
-    Raises:
-      InputError: if it can't be read.
-    """
+    """The JSON object in a file, {} if there is none; an InputError if it can't be read."""
     try:
         return read_json_object(path) if path.exists() else {}
     except (OSError, ValueError) as error:
         raise InputError(f"{path} can't be read: {describe_error(error)}; restore it") from error
 
 
-def _content(token: object) -> str | None:
+def special_token(token: object) -> str | None:
     """The text of a special token, which can be in an object with its properties."""
     token = token.get("content") if isinstance(token, dict) else token
     return token if isinstance(token, str) else None

@@ -19,11 +19,7 @@ KEYS = ("messages", "conversations", "prompt", "completion", "tools")
 
 
 def keys_of_conversations(names: Collection[str], where: str) -> list[str]:
-    """The names of a record's fields that `conversation_of` reads.
-
-    Raises:
-      InputError: if they make no conversation.
-    """
+    """The fields that make a conversation of a record; an InputError if they make none."""
     keys = [key for key in KEYS if key in names]
     if {"messages", "conversations"}.isdisjoint(keys) and not {"prompt", "completion"} <= {*keys}:
         has = ", ".join(names)[:200] or "nothing at all"
@@ -35,15 +31,9 @@ def keys_of_conversations(names: Collection[str], where: str) -> list[str]:
 
 
 def conversation_of(record: Mapping[str, Any], where: str) -> str:
-    """The document of a record.
+    """The document of a record at `where`; an InputError if it holds no conversation.
 
-    Args:
-      record: its fields. A library's records may hold bytes for text, and a mapping of lists for a
-        list of mappings.
-      where: the file and the place in it, for messages.
-
-    Raises:
-      InputError: if it holds no conversation; names the place and what was found.
+    A library's records may hold bytes for text, and a mapping of lists for a list of mappings.
     """
     keys = keys_of_conversations([key for key in record if record[key] is not None], where)
     fields = {key: _plain(record[key]) for key in keys}
@@ -124,12 +114,11 @@ def find_conversation_fault(conversation: dict) -> str | None:
     answers = [each for each in conversation["messages"] if each["role"] == ANSWERER]
     if not answers:
         return f"without a message of the {ANSWERER}"
-    said = [each for each in answers if each.get("content", "").strip() or "tool_calls" in each]
-    return None if len(said) == len(answers) else f"with an empty message of the {ANSWERER}"
+    full = [each for each in answers if each.get("content", "").strip() or "tool_calls" in each]
+    return None if len(full) == len(answers) else f"with an empty message of the {ANSWERER}"
 
 
 def _texts_in(value: Any) -> Iterator[str]:
-    """Every text in a value of JSON's types."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, list | dict):
@@ -139,6 +128,6 @@ def _texts_in(value: Any) -> Iterator[str]:
 
 def text_of_conversation(document: str) -> str:
     """The messages of a conversation's document, a paragraph for each."""
-    said = parse_json(document)
-    texts = [each.get("content", "") for each in said.get("messages", [])]
-    return "\n".join(texts or [said["prompt"], said["completion"]])
+    conversation = parse_json(document)
+    texts = [each.get("content", "") for each in conversation.get("messages", [])]
+    return "\n".join(texts or [conversation["prompt"], conversation["completion"]])

@@ -7,26 +7,18 @@ from difflib import get_close_matches
 from functools import cached_property
 
 from t5x_diffeq.config.config import DataKeys, check_vocab_size
+from t5x_diffeq.data.documents import ConcatenatedDocuments
 from t5x_diffeq.data.manifest import MANIFEST, MASKS, SPLITS, read_manifest
-from t5x_diffeq.data.mixture import ConcatenatedDocuments, part_configs
 from t5x_diffeq.data.preparation import fingerprint_of, prepare_shards
 from t5x_diffeq.data.recipe import fingerprints, put_tokenizer, tokenizer_in
 from t5x_diffeq.data.shards import ShardedDocuments, read_shard_facts
-from t5x_diffeq.data.sources import Source, load_source
+from t5x_diffeq.data.sources import Source, load_source, part_configs
 from t5x_diffeq.data.token_bytes import NoByteLengthsError, TokenBytes, token_bytes
 from t5x_diffeq.data.tokenizer import Tokenizer, load_tokenizer
+from t5x_diffeq.system import files
 from t5x_diffeq.system.console import format_count, say
 from t5x_diffeq.system.errors import InputError
-from t5x_diffeq.system.files import (
-    AnyPath,
-    absolute_path,
-    digest,
-    join_path,
-    parse_json,
-    parse_path,
-    remove_folder,
-    write_whole,
-)
+from t5x_diffeq.system.files import AnyPath
 
 _CONFIG_FILE, _FACTS_FILE = "config.json", "data.json"
 _SHARDS_OF_LARGE = 64  # per split; a source tokenised by one process has one
@@ -36,12 +28,7 @@ _SHARDS_OF_LARGE = 64  # per split; a source tokenised by one process has one
 class CorpusPart:
     """Both splits of a source as tokenised documents, each closed by `end_of_text`.
 
-    Attributes:
-      name: the name of the source.
-      weight: its share of the examples, relative to the other parts' weights.
-      train: documents.
-      validation: documents.
-      fingerprint: a hash of everything that determines the tokens.
+    `weight` is its share of the examples, relative to the other parts' weights.
     """
 
     name: str
@@ -69,7 +56,7 @@ class Corpus:
     def fingerprint(self) -> str:
         """A hash of everything that determines the examples."""
         weights = [str(part.weight) for part in self.parts] if len(self.parts) > 1 else []
-        return digest(x.encode() for x in [*(part.fingerprint for part in self.parts), *weights])
+        return files.digest(map(str.encode, (*(x.fingerprint for x in self.parts), *weights)))
 
     @cached_property
     def token_bytes(self) -> TokenBytes | None:
@@ -92,13 +79,10 @@ class Corpus:
 def prepare_corpus(
     data: DataKeys, workdir: AnyPath, new: bool, vocab_size: int | None = None
 ) -> Corpus:
-    """The corpus of a run.
+    """The corpus of a run, whose workdir stores the tokenizer, the tokens and the fingerprint.
 
-    Args:
-      data: `config.data`.
-      workdir: stores the tokenizer, the tokens (or where their shards are) and the fingerprint.
-      new: whether to make all of these; otherwise they must exist and match the data.
-      vocab_size: the vocabulary size that the tokenizer must have; None: any.
+    If the run is new, all of these are made, with a vocabulary of `vocab_size` (None: any);
+    otherwise they must exist and match the data.
 
     Raises:
       InputError: if the data is invalid, or isn't what the workdir was started with.
@@ -150,7 +134,7 @@ def _make_corpus(
             tokenizer.chat = there.chat  # of the run in init_from, which can have a template
         put_tokenizer(tokenizer, folder)
     else:
-        text = digest(source.fingerprint.encode() for source in sources)
+        text = files.digest(source.fingerprint.encode() for source in sources)
         documents = ConcatenatedDocuments([source.train for source in sources])
         tokenizer = tokenizer_in(folder, data, documents, text, discard=True)
     check_vocab_size(vocab_size, tokenizer.vocab_size)
@@ -162,11 +146,15 @@ def _make_corpus(
             manifest = _tokenise(origin, tokenizer, workdir / shards)
         else:
             shards, manifest = str(origin), read_manifest(origin)
-            _check_masks(origin, manifest, data.loss_on)
+            if (made_with := "completion" if manifest.get(MASKS) else "all") != data.loss_on:
+                raise InputError(
+                    f"data.loss_on={data.loss_on}: the shards in data.path={origin} were prepared "
+                    f"with data.loss_on={made_with}; set that, or prepare them again"
+                )
         fingerprint = _fingerprint_of(origin, tokenizer)
         facts = {"source": manifest["source"], "weight": weight, "fingerprint": fingerprint}
         parts.append({**facts, "shards": shards})
-    write_whole(workdir / _FACTS_FILE, json.dumps({"parts": parts}, indent=2).encode())
+    files.write_whole(workdir / _FACTS_FILE, json.dumps({"parts": parts}, indent=2).encode())
 
 
 def _fingerprint_of(origin: Source | AnyPath, tokenizer: Tokenizer) -> str:
@@ -174,11 +162,15 @@ def _fingerprint_of(origin: Source | AnyPath, tokenizer: Tokenizer) -> str:
     if isinstance(origin, Source):
         return fingerprint_of(origin, tokenizer)
     manifest = read_manifest(origin)
-    return digest([hash.encode() for split in SPLITS for hash in manifest[split]["sha256"]])
+    return files.digest([hash.encode() for split in SPLITS for hash in manifest[split]["sha256"]])
 
 
 def _tokenise(source: Source, tokenizer: Tokenizer, folder: AnyPath) -> dict:
-    _discard_other_shards(folder, fingerprint_of(source, tokenizer))
+    shards_there = (read_shard_facts(folder, path.name[:-5]) for path in folder.glob("*.json"))
+    fingerprint = fingerprint_of(source, tokenizer)
+    if any(facts and facts["fingerprint"] != fingerprint for facts in shards_there):
+        say(f"replacing {folder}: left over from a run that never started, on other data")
+        files.remove_folder(folder)
     tokenizer.save(folder / "tokenizer")
     shards, workers = (_SHARDS_OF_LARGE, os.cpu_count() or 1) if source.large else (1, 1)
     manifest = prepare_shards(source, tokenizer, folder, shards, workers)
@@ -186,32 +178,13 @@ def _tokenise(source: Source, tokenizer: Tokenizer, folder: AnyPath) -> dict:
     return manifest
 
 
-def _discard_other_shards(folder: AnyPath, fingerprint: str) -> None:
-    """Removes tokens of other data, left by a run that failed its checks."""
-    shards = (read_shard_facts(folder, path.name[:-5]) for path in folder.glob("*.json"))
-    if any(facts and facts["fingerprint"] != fingerprint for facts in shards):
-        say(f"replacing {folder}: left over from a run that never started, on other data")
-        remove_folder(folder)
-
-
 def _shard_folder(data: DataKeys) -> AnyPath:
-    """The folder that `prepare_data` made."""
     if not data.path:
         raise InputError(
             "data.path is not set; data.source=tokens needs --config.data.path=DIR, a folder that "
             "`python -m t5x_diffeq.prepare_data` made"
         )
-    return absolute_path(parse_path(data.path, "data.path"))
-
-
-def _check_masks(folder: AnyPath, manifest: dict, loss_on: str) -> None:
-    """Checks that shards were prepared with the config's `data.loss_on`."""
-    made_with = "completion" if manifest.get(MASKS) else "all"
-    if made_with != loss_on:
-        raise InputError(
-            f"data.loss_on={loss_on}: the shards in data.path={folder} were prepared with "
-            f"data.loss_on={made_with}; set that, or prepare them again"
-        )
+    return files.absolute_path(files.parse_path(data.path, "data.path"))
 
 
 def _tokenizer_of_shards(folder: AnyPath) -> Tokenizer:
@@ -226,15 +199,9 @@ def _tokenizer_of_shards(folder: AnyPath) -> Tokenizer:
 
 
 def check_tokenizers(data: DataKeys, tokenizer: Tokenizer) -> None:
-    """Checks that any shards in the data were made with this tokenizer.
-
-    Raises:
-      InputError: if some weren't; names them.
-    """
-    for part in part_configs(data):
-        if part.source != "tokens":
-            continue
-        folder = _shard_folder(part)
+    """Raises an InputError if shards in the data were made with another tokenizer."""
+    shards = (part for part in part_configs(data) if part.source == "tokens")
+    for folder in map(_shard_folder, shards):
         if _tokenizer_of_shards(folder).fingerprint != tokenizer.fingerprint:
             raise InputError(
                 f"data.path={folder}: its shards were made with another tokenizer than the run in "
@@ -243,18 +210,14 @@ def check_tokenizers(data: DataKeys, tokenizer: Tokenizer) -> None:
 
 
 def load_corpus(workdir: AnyPath) -> Corpus:
-    """The corpus that a run left in its workdir; of the data itself, only shards are needed.
-
-    Raises:
-      InputError: if no run prepared it, or it can no longer be read.
-    """
+    """The corpus that a run left in its workdir; an InputError if it can't be read."""
     facts_file, tokenizer = workdir / _FACTS_FILE, load_tokenizer(workdir / "tokenizer")
     if not facts_file.exists() and not (workdir / _CONFIG_FILE).exists():
         raise InputError(explain_no_run(workdir))
     if tokenizer is None and facts_file.exists():
         raise InputError(f"workdir {workdir} has lost its tokenizer/; train in a new one")
     try:
-        facts = parse_json(facts_file.read_bytes())["parts"]
+        facts = files.parse_json(facts_file.read_bytes())["parts"]
         assert tokenizer is not None  # else the file doesn't exist either
         parts = tuple(_load_part(workdir, part, tokenizer) for part in facts)
     except InputError:
@@ -281,14 +244,14 @@ def explain_no_run(workdir: AnyPath) -> str:
 
 def link_corpus(source: AnyPath, workdir: AnyPath) -> None:
     """Makes the corpus of one workdir that of another one, too; its tokens stay where they are."""
-    facts = parse_json((source / _FACTS_FILE).read_bytes())
+    facts = files.parse_json((source / _FACTS_FILE).read_bytes())
     for part in facts["parts"]:
-        part["shards"] = str(absolute_path(join_path(source, part["shards"])))
-    write_whole(workdir / _FACTS_FILE, json.dumps(facts, indent=2).encode())
+        part["shards"] = str(files.absolute_path(files.join_path(source, part["shards"])))
+    files.write_whole(workdir / _FACTS_FILE, json.dumps(facts, indent=2).encode())
 
 
 def _load_part(workdir: AnyPath, facts: dict, tokenizer: Tokenizer) -> CorpusPart:
-    folder = join_path(workdir, facts["shards"])
+    folder = files.join_path(workdir, facts["shards"])
     if folder.is_relative_to(workdir) and not (folder / MANIFEST).exists():
         raise InputError(
             f"workdir {workdir} has lost its tokens in {facts['shards']}/; restore them or train "

@@ -63,14 +63,10 @@ class Chunk:
 class FileDocuments(Documents):
     """The documents in files, in the order of the files; fast if they are read in order.
 
-    Args:
-      paths: the files.
-      field: the field of a line or row that holds the text; None: each is a conversation, and its
-        document is that of `conversations.conversation_of`.
-      max_unreadable: the largest share of the rows that may be `rows.Unreadable`.
+    The `field` of a line or row holds the text; None: each is a conversation.
 
     Raises:
-      InputError: if a file can't be read, or more rows can't be; names the first.
+      InputError: if a file, or more than a share `max_unreadable` of the rows, can't be read.
     """
 
     def __init__(self, paths: Sequence[Path], field: str | None, max_unreadable: float = 0.0):
@@ -90,11 +86,7 @@ class FileDocuments(Documents):
         self.check_unchanged()  # while they were counted and hashed
 
     def check_unchanged(self) -> None:
-        """Checks that every file is what it was when its documents were counted.
-
-        Raises:
-          InputError: if one isn't; names it.
-        """
+        """Raises an InputError if a file is not what it was when its documents were counted."""
         for path, before in self.states.items():
             if _state_of(path) != before:
                 raise InputError(
@@ -106,7 +98,6 @@ class FileDocuments(Documents):
         return self.firsts[-1]
 
     def __getitem__(self, number: int) -> str:
-        """Document `number`."""
         if not 0 <= number < len(self):
             raise IndexError(number)
         index = bisect_right(self.firsts, number) - 1
@@ -134,7 +125,6 @@ class DocumentRange(Documents):
         return self.stop[0] - self.start[0] + (self.stop[1] > 0)
 
     def __getitem__(self, number: int) -> str:
-        """Document `number` of the part."""
         if not 0 <= number < len(self):
             raise IndexError(number)
         number += self.start[0]
@@ -142,6 +132,21 @@ class DocumentRange(Documents):
         tail = self.stop[1] if number == self.stop[0] else len(text)
         head = self.start[1] if number == self.start[0] else 0
         return text[head:tail]
+
+
+class ConcatenatedDocuments(Documents):
+    """The concatenation of several sequences of documents."""
+
+    def __init__(self, sequences: list[Documents]):
+        self.sequences = sequences
+        self.firsts = [0, *accumulate(map(len, sequences))]
+
+    def __len__(self) -> int:
+        return self.firsts[-1]
+
+    def __getitem__(self, number: int) -> str:
+        index = bisect_right(self.firsts, number) - 1
+        return self.sequences[index][number - self.firsts[index]]
 
 
 def _state_of(path: Path) -> tuple[int, ...]:
@@ -221,11 +226,6 @@ _read_recent_chunk = lru_cache(_RECENT_CHUNKS)(_read_chunk)
 
 
 def _read_bytes(chunk: Chunk) -> bytes:
-    """The chunk's bytes, decompressed.
-
-    Raises:
-      InputError: if the file can't be read, is damaged, or is too large.
-    """
     limit = _most_bytes()
     try:
         with chunk.path.open("rb") as file:
@@ -257,19 +257,17 @@ def _most_bytes() -> int:
     return (memory if allowed == resource.RLIM_INFINITY else min(memory, allowed)) // 8
 
 
-def _open_zstd(file: BinaryIO) -> "pyarrow.CompressedInputStream":
-    """The content of all frames; a truncated one is an OSError."""
-    return _import_pyarrow().CompressedInputStream(file, "zstd")
-
-
-DECOMPRESSORS: dict[str, Callable[[BinaryIO], Any]] = {".gz": gzip.open, ".zst": _open_zstd}
-
-
 def _import_pyarrow() -> ModuleType:
     need_package("pyarrow", "data.path with .parquet or .zst files")
     import pyarrow.parquet
 
     return pyarrow
+
+
+DECOMPRESSORS: dict[str, Callable[[BinaryIO], Any]] = {
+    ".gz": gzip.open,
+    ".zst": lambda file: _import_pyarrow().CompressedInputStream(file, "zstd"),
+}
 
 
 def _open_parquet(path: Path) -> "pyarrow.parquet.ParquetFile":
@@ -281,7 +279,6 @@ def _open_parquet(path: Path) -> "pyarrow.parquet.ParquetFile":
 
 
 def _read_rows(chunk: Chunk, field: str | None) -> list[str]:
-    """One document per row of a row group."""
     file = _open_parquet(chunk.path)
     names, where = file.schema_arrow.names, f"data.path: {chunk.path}"
     if field is None:

@@ -1,7 +1,17 @@
-"""Documents to codes (see `token_codes`), without the `end_of_text` that closes each.
+"""Documents to codes: integers that are a token each, and say whether its loss counts.
 
-An encoder first cuts documents into pieces, whose lengths are known, then encodes many at once. A
-plain text that is long has several pieces; a conversation has one.
+With data.loss_on=completion, some tokens are read but not trained on, and a chat template can write
+`end_of_text` within a document. So documents of conversations hold codes instead of tokens:
+
+- `token`: it is trained on. `end_of_text` as such ends its document;
+- `token + 2**30`: it is trained on, and is an `end_of_text` within its document;
+- `~code`, which is negative: it is not trained on.
+
+Tokens are below 2**30. So the tokens of other documents are codes too: all are trained on.
+
+An encoder first cuts documents into pieces, whose lengths are known, then encodes many at once,
+without the `end_of_text` that closes a document. A plain text that is long has several pieces; a
+conversation has one.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -9,28 +19,50 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from jaxtyping import Integer
+from jaxtyping import Bool, Integer
 
 from t5x_diffeq.data.chat import Chat, TemplateError
 from t5x_diffeq.data.conversations import ANSWERER, find_conversation_fault, find_text_fault
 from t5x_diffeq.data.rows import Skipped, Unreadable
-from t5x_diffeq.data.token_codes import CODE_DTYPE, encode_tokens, token_dtype
 from t5x_diffeq.data.tokenizer import Tokenizer
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.files import digest, parse_json
 
 PIECE_CHARACTERS = 1_000_000  # longer documents are tokenised in pieces, cut after a line
 _REASON_CHARACTERS = 100  # of what a template says, in the count of skipped documents
-Codes = Integer[np.ndarray, " length"]
+CODE_DTYPE = np.dtype("<i4")
+_WITHIN = 2**30
+Codes = Integer[np.ndarray, "..."]
+
+
+def token_dtype(vocab_size: int) -> np.dtype:
+    """The smallest dtype that can hold every token."""
+    return np.dtype("<u2" if vocab_size <= 2**16 else "<u4")
+
+
+def encode_tokens(tokens: Codes, trained: Bool[np.ndarray, " length"], end_of_text: int) -> Codes:
+    """The codes of tokens that all lie within a document, before its end."""
+    codes = tokens.astype(CODE_DTYPE)
+    codes[codes == end_of_text] += _WITHIN
+    return np.where(trained, codes, ~codes)
+
+
+def is_trained(codes: Codes) -> Bool[np.ndarray, "..."]:
+    """Whether the loss of each token counts."""
+    return codes >= 0
+
+
+def tokens_of(codes: Codes) -> Codes:
+    """The token of each code."""
+    if codes.dtype.kind == "u":
+        return codes  # all tokens of the document are trained on
+    return np.where(codes < 0, ~codes, codes) & (_WITHIN - 1)
 
 
 class TextEncoder:
     """Plain texts, of which every token is trained on.
 
-    Attributes:
-      tokenizer: the tokenizer.
-      end_of_text: the token that closes each document.
-      dtype: of the codes in files.
+    `end_of_text` is the token that closes each document, `dtype` that of the codes in files.
     """
 
     def __init__(self, tokenizer: Tokenizer):
@@ -48,7 +80,8 @@ class TextEncoder:
         Documents that can't be trained on are counted in `skipped`, by reason.
         """
         for text in documents:
-            if reason := _reason(text) or find_text_fault(text):
+            reason = text.reason if isinstance(text, Unreadable) else find_text_fault(text)
+            if reason:
                 skipped.skip(text, reason)
                 continue
             start = 0
@@ -83,11 +116,7 @@ class ConversationEncoder(TextEncoder):
 
     @cached_property
     def chat(self) -> Chat:
-        """What writes records with messages; others need no chat template.
-
-        Raises:
-          InputError: if the tokenizer has no template, or none that can be trained with.
-        """
+        """What writes records with messages; an InputError if no template marks the answers."""
         if self.tokenizer.chat.template is None:
             raise InputError(
                 "data.loss_on=completion: the records have messages, but the tokenizer has no chat "
@@ -100,7 +129,7 @@ class ConversationEncoder(TextEncoder):
     def cut(self, documents: Iterable[str], skipped: Skipped) -> Iterator[tuple[Any, bool]]:
         """The codes of each conversation up to the last token that is trained on."""
         for document in documents:
-            reason = _reason(document)
+            reason = document.reason if isinstance(document, Unreadable) else None
             if not reason:
                 conversation = parse_json(document)
                 reason = find_conversation_fault(conversation)
@@ -132,11 +161,6 @@ class ConversationEncoder(TextEncoder):
             stop -= 1  # the template wrote the one that closes the document
         start = int(stop > 0 and tokens[0] == self.tokenizer.opener)  # windows put it there
         return encode_tokens(tokens[start:stop], trained[start:stop], self.end_of_text)
-
-
-def _reason(document: str) -> str | None:
-    """Why a document can't be read, if it can't."""
-    return document.reason if isinstance(document, Unreadable) else None
 
 
 def encoder_of(tokenizer: Tokenizer, conversations: bool) -> TextEncoder:

@@ -11,9 +11,8 @@ from t5x_diffeq.config.config import Config, DataKeys
 from t5x_diffeq.data.batches import Examples, Mixture, train_batches
 from t5x_diffeq.data.corpus import Corpus
 from t5x_diffeq.data.encoding import encoder_of
-from t5x_diffeq.data.mixture import part_configs
 from t5x_diffeq.data.packing import FirstFitRows, Windows
-from t5x_diffeq.data.sources import STREAM
+from t5x_diffeq.data.sources import STREAM, part_configs
 from t5x_diffeq.data.stream import Stream
 from t5x_diffeq.data.stream_files import open_stream
 from t5x_diffeq.system.console import say
@@ -29,10 +28,7 @@ class TrainingData(Protocol):
     ) -> Iterator[dict[str, jax.Array]]:
         """Global batches `drawn`, `drawn` + 1, ..., prefetched.
 
-        Args:
-          sharding: the batches' sharding.
-          drawn: how many batches were drawn before.
-          position: what `position` returned after these or some of these; None: nothing.
+        `position` is what the method returned after these or some of these, if any were drawn.
         """
 
     def position(self) -> dict | None:
@@ -47,15 +43,7 @@ class TrainingData(Protocol):
 
 @dataclass(frozen=True)
 class ShuffledExamples:
-    """Examples of tokenised documents, of which any can be read by its number.
-
-    Attributes:
-      mixture: the examples of each part, with its weight.
-      corpus: the parts.
-      batch_size: B, rows of a global batch.
-      seed: determines the order of the examples.
-      threads: number of threads that read.
-    """
+    """Examples of tokenised documents, of which any can be read by its number."""
 
     mixture: Mixture
     corpus: Corpus
@@ -102,11 +90,7 @@ def check_data(data: DataKeys) -> None:
 
 
 def training_data(config: Config, corpus: Corpus) -> TrainingData:
-    """The data that `config.data` describes, of which `corpus` has the tokenizer.
-
-    Raises:
-      InputError: if it can't be opened, or a part is too short.
-    """
+    """The data of `config.data`; an InputError if it can't be opened, or a part is too short."""
     data, batch_size, seed = config.data, config.train.batch_size, config.seed
     if data.source != STREAM:
         mixture = train_examples(data, corpus, batch_size, seed)
@@ -117,30 +101,15 @@ def training_data(config: Config, corpus: Corpus) -> TrainingData:
 
 
 def train_examples(data: DataKeys, corpus: Corpus, batch_size: int, seed: int) -> Mixture:
-    """The examples of each part of the corpus, with its weight.
-
-    Args:
-      data: `config.data`.
-      corpus: the corpus that it describes.
-      batch_size: rows in the global batch.
-      seed: shuffles the documents.
-
-    Raises:
-      InputError: if a part is too short.
-    """
+    """The examples of each part, with its weight; an InputError if a part is too short."""
     if data.loss_on == "completion":
-        _say_longer(corpus, data.sequence_length)
+        _log_longer(corpus, data.sequence_length)
     border, length = corpus.tokenizer.border, data.sequence_length
     segments = not data.cross_documents
+    pack = FirstFitRows if data.packing == "first_fit" else Windows
     mixture: list[tuple[float, Examples]] = []
     for part_seed, part in enumerate(corpus.parts, seed):
-        examples: Examples
-        if data.packing == "first_fit":
-            examples = FirstFitRows(part.train, length, "train", part_seed, border, segments)
-        else:
-            examples = Windows(
-                part.train, length, "train", border, seed=part_seed, segments=segments
-            )
+        examples = pack(part.train, length, "train", border, seed=part_seed, segments=segments)
         mixture.append((float(part.weight), examples))
     count = sum(len(examples) for _, examples in mixture)
     if count < batch_size:
@@ -151,7 +120,7 @@ def train_examples(data: DataKeys, corpus: Corpus, batch_size: int, seed: int) -
     return mixture
 
 
-def _say_longer(corpus: Corpus, length: int) -> None:
+def _log_longer(corpus: Corpus, length: int) -> None:
     """Logs how many conversations are cut because they are longer than a sequence."""
     lengths = [part.train.lengths for part in corpus.parts]
     longer = sum(int((each > length).sum()) for each in lengths)
@@ -164,11 +133,7 @@ def _say_longer(corpus: Corpus, length: int) -> None:
 
 
 def eval_examples(data: DataKeys, corpus: Corpus) -> list[Windows]:
-    """Each part's validation split, with every token once, however the training data is packed.
-
-    Raises:
-      InputError: if a part is too short.
-    """
+    """Each part's validation split, with every token once, however the training data is packed."""
     return [
         Windows(
             part.validation,

@@ -11,8 +11,9 @@ from typing import NotRequired, Protocol, TypedDict, runtime_checkable
 import numpy as np
 from jaxtyping import Float, Integer
 
+from t5x_diffeq.data.encoding import Codes, is_trained, tokens_of
 from t5x_diffeq.data.token_bytes import TokenBytes
-from t5x_diffeq.data.token_codes import Border, Codes, is_trained, tokens_of
+from t5x_diffeq.data.tokenizer import Border
 from t5x_diffeq.system.errors import InputError
 
 _OPEN_ROWS = 64  # rows that first-fit packing keeps open
@@ -22,7 +23,7 @@ _OPEN_ROWS = 64  # rows that first-fit packing keeps open
 class TokenDocuments(Protocol):
     """A sequence of tokenised documents, whose lengths are known without reading any.
 
-    They hold codes (see `token_codes`): tokens, some of which may be marked as not trained on.
+    They hold codes (see `encoding`): tokens, some of which may be marked as not trained on.
     """
 
     lengths: np.ndarray
@@ -48,11 +49,9 @@ class Example(TypedDict):
 
 
 def add_segments(example: Example, starts: np.ndarray) -> Example:
-    """The example with segments and positions.
+    """The example (of length L, or a batch) with segments and positions.
 
-    Args:
-      example: one example of length L, or a batch.
-      starts: `[..., L]`, true where an input opens a document.
+    `starts`, `[..., L]`, is true where an input opens a document.
     """
     columns = np.arange(starts.shape[-1], dtype=np.int32)
     opened = np.maximum.accumulate(np.where(starts, columns, 0), axis=-1)
@@ -61,14 +60,10 @@ def add_segments(example: Example, starts: np.ndarray) -> Example:
 
 
 def example_of(inputs: Codes, targets: Codes, border: Border, segments: bool) -> Example:
-    """The example, or the batch, of codes (see `token_codes`); only targets to train on count.
+    """The example, or the batch, of codes (see `encoding`); only targets to train on count.
 
-    Args:
-      inputs: the codes to read, `[..., L]`.
-      targets: the codes that follow them, `[..., L]`.
-      border: the tokens between two documents; the one that closes a document is an input where
-        the next one is opened.
-      segments: whether the example has segments; without them, attention crosses documents.
+    `inputs` and the `targets` that follow them are `[..., L]`. The input that closes a document is
+    where the next one is opened. Without segments, attention crosses documents.
     """
     starts = inputs == border.end
     example: Example = {
@@ -86,9 +81,7 @@ class Windows:
     sums of the documents' lengths say which documents a window takes tokens from.
 
     Args:
-      documents: the documents.
       length: L.
-      split: the split's name, for messages.
       border: the tokens between two documents.
       ragged: whether to keep a last, shorter window (padded and masked).
       seed: shuffles the documents; None keeps their order.
@@ -131,7 +124,6 @@ class Windows:
         return self.count
 
     def __getitem__(self, k: int) -> Example:
-        """Window k."""
         start, before = k * self.length, min(k, 1)
         window = self.codes(start - before, start + self.length)
         missing = self.length + before - len(window)
@@ -165,14 +157,6 @@ class FirstFitRows:
     made at the start from the documents' lengths alone, so that here too any window can be read
     without those before it; it takes a few seconds and 20 bytes per document.
 
-    Args:
-      documents: the documents.
-      length: L.
-      split: the split's name, for messages.
-      seed: shuffles the documents.
-      border: the tokens between two documents.
-      segments: whether windows have segments; without them, attention crosses documents.
-
     Raises:
       InputError: if there are no documents.
     """
@@ -182,14 +166,20 @@ class FirstFitRows:
         documents: TokenDocuments,
         length: int,
         split: str,
-        seed: int,
         border: Border,
+        seed: int | None = None,
         segments: bool = True,
     ):
         self.documents, self.length, self.border = documents, length, border
         self.segments = segments
         order = _shuffle(len(documents.lengths), seed)
-        rows, self.pieces = first_fit(_cut_pieces(documents.lengths, order, length), length)
+        sizes = zip(order.tolist(), documents.lengths[order].tolist(), strict=True)
+        pieces = (
+            (number, first, min(length, size - first))
+            for number, size in sizes
+            for first in range(0, size, length)
+        )
+        rows, self.pieces = first_fit(pieces, length)
         if not len(rows):
             raise InputError(f"the {split} split has no documents; give more text")
         self.firsts = np.append(np.flatnonzero(np.diff(rows, prepend=-1)), len(rows))
@@ -198,7 +188,6 @@ class FirstFitRows:
         return len(self.firsts) - 1
 
     def __getitem__(self, k: int) -> Example:
-        """Window k."""
         inputs = np.full(self.length, self.border.opener, np.int32)
         targets = np.zeros(self.length, np.int32)
         mask = np.zeros(self.length, np.float32)
@@ -225,25 +214,12 @@ def _shuffle(count: int, seed: int | None) -> Integer[np.ndarray, " count"]:
     return np.arange(count) if seed is None else np.random.default_rng(seed).permutation(count)
 
 
-def _cut_pieces(
-    lengths: np.ndarray, order: np.ndarray, length: int
-) -> Iterator[tuple[int, int, int]]:
-    for number, size in zip(order.tolist(), lengths[order].tolist(), strict=True):
-        for first in range(0, size, length):
-            yield number, first, min(length, size - first)
-
-
 def first_fit(
     pieces: Iterator[tuple[int, int, int]], length: int
 ) -> tuple[Integer[np.ndarray, " pieces"], Integer[np.ndarray, "pieces 2"]]:
-    """Puts each piece into the first open row that has room; full rows are closed.
+    """Puts each piece (document, first token, size) into the first open row of `length` with room.
 
-    Args:
-      pieces: document, first token and size.
-      length: the capacity of a row.
-
-    Returns:
-      The row of each piece, ascending, and its document and first token.
+    Full rows are closed. Returns the row of each piece, ascending, its document and first token.
     """
     rows, placed = [], []
     open_rows: dict[int, int] = {}  # room left, oldest first

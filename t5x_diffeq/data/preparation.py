@@ -23,7 +23,7 @@ from t5x_diffeq.system.files import AnyPath, digest
 
 BATCH_CHARACTERS = 4_000_000  # tokenised at once
 _Job = tuple[str, int]  # the split and number of a shard
-_Tell = Callable[[int], None]  # reports the number of documents taken so far
+_Report = Callable[[int], None]  # reports the number of documents taken so far
 
 
 def prepare_shards(
@@ -34,20 +34,11 @@ def prepare_shards(
     workers: int,
     part: tuple[int, int] = (0, 1),
 ) -> dict | None:
-    """Makes the shards of one part; if it is the only part, checks them and writes the manifest.
+    """Makes the shards of one part, with the tokenizer that is saved in their folder.
 
-    The same documents and tokenizer give the same bytes, whatever the number of workers or parts.
-
-    Args:
-      source: the documents.
-      tokenizer: the tokenizer saved in `folder`.
-      folder: the folder of the shards.
-      shards: number of shards per split.
-      workers: number of processes.
-      part: (i, n), the i-th of n parts; (0, 1) is everything.
-
-    Returns:
-      The manifest, if there is only one part.
+    If it is the only part, checks them, and writes and returns the manifest. The same documents and
+    tokenizer give the same bytes, whatever the number of workers (processes) or parts. `shards` is
+    their number in each split; `part` is (i, n), the i-th of n parts.
 
     Raises:
       InputError: if the folder holds shards of other data, or there is nothing to train on.
@@ -82,7 +73,6 @@ def fingerprint_of(source: Source, tokenizer: Tokenizer) -> str:
 
 
 def _is_made(folder: AnyPath, name: str, facts: dict) -> bool:
-    """Whether the shard is complete."""
     there = read_shard_facts(folder, name)
     if there and there["fingerprint"] != facts["fingerprint"]:
         raise InputError(
@@ -95,7 +85,6 @@ def _is_made(folder: AnyPath, name: str, facts: dict) -> bool:
 def _make_shards(
     source: Source, folder: AnyPath, shards: int, missing: list[_Job], facts: dict, workers: int
 ) -> None:
-    """Makes the missing shards in parallel, and shows progress."""
     total = sum(len(_documents_of(source, job, shards)) for job in missing)
     context = get_context("spawn")
     done, threads = context.Value("q", 0), max(1, (os.cpu_count() or 1) // workers)
@@ -126,9 +115,7 @@ def _make_shards(
 class _Worker:
     """Makes shards, one after the other; each process has one worker.
 
-    Attributes:
-      done: number of documents taken so far, by all workers.
-      threads: number of threads that tokenise.
+    `done` is the number of documents taken so far, by all workers.
     """
 
     source: Source
@@ -140,35 +127,32 @@ class _Worker:
 
     @cached_property
     def encoder(self) -> TextEncoder:
-        """The encoder, with the tokenizer in the folder."""
         tokenizer = load_tokenizer(self.folder / "tokenizer")
         assert tokenizer is not None  # the caller of `prepare_shards` has saved it
         tokenizer.threads = self.threads
         return encoder_of(tokenizer, self.source.conversations)
 
-    def make(self, job: _Job, tell: _Tell = lambda _: None) -> None:
-        """Tokenises and writes one shard; calls `tell` with the number of documents taken.
+    def make(self, job: _Job, report: _Report = lambda _: None) -> None:
+        """Tokenises and writes one shard; calls `report` with the number of documents taken.
 
-        Raises:
-          InputError: if a file of the source has changed, which can also be why it can't be read.
-          RunError: if the shard can't be written.
+        A file of the source that has changed can also be why it can't be read.
         """
         skipped = Skipped()
-        codes = tokenise_documents(self._take(job, tell, skipped), self.encoder, skipped)
+        codes = tokenise_documents(self._take(job, report, skipped), self.encoder, skipped)
         try:
             write_shard(self.folder, stem(*job, self.shards), codes, self.facts, skipped)
         except Exception:
             self.source.check_unchanged()
             raise
 
-    def _take(self, job: _Job, tell: _Tell, skipped: Skipped) -> Iterator[str]:
+    def _take(self, job: _Job, report: _Report, skipped: Skipped) -> Iterator[str]:
         """Yields the shard's documents, counting each when it is taken; then checks their files."""
         for rows, number in enumerate(_documents_of(self.source, job, self.shards), 1):
             yield getattr(self.source, job[0])[number]
             skipped.check_so_far(rows, self.source.max_unreadable)
             with self.done.get_lock():
                 self.done.value += 1
-            tell(self.done.value)
+            report(self.done.value)
         self.source.check_unchanged()
 
 
@@ -208,7 +192,6 @@ def tokenise_documents(
 
 
 def _batches(pieces: Iterable[tuple]) -> Iterator[list[tuple]]:
-    """Groups of pieces, of about `BATCH_CHARACTERS` each."""
     batch, characters = [], 0
     for piece in pieces:
         batch.append(piece)

@@ -1,15 +1,112 @@
-"""The tokenizer in a folder, and the recipe that it was made by."""
+"""The tokenizer of `config.data`: how it is made, and the recipe that its folder keeps of that."""
 
 import json
+from collections.abc import Iterator
+from dataclasses import replace
 
 from t5x_diffeq.config.config import DataKeys
+from t5x_diffeq.data import chat_template
+from t5x_diffeq.data.conversations import find_text_fault, text_of_conversation
 from t5x_diffeq.data.documents import Documents
-from t5x_diffeq.data.tokenizer import Tokenizer, load_tokenizer, make_tokenizer, with_template
-from t5x_diffeq.system.console import say
+from t5x_diffeq.data.tokenizer import (
+    ByteTokenizer,
+    FileTokenizer,
+    HuggingFaceTokenizer,
+    SentencePieceTokenizer,
+    Tokenizer,
+    load_tokenizer,
+    read_tokenizer,
+)
+from t5x_diffeq.system.console import Progress, say
 from t5x_diffeq.system.errors import InputError
-from t5x_diffeq.system.files import AnyPath, parse_json, remove_folder, write_whole
+from t5x_diffeq.system.extras import need_package
+from t5x_diffeq.system.files import AnyPath, parse_json, parse_path, remove_folder, write_whole
 
 _RECIPE = "recipe.json"
+_CONFIG_FILE = "tokenizer_config.json"  # of Hugging Face, beside a tokenizer's file
+_TRAINING_DOCUMENTS = 1_000_000  # at most this many, evenly spaced, train a tokenizer
+_TRAINING_CHARACTERS = 100_000  # of each, from its beginning
+
+
+def _training_texts(documents: Documents, conversations: bool) -> Iterator[str]:
+    for number in range(0, len(documents), -(-len(documents) // _TRAINING_DOCUMENTS) or 1):
+        text = documents[number]
+        if conversations and text:  # that of an unreadable row is empty
+            text = text_of_conversation(text)
+        text = text[:_TRAINING_CHARACTERS]
+        if find_text_fault(text) is None:
+            yield text
+
+
+def make_tokenizer(data: DataKeys, documents: Documents) -> Tokenizer:
+    """The tokenizer of `config.data`; an InputError if it can't be read or made."""
+    if data.chat_template is not None:
+        need_package("transformers", "data.chat_template")  # before a tokenizer is trained
+    return with_template(_make_tokenizer(data, documents), data)
+
+
+def _make_tokenizer(data: DataKeys, documents: Documents) -> Tokenizer:
+    if data.tokenizer in ("bytes", "sentencepiece") and data.end_of_text is not None:
+        raise InputError(
+            f"data.end_of_text={data.end_of_text} names a token of a tokenizer that is a file, and "
+            f"data.tokenizer is {data.tokenizer}; leave it out"
+        )
+    if data.tokenizer == "bytes":
+        return ByteTokenizer()
+    if data.tokenizer == "sentencepiece":
+        say("training the tokenizer")
+        with Progress("training the tokenizer"):
+            texts = _training_texts(documents, data.loss_on == "completion")
+            tokenizer = SentencePieceTokenizer.train(texts, data.tokenizer_vocab_size)
+        if tokenizer.vocab_size < data.tokenizer_vocab_size:
+            say(
+                f"data.tokenizer_vocab_size={data.tokenizer_vocab_size}: the text is too short for "
+                f"so many tokens; the tokenizer has {tokenizer.vocab_size}"
+            )
+        return tokenizer
+    path = parse_path(data.tokenizer, "data.tokenizer")
+    if not path.is_file():
+        raise InputError(
+            f"data.tokenizer is {data.tokenizer!r}; it can be sentencepiece (trained on the data), "
+            "bytes, or the path of a sentencepiece model or a tokenizer.json"
+        )
+    of_file = read_tokenizer(path, data.end_of_text)
+    of_file.open_with(_opener_of(of_file, path.parent))
+    return of_file
+
+
+def _opener_of(tokenizer: FileTokenizer, folder: AnyPath) -> int | None:
+    """The token that the folder of a tokenizer's file puts before every text, if it does.
+
+    As in transformers 5.24: a `tokenizer.json` says it itself, and of a sentencepiece model it is
+    said by `add_bos_token`.
+    """
+    if isinstance(tokenizer, HuggingFaceTokenizer):
+        return tokenizer.opener
+    path = folder / _CONFIG_FILE
+    config = chat_template.read_settings(path)
+    if not config.get("add_bos_token"):
+        return None
+    named = config.get("bos_token", tokenizer.special_tokens.get("bos_token"))
+    name = chat_template.special_token(named)
+    token = None if name is None else tokenizer.token_id(name)
+    if token is None:
+        raise InputError(
+            f"{path} says add_bos_token, and its bos_token {named!r} isn't in the tokenizer; name "
+            "one that it has, or set add_bos_token to false"
+        )
+    return token
+
+
+def with_template(tokenizer: Tokenizer, data: DataKeys) -> Tokenizer:
+    """The tokenizer with the template of `data.chat_template`, if that is set."""
+    if data.chat_template == "plain":
+        template = chat_template.PLAIN_TEMPLATE
+        tokenizer.chat = replace(tokenizer.chat, template=template, origin="plain")
+    elif data.chat_template is not None:
+        path = parse_path(data.chat_template, "data.chat_template")
+        tokenizer.chat = chat_template.read_template(path, tokenizer.chat.tokens)
+    return tokenizer
 
 
 def _recipe_of(data: DataKeys, text: str | None = None) -> dict:
@@ -51,14 +148,11 @@ def _recipe_difference(folder: AnyPath, data: DataKeys, text: str | None) -> str
     path = folder / _RECIPE
     made_by = parse_json(path.read_bytes()) if path.exists() else {}
     for key, value in _recipe_of(data, text).items():
-        if key == "text" and made_by.get(key) is None:
-            continue
-        if made_by.get(key) != value:
-            return (
-                "was trained on other text"
-                if key == "text"
-                else f"was made with data.{key} {made_by.get(key)!r}, not {value!r}"
-            )
+        before = made_by.get(key)
+        if key != "text" and before != value:
+            return f"was made with data.{key} {before!r}, not {value!r}"
+        if key == "text" and before not in (None, value):
+            return "was trained on other text"
     return None
 
 
@@ -71,25 +165,19 @@ def tokenizer_in(
 ) -> Tokenizer:
     """The tokenizer of `config.data`, made and saved in `folder` if it isn't there yet.
 
-    Args:
-      folder: the tokenizer's folder.
-      data: `config.data`.
-      documents: the documents to train it on.
-      text: their fingerprint.
-      discard: whether to remove one made by another config, left over from a failed start.
+    It is trained on `documents`, whose fingerprint is `text`. `discard` removes one made by another
+    config, left over from a failed start.
 
     Raises:
       InputError: if `folder` holds one made by another config, or trained on other text.
     """
-    there = load_tokenizer(folder)
-    fault = _recipe_difference(folder, data, text) if there else None
-    if there and not fault:
-        return there
-    if fault and not discard:
-        raise InputError(
-            f"the tokenizer in {folder} {fault}; choose another folder, or delete this one"
-        )
-    if fault:
+    if there := load_tokenizer(folder):
+        if not (fault := _recipe_difference(folder, data, text)):
+            return there
+        if not discard:
+            raise InputError(
+                f"the tokenizer in {folder} {fault}; choose another folder, or delete this one"
+            )
         say(f"replacing {folder}: it is left over from a run that never started, and {fault}")
         remove_folder(folder)
     tokenizer = make_tokenizer(data, documents)  # deterministic: the same on any machine

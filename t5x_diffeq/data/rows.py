@@ -16,7 +16,6 @@ from t5x_diffeq.system.files import parse_json
 
 _ENOUGH_ROWS = 1000  # to see that the most can't be read, and the rest needn't be tried
 _ENOUGH_UNREADABLE = 100  # to judge an endless source by
-EMPTY = "empty"
 FAULTS = "unreadable"  # in a shard's facts
 _BYTE_ORDER_MARK = "\ufeff"  # at the start of a text it only says that UTF-8 follows
 
@@ -24,9 +23,7 @@ _BYTE_ORDER_MARK = "\ufeff"  # at the start of a text it only says that UTF-8 fo
 class Unreadable(str):
     """Stands for the document of a row that can't be read; an empty text.
 
-    Attributes:
-      reason: a few words by which such rows are counted.
-      fault: the file, the row, and what was found there.
+    Such rows are counted by their `reason`. The `fault` names the row and what was found there.
     """
 
     reason: str
@@ -44,17 +41,18 @@ class Unreadable(str):
 
 
 def document_of(record: Mapping[str, Any], field: str | None, where: str) -> str:
-    """The document of a record, or what stands for it.
+    """The document of a record at `where`, or what stands for it.
 
-    Args:
-      record: its fields. A text may be given as bytes; null is an empty text.
-      field: the field that holds the text; None: the record is a conversation.
-      where: the file and the place in it.
+    Its text, which may be bytes or None, is in `field`; None: the record is a conversation.
     """
     try:
-        return _readable(_text_in(record, field, where), where)
+        text = _text_in(record, field, where)
     except InputError as error:
         return Unreadable("unreadable", str(error))
+    reason = find_text_fault(text)  # a conversation's escapes are looked at when it is written
+    if reason in (None, "empty"):
+        return text
+    return Unreadable(reason, f"{where} is {reason}; convert the text, or delete it")
 
 
 def document_of_line(line: bytes, field: str | None, where: str) -> str:
@@ -64,10 +62,8 @@ def document_of_line(line: bytes, field: str | None, where: str) -> str:
     except ValueError as error:
         return Unreadable("not JSON", f"{where} is not JSON: {error}; fix or delete it")
     if not isinstance(record, dict):
-        kind = type(record).__name__
-        return Unreadable(
-            "not a JSON object", f"{where} is not a JSON object but {kind}; fix or delete it"
-        )
+        fault = f"{where} is not a JSON object but {type(record).__name__}; fix or delete it"
+        return Unreadable("not a JSON object", fault)
     return document_of(record, field, where)
 
 
@@ -80,12 +76,11 @@ def document_of_text(content: bytes, where: str) -> str:
         offset = error.start
     if offset < 0:
         return text
-    reason = "with a NUL character" if content[offset] == 0 else "not UTF-8"
-    return Unreadable(
-        reason,
+    fault = (
         f"{where} is not text: byte 0x{content[offset]:02x} at offset {offset} is not UTF-8 or "
-        "NUL; convert the file or leave it out",
+        "NUL; convert the file or leave it out"
     )
+    return Unreadable("with a NUL character" if content[offset] == 0 else "not UTF-8", fault)
 
 
 def _text_in(record: Mapping[str, Any], field: str | None, where: str) -> str:
@@ -102,19 +97,10 @@ def _text_in(record: Mapping[str, Any], field: str | None, where: str) -> str:
     return (value or "").removeprefix(_BYTE_ORDER_MARK)
 
 
-def _readable(text: str, where: str) -> str:
-    """The text, if it is one; a conversation's escapes are looked at when it is written."""
-    reason = find_text_fault(text)
-    if reason in (None, EMPTY):
-        return text
-    return Unreadable(reason, f"{where} is {reason}; convert the text, or delete it")
-
-
 class Skipped(Counter[str]):
     """How many documents were left out, by reason.
 
-    Attributes:
-      faults: of each reason that is a row's fault, the first such row and what was found there.
+    `faults` has of each reason that is a row's fault the first such row and what was found there.
     """
 
     def __init__(self, counts: Mapping[str, int] = {}, faults: Mapping[str, str] = {}):
@@ -146,28 +132,17 @@ class Skipped(Counter[str]):
         return sum(self[reason] for reason in self.faults)
 
     def check(self, rows: int, limit: float) -> None:
-        """Checks that no more than a share of the rows is unreadable.
-
-        Args:
-          rows: the number of all rows, readable or not.
-          limit: `data.max_unreadable`.
-
-        Raises:
-          InputError: if more are; names the first.
-        """
+        """Raises an InputError if more of all rows than `limit` (a share) are unreadable."""
         if self.unreadable > limit * rows:
-            raise self._too_many(rows, limit)
-
-    def _too_many(self, rows: int, limit: float) -> InputError:
-        return InputError(
-            f"{next(iter(self.faults.values()))} ({self.unreadable} of {rows} rows can't be read, "
-            f"more than the share data.max_unreadable={limit:g})"
-        )
+            raise InputError(
+                f"{next(iter(self.faults.values()))} ({self.unreadable} of {rows} rows can't be "
+                f"read, more than the share data.max_unreadable={limit:g})"
+            )
 
     def check_so_far(self, rows: int, limit: float) -> None:
         """Checks, before all rows are read, that half of them can be."""
-        if rows >= _ENOUGH_ROWS and self.unreadable > max(limit, 0.5) * rows:
-            raise self._too_many(rows, limit)
+        if rows >= _ENOUGH_ROWS and self.unreadable > 0.5 * rows:
+            self.check(rows, limit)
 
     def check_endless(self, rows: int, limit: float) -> None:
         """Checks what was read of a source that has no end."""

@@ -3,7 +3,7 @@
 A folder of shards holds, for each split, files `train-00003-of-00016.array_record` (records of a
 document's tokens and `end_of_text`, little-endian uint16 or uint32; a long document takes several).
 The records of conversations hold codes instead, little-endian int32, which also say which tokens
-are trained on (see `token_codes`). Beside each file are the documents' lengths (`.lengths.npy`) and
+are trained on (see `encoding`). Beside each file are the documents' lengths (`.lengths.npy`) and
 the shard's facts (`.json`), written last: a shard without facts is incomplete. `manifest.json` is
 written when every shard has been checked; `tokenizer/` holds the tokenizer.
 """
@@ -20,20 +20,13 @@ import numpy as np
 from array_record.python.array_record_module import ArrayRecordWriter
 from jaxtyping import Integer
 
+from t5x_diffeq.data import manifest as checks
+from t5x_diffeq.data.encoding import CODE_DTYPE, is_trained, token_dtype, tokens_of
 from t5x_diffeq.data.manifest import MANIFEST, MASKS, SPLITS, TRAINED, read_manifest
 from t5x_diffeq.data.rows import FAULTS, Skipped
-from t5x_diffeq.data.token_codes import CODE_DTYPE, is_trained, token_dtype, tokens_of
-from t5x_diffeq.data.verification import (
-    cause,
-    check_amounts,
-    check_records,
-    load_lengths,
-    remember,
-    verify,
-)
 from t5x_diffeq.system.console import say
 from t5x_diffeq.system.errors import InputError, RunError
-from t5x_diffeq.system.files import AnyPath, atomic_file, file_digest, parse_json, write_whole
+from t5x_diffeq.system.files import AnyPath, atomic_file, file_digest, read_json_object, write_whole
 from t5x_diffeq.system.staging import NoRoomError, stage
 
 _OF_SHARD = ("source", "fingerprint", "documents", "tokens", "skipped", "sha256", "lengths_sha256")
@@ -52,12 +45,8 @@ def write_shard(
 ) -> None:
     """Writes one shard; if this is killed, the shard is either complete or will be made again.
 
-    Args:
-      folder: the folder of the shards.
-      name: the name of the shard (`stem`).
-      documents: each document's tokens, in the dtype of the file.
-      facts: what determines the shard's content, stored with it.
-      skipped: how many documents were left out, by reason; filled as `documents` are taken.
+    The documents are in the dtype of the file; `skipped` is filled as they are taken. The `facts`
+    are what determines the shard's content, and are stored with it.
 
     Raises:
       RunError: if it can't be written; existing files are kept.
@@ -110,23 +99,14 @@ def read_shard_facts(folder: AnyPath, name: str) -> dict | None:
     if not (path.exists() and (folder / f"{name}.array_record").exists()):
         return None
     try:
-        facts = parse_json(path.read_bytes())
+        facts = read_json_object(path)
     except ValueError:
         return None
-    return facts if isinstance(facts, dict) and {*_OF_SHARD} <= facts.keys() else None
+    return facts if {*_OF_SHARD} <= facts.keys() else None
 
 
 def merge_shards(folder: AnyPath, count: int, facts: dict, max_unreadable: float) -> dict:
-    """Checks every shard against its facts and writes the manifest.
-
-    Args:
-      folder: the folder of the shards.
-      count: number of shards per split.
-      facts: what every shard must have been made from.
-      max_unreadable: the largest share of the rows that may be unreadable.
-
-    Returns:
-      The manifest.
+    """Checks that every shard was made from `facts`, writes the manifest, and returns it.
 
     Raises:
       InputError: if a shard is missing, damaged, or made from other data, or too many rows are
@@ -157,7 +137,7 @@ def merge_shards(folder: AnyPath, count: int, facts: dict, max_unreadable: float
         left_over.unlink()
     write_whole(folder / MANIFEST, json.dumps(manifest, indent=2).encode())
     for split in SPLITS:
-        remember(folder, split, manifest)
+        checks.remember(folder, split, manifest)
     return manifest
 
 
@@ -181,30 +161,20 @@ def _read_checked_facts(folder: AnyPath, name: str, facts: dict) -> dict:
 
 
 class ShardedDocuments:
-    """Random access to the tokenised documents of a split.
-
-    Args:
-      folder: the folder of the shards.
-      split: a split in its manifest.
-
-    Attributes:
-      lengths: number of tokens in each document.
-      trained_tokens: how many tokens of the split are trained on.
-
-    Raises:
-      InputError: if a shard can't be read; names it.
-    """
+    """Random access to the tokenised documents of a split; an InputError names a bad shard."""
 
     def __init__(self, folder: AnyPath, split: str):
         facts = read_manifest(folder)
         names = facts[split]["names"]
-        verify(folder, split, facts)
-        self.paths = _stage_if_room(
-            [folder / f"{n}.array_record" for n in names], facts[split]["sha256"]
-        )
-        lengths = [load_lengths(folder / f"{name}.lengths.npy") for name in names]
+        checks.verify(folder, split, facts)
+        self.paths: Sequence[AnyPath] = [folder / f"{name}.array_record" for name in names]
+        try:
+            self.paths = stage(self.paths, facts[split]["sha256"])
+        except NoRoomError as error:  # slower, and needs no disk
+            say(f"reading the shards from the bucket, record by record: {error}")
+        lengths = [checks.load_lengths(folder / f"{name}.lengths.npy") for name in names]
         self.lengths = np.concatenate(lengths)
-        check_amounts(folder, split, facts[split], self.lengths)
+        checks.check_amounts(folder, split, facts[split], self.lengths)
         self.dtype = CODE_DTYPE if facts.get(MASKS) else token_dtype(facts["vocab_size"])
         self.record_tokens = facts["record_tokens"]
         self.trained_tokens = facts[split].get(TRAINED, facts[split]["tokens"])
@@ -212,7 +182,7 @@ class ShardedDocuments:
         self.first_records = np.cumsum(np.concatenate([[0], *records]), dtype=np.int64)
         self.shard_records = [0, *accumulate(int(each.sum()) for each in records)]
         for path, expected in zip(self.paths, map(np.sum, records), strict=True):
-            check_records(path, int(expected))
+            checks.check_records(path, int(expected))
         self.records = grain.sources.ArrayRecordDataSource([str(path) for path in self.paths])
         self.ends = np.cumsum(self.lengths, dtype=np.int64)
         small = len(self.lengths) > 0 and self.ends[-1] <= IN_MEMORY_TOKENS
@@ -223,7 +193,6 @@ class ShardedDocuments:
         return len(self.lengths)
 
     def __getitem__(self, number: int) -> TokenArray:
-        """The tokens of document `number`."""
         return tokens_of(self.slice(number, 0, int(self.lengths[number])))
 
     def slice(self, number: int, start: int, stop: int) -> TokenArray:
@@ -240,24 +209,11 @@ class ShardedDocuments:
         return tokens[start - skipped : stop - skipped]
 
     def _record(self, number: int) -> TokenArray:
-        """The tokens of a record."""
         try:
             return np.frombuffer(self.records[number], self.dtype)
         except (RuntimeError, ValueError) as error:
             shard = bisect_right(self.shard_records, number) - 1
             raise InputError(
                 f"{self.paths[shard]}: record {number - self.shard_records[shard]} can't be read: "
-                f"{cause(error)}; prepare that shard again"
+                f"{checks.cause(error)}; prepare that shard again"
             ) from error
-
-
-def _stage_if_room(paths: Sequence[AnyPath], sha256: Sequence[str]) -> Sequence[AnyPath]:
-    """Local paths of the shards: those in a bucket are copied, if they fit into the cache.
-
-    Otherwise ArrayRecord reads each record from the bucket, which is slower but needs no disk.
-    """
-    try:
-        return stage(paths, sha256)
-    except NoRoomError as error:
-        say(f"reading the shards from the bucket, record by record: {error}")
-        return paths

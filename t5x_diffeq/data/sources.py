@@ -8,7 +8,9 @@ import os
 import platform
 import sysconfig
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from math import fsum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,52 +41,31 @@ _VALIDATION_PART = 0.1  # the last fraction of text files is for validation
 WITHOUT_PATH = ("stdlib", "wikitext103")  # plain text, for which data.path may be left out
 STREAM = "stream"  # read while the model trains
 _NEED_PATH = ("text_files", "tfds", "huggingface", STREAM)
+_LEAST_SHARE = 1e-6  # of the examples; with less, a run would see almost none of the part
 _NOT_CORPUS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 
 
 @dataclass(frozen=True)
 class Source:
-    """Documents of both splits.
-
-    Attributes:
-      name: its name, for logs.
-      train: the documents of the train split.
-      validation: the documents of the validation split.
-      fingerprint: a hash of everything that determines them.
-      large: whether it is better to tokenise them with many processes.
-      conversations: whether each document is a conversation (see `conversations`).
-      files: what of it is read from files whenever a document is taken.
-      max_unreadable: the largest share of its rows that may be unreadable (`rows`).
-    """
+    """Documents of both splits."""
 
     name: str
     train: Documents
     validation: Documents
-    fingerprint: str
-    large: bool = False
-    conversations: bool = False
-    files: tuple[FileDocuments, ...] = ()
-    max_unreadable: float = 0.0
+    fingerprint: str  # a hash of everything that determines the documents
+    large: bool = False  # whether it is better to tokenise them with many processes
+    conversations: bool = False  # whether each document is one (see `conversations`)
+    files: tuple[FileDocuments, ...] = ()  # read whenever a document is taken
+    max_unreadable: float = 0.0  # the largest share of rows that may be unreadable (`rows`)
 
     def check_unchanged(self) -> None:
-        """Checks that no file has changed since the fingerprint was computed.
-
-        Raises:
-          InputError: if one has; names it.
-        """
+        """Raises an InputError if a file has changed since the fingerprint was computed."""
         for each in self.files:
             each.check_unchanged()
 
 
 class _RecordTexts(Documents):
-    """The texts of a library's records.
-
-    Args:
-      records: the records, a sequence of mappings.
-      field: the key of the text, which is a string or the bytes of one; None: each record is a
-        conversation.
-      name: the name of the dataset and split, for messages.
-    """
+    """The texts of a library's records, which are mappings (see `rows.document_of`)."""
 
     def __init__(self, records: Any, field: str | None, name: str):
         self.records, self.field, self.name = records, field, name
@@ -93,7 +74,6 @@ class _RecordTexts(Documents):
         return len(self.records)
 
     def __getitem__(self, number: int) -> str:
-        """Document `number`."""
         if not 0 <= number < len(self):
             raise IndexError(number)
         where = f"{self.name}, record {number}"
@@ -105,12 +85,9 @@ class _RecordTexts(Documents):
 
 
 def check_paths(data: DataKeys) -> None:
-    """Checks that the source reads the paths that are set.
+    """Raises an InputError if a path is set that the source doesn't read.
 
     Runs that began before this check existed may continue.
-
-    Raises:
-      InputError: if it doesn't; names them and the source that does.
     """
     if is_plugin(data.source):
         return
@@ -126,12 +103,37 @@ def check_paths(data: DataKeys) -> None:
             )
 
 
-def load_source(data: DataKeys) -> Source:
-    """The source that `config.data` describes.
+def part_configs(data: DataKeys) -> list[DataKeys]:
+    """The config of each part of the mixture, or of the one source; an InputError if invalid."""
+    if data.source != "mixture":
+        if data.mixture:
+            raise InputError(
+                f"data.mixture is set, and data.source is {data.source!r}; set data.source=mixture"
+            )
+        return [data]
+    if not data.mixture:
+        raise InputError("data.source=mixture needs data.mixture, its parts")
+    total = fsum(weight for weight, *_ in filter(_is_part, data.mixture))
+    for entry in data.mixture:
+        if not _is_part(entry) or entry[0] < total * _LEAST_SHARE:
+            raise InputError(
+                f"data.mixture has {entry!r}; each part is (weight, source, path), such as (0.7, "
+                f"'tokens', '/shards/web'), with at least {_LEAST_SHARE:g} of the sum of weights"
+            )
+    return [replace(data, source=source, path=path) for _, source, path in data.mixture]
 
-    Raises:
-      InputError: if there is no such source, or its data is invalid.
-    """
+
+def _is_part(entry: object) -> bool:
+    """Whether `entry` is (weight, source, path), with a positive weight."""
+    if not (isinstance(entry, list | tuple) and len(entry) == 3):
+        return False
+    weight, source, path = entry
+    named = isinstance(source, str) and isinstance(path, str | None)
+    return named and type(weight) in (int, float) and 0 < weight < float("inf")
+
+
+def load_source(data: DataKeys) -> Source:
+    """The source of `config.data`; an InputError if there is none, or its data is invalid."""
     if data.loss_on == "completion" and data.source in WITHOUT_PATH:
         raise InputError(
             f"data.loss_on=completion needs records with messages, or with prompt and completion, "
@@ -189,18 +191,14 @@ def stdlib(data: DataKeys) -> Source:
     for folder, within, names in os.walk(sysconfig.get_path("stdlib")):
         within[:] = set(within) - _NOT_CORPUS  # installed packages can be many times the library
         files += [Path(folder, name) for name in names if name.endswith(".py")]
-    documents = [text for path in sorted(files) if (text := _read_if_text(path)).strip()]
+    documents = []
+    for path in sorted(files):
+        with suppress(UnicodeDecodeError):  # of the few source files that are not UTF-8
+            text = path.read_bytes().decode("utf-8")
+            documents += [text] if text.strip() else []
     train = [text for i, text in enumerate(documents) if i % _VALIDATION_EVERY]
     name = f"the standard library of Python {platform.python_version()}"
     return _source_of_texts(name, train, documents[::_VALIDATION_EVERY])
-
-
-def _read_if_text(path: Path) -> str:
-    """The file's text; empty for the few source files that are not UTF-8."""
-    try:
-        return path.read_bytes().decode("utf-8")
-    except UnicodeDecodeError:
-        return ""
 
 
 def text_files(data: DataKeys) -> Source:
@@ -233,11 +231,7 @@ def _field_of(data: DataKeys) -> str | None:
 
 
 def find_text_files(key: str, path: str) -> list[Path]:
-    """The files that `data.{key}={path}` names, sorted; local copies of those in a bucket.
-
-    Raises:
-      InputError: if there is none.
-    """
+    """The files of `data.{key}={path}`, sorted, as local copies; an InputError if there is none."""
     root = parse_path(path, f"data.{key}")
     if root.is_file():
         return stage([root])
@@ -335,18 +329,12 @@ def stream(data: DataKeys) -> Source:
 
 
 def _library_source(
-    name: str,
-    read: Callable[[str, str], tuple[Any, list[str]]],
-    data: DataKeys,
-    facts: list[str],
+    name: str, read: Callable[[str, str], tuple[Any, list[str]]], data: DataKeys, facts: list[str]
 ) -> Source:
     """The source whose splits a library reads: `data.train_split` and `data.validation_split`.
 
-    Args:
-      name: the dataset's name.
-      read: returns the records, and the names of their fields, of a key and the split it names.
-      data: `config.data`.
-      facts: what determines the records; completed by `read`.
+    `read` returns the records, and the names of their fields, of a key and the split it names.
+    `facts`, which it may complete, determine the records.
     """
 
     def texts(key: str) -> _RecordTexts:

@@ -10,6 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -25,7 +26,7 @@ from t5x_diffeq.data.encoding import Codes, TextEncoder
 from t5x_diffeq.data.packing import Example, example_of
 from t5x_diffeq.data.rows import Skipped
 from t5x_diffeq.data.stream_files import FileReader, OpenStream
-from t5x_diffeq.data.token_codes import Border
+from t5x_diffeq.data.tokenizer import Border
 from t5x_diffeq.system.console import say
 from t5x_diffeq.system.errors import InputError
 
@@ -37,38 +38,22 @@ _PREFETCHED_BATCHES = 8
 
 
 class LanePosition(NamedTuple):
-    """Where a lane's next window begins.
+    """Where a lane's next window begins."""
 
-    Attributes:
-      place: the file's place in the endless sequence of all epochs' files.
-      row: the row of the file at which the block of documents begins.
-      library: the state of the library's iterator there; None: the beginning of the file.
-      document: the document in the shuffled block.
-      token: the token in the document.
-      rows: how many rows the lane had read in its first pass when the block began.
-      skipped: what it had skipped of them, and their faults, as `rows.Skipped` has them.
-    """
-
-    place: int = 0
-    row: int = 0
-    library: dict | None = None
-    document: int = 0
-    token: int = 0
-    rows: int = 0
+    place: int = 0  # of the file, in the endless sequence of all epochs' files
+    row: int = 0  # of the file, at which the block of documents begins
+    library: dict | None = None  # the state of the library's iterator there; None: the beginning
+    document: int = 0  # in the shuffled block
+    token: int = 0  # in the document
+    rows: int = 0  # how many the lane had read in its first pass when the block began
+    # What it had skipped of them, and their faults, as `rows.Skipped` has them.
     skipped: tuple[dict[str, int], dict[str, str]] = ({}, {})
 
 
 class Lane:
     """The windows of one lane, from a position.
 
-    Args:
-      stream: the documents.
-      encoder: makes tokens of them.
-      length: L, tokens of a window.
-      number: the number of the lane.
-      lanes: how many there are.
-      seed: determines the order of files and documents.
-      position: where the first window begins.
+    It is lane `number` of so many; `seed` determines the order of files and documents.
     """
 
     def __init__(
@@ -88,7 +73,7 @@ class Lane:
         self.groups = -(-lanes // self.sharers)
         self.sharers = min(self.sharers, lanes - self.group * self.sharers)
         self.skipped, self.rows = Skipped(*position.skipped), position.rows
-        self.said = self.usable = 0
+        self.logged = self.usable = 0
         self.documents: deque[tuple[LanePosition, Codes]] = deque()  # begun or to come
         self.start = position  # until there are documents
         self.token, self.tokens = position.token, -position.token
@@ -140,8 +125,8 @@ class Lane:
             documents[-1].append(piece)
             if is_last:
                 documents.append([])
-        if self.skipped.total() >= max(1, 2 * self.said):
-            self.said = self.skipped.total()
+        if self.skipped.total() >= max(1, 2 * self.logged):
+            self.logged = self.skipped.total()
             say(f"documents skipped so far: {self.skipped}")
         return documents[:-1]
 
@@ -160,7 +145,9 @@ class Lane:
             reader = FileReader(files, int(order[number]), row, library)
             documents = iter(reader)
             while texts := list(islice(documents, BLOCK_DOCUMENTS)):
-                ours = [text for n, text in enumerate(texts, row) if self._takes(reader.number, n)]
+                mine = (n for n in range(row, row + len(texts)) if n % self.sharers == self.share)
+                held_out = partial(self.stream.is_held_out, reader.number)
+                ours = [texts[n - row] for n in mine if not held_out(n)]
                 shuffle = np.random.default_rng([self.seed, place, row])
                 skipped = dict(self.skipped), dict(self.skipped.faults)
                 at = LanePosition(place, row, library, rows=self.rows, skipped=skipped)
@@ -178,20 +165,11 @@ class Lane:
             f"{_FRUITLESS_EPOCHS} passes; give more text, or fewer processes"
         )
 
-    def _takes(self, file: int, row: int) -> bool:
-        """Whether the lane reads this record, which others may do that share the file."""
-        return not self.stream.is_held_out(file, row) and row % self.sharers == self.share
-
 
 class _LocalBatches(grain.IterDataset):
     """The rows of this process, of one batch after the other.
 
-    Args:
-      lanes: the lanes that these rows belong to, by number.
-      rows: the numbers of the rows.
-      lane_of: the lane of each row of the global batch.
-      border: the tokens between two documents.
-      segments: whether examples have segments.
+    `lanes` are those of these rows; `lane_of` has the lane of each row of the global batch.
     """
 
     def __init__(
@@ -226,7 +204,6 @@ class _LocalIterator(grain.DatasetIterator):
         return stack(examples)
 
     def get_state(self) -> dict[str, list]:
-        """The position of each lane, as JSON."""
         return {str(number): list(lane.position) for number, lane in self.batches.lanes.items()}
 
     def set_state(self, state: dict[str, list]) -> None:
@@ -238,15 +215,8 @@ class _LocalIterator(grain.DatasetIterator):
 class Stream:
     """Training data that is read, tokenised and shuffled while the model trains.
 
-    Attributes:
-      stream: the documents.
-      encoder: makes tokens of them.
-      length: L, tokens of an example.
-      batch_size: B, rows of a global batch.
-      seed: determines the order of files and documents.
-      cross_documents: whether attention reaches into earlier documents.
-      at: after the batches that were drawn: their number, the positions of this process's lanes,
-        and the number of all lanes; None before `batches` is called.
+    `at` says, after the batches that were drawn: their number, the positions of this process's
+    lanes, and the number of all lanes. It is None before `batches` is called.
     """
 
     stream: OpenStream
@@ -265,17 +235,10 @@ class Stream:
         lanes = len(kept) or self._number_of_lanes()
         lane_of = np.arange(self.batch_size) * lanes // self.batch_size
         rows = own_rows(sharding, self.batch_size)
+        starts = [LanePosition(*each) for each in kept] or [LanePosition()] * lanes
         opened = {
-            number: Lane(
-                self.stream,
-                self.encoder,
-                self.length,
-                number,
-                lanes,
-                self.seed,
-                LanePosition(*kept[number]) if kept else LanePosition(),
-            )
-            for number in np.unique(lane_of[rows]).tolist()
+            n: Lane(self.stream, self.encoder, self.length, n, lanes, self.seed, starts[n])
+            for n in np.unique(lane_of[rows]).tolist()
         }
         border, segments = self.encoder.tokenizer.border, not self.cross_documents
         dataset = _LocalBatches(opened, rows, lane_of, border, segments)

@@ -35,11 +35,7 @@ _KINDS = {"parquet": r"\.parquet$", "json": r"\.jsonl?(\.(gz|zst|bz2|xz))?$"}
 class FileReader:
     """The documents of one file, from its beginning or where `state` was taken.
 
-    Args:
-      files: the files.
-      number: the number of the file.
-      row: how many of its records were taken before.
-      state: the state of the library's iterator after these; None: the beginning.
+    `row` of its records were taken before. `state` is that of the library's iterator after these.
     """
 
     def __init__(self, files: "StreamFiles", number: int, row: int = 0, state: dict | None = None):
@@ -70,25 +66,15 @@ class FileReader:
 
 @dataclass(frozen=True)
 class StreamFiles:
-    """The files of one split.
-
-    Attributes:
-      path: `data.path`.
-      split: the split's name.
-      dataset: the library's dataset of all files; a shard of it is a file.
-      names: the files.
-      fingerprint: a hash of the names and versions of the files.
-      field: the field that holds the text; None: records are conversations.
-      are_lines: whether a record is a line of JSON, whose bytes are given as Latin-1.
-    """
+    """The files of one split."""
 
     path: str
     split: str
-    dataset: "datasets.IterableDataset"
+    dataset: "datasets.IterableDataset"  # of all files; a shard of it is a file
     names: tuple[str, ...]
-    fingerprint: str
-    field: str | None
-    are_lines: bool
+    fingerprint: str  # a hash of the names and versions of the files
+    field: str | None  # that holds the text; None: records are conversations
+    are_lines: bool  # whether a record is a line of JSON, whose bytes are given as Latin-1
 
     def __len__(self) -> int:
         return self.dataset.num_shards
@@ -109,13 +95,7 @@ class StreamFiles:
 
 @dataclass(frozen=True)
 class OpenStream:
-    """Both splits of a streamed dataset.
-
-    Attributes:
-      train: the files of the train split.
-      validation: those of the validation split, if there is one.
-      max_unreadable: the largest share of the rows that may be unreadable (`rows`).
-    """
+    """Both splits of a streamed dataset; without validation files, it holds documents out."""
 
     train: StreamFiles
     validation: StreamFiles | None
@@ -182,7 +162,8 @@ def open_stream(data: DataKeys) -> OpenStream:
     try:
         builder = _builder(data)
         splits = [str(s) for s in builder.config.data_files or builder.info.splits or ()]
-        opened = [_files_of(data, s, builder) for s in _splits_of(data) if s in splits]
+        wanted = dict.fromkeys((data.train_split, data.validation_split))
+        opened = [_files_of(data, s, builder) for s in wanted if s in splits]
     except InputError:
         raise
     except Exception as error:  # the library raises errors of any class
@@ -198,10 +179,6 @@ def open_stream(data: DataKeys) -> OpenStream:
             "reads whole splits"
         )
     return OpenStream(opened[0], opened[1] if opened[1:] else None, data.max_unreadable)
-
-
-def _splits_of(data: DataKeys) -> tuple[str, ...]:
-    return tuple(dict.fromkeys((data.train_split, data.validation_split)))
 
 
 def _builder(data: DataKeys) -> "datasets.DatasetBuilder":
@@ -221,7 +198,11 @@ def _builder(data: DataKeys) -> "datasets.DatasetBuilder":
             f"data.path={path} holds {builder.name} files; a stream reads .parquet and .jsonl files"
         )
     if hasattr(builder.config, "fragment_scan_options"):  # of parquet files
-        _read_in_small_parts(builder.config)
+        import pyarrow.dataset
+
+        # A file then costs some 0.1 GB of memory, whatever the size of its row groups.
+        options = pyarrow.dataset.ParquetFragmentScanOptions(pre_buffer=False)
+        builder.config.batch_size, builder.config.fragment_scan_options = 500, options
     return _builder_of_lines(data, builder) if builder.name == "json" else builder
 
 
@@ -251,7 +232,6 @@ def _bytes_of(line: Mapping[str, Any]) -> bytes:
 
 
 def _builder_of_dataset(data: DataKeys, path: str) -> "datasets.DatasetBuilder":
-    """The builder of a folder, or of a dataset of the Hub."""
     import datasets
 
     if "://" in path or "*" in path:
@@ -272,14 +252,6 @@ def _builder_of_dataset(data: DataKeys, path: str) -> "datasets.DatasetBuilder":
     return datasets.load_dataset_builder(
         name, config or None, revision=revision or None, cache_dir=data.data_dir
     )
-
-
-def _read_in_small_parts(config: Any) -> None:
-    """Makes parquet files cost some 0.1 GB of memory each, whatever the size of row groups."""
-    import pyarrow.dataset
-
-    config.batch_size = 500
-    config.fragment_scan_options = pyarrow.dataset.ParquetFragmentScanOptions(pre_buffer=False)
 
 
 def _absolute(path: str) -> str:

@@ -31,19 +31,8 @@ _Lengths = Integer[np.ndarray, " vocabulary"]
 # Every byte of UTF-8, in characters that normalization, lower case and the like would change.
 _CHARACTERS = (*range(1, 0x800), *range(0x800, 0xD800, 0x400), *range(0xE000, 0x110000, 0x1000))
 _TEXTS = (
-    *(
-        "x",
-        "x y",
-        " x",
-        "  x",
-        "x ",
-        "x  y",
-        "x\n",
-        "\nx",
-        "x\n\n\ny",
-        "x\r\n\ty",
-        "Hello, World's",
-    ),
+    *("x", "x y", " x", "  x", "x ", "x  y", "x\n", "\nx", "x\n\n\ny", "x\r\n\ty"),
+    "Hello, World's",
     *("\u4f60\u597d", "\ufb01", "\uff21", "12345 + x_1", "\n x", "a\u00a0b"),
     *(text for text in map(chr, _CHARACTERS) if is_normalized("NFC", text)),
 )
@@ -55,17 +44,11 @@ class NoByteLengthsError(Exception):
 
 @dataclass(frozen=True, eq=False)
 class TokenBytes:
-    """The number of bytes of text (UTF-8) that each token stands for.
+    """The number of bytes of text (UTF-8) that each token stands for."""
 
-    Attributes:
-      lengths: by token; 0 for special tokens.
-      first_lengths: by token, for the first token of a text: without the dummy prefix.
-      opens_text: by token, whether a text begins after it, as after `end_of_text`.
-    """
-
-    lengths: _Lengths
-    first_lengths: _Lengths
-    opens_text: Bool[np.ndarray, " vocabulary"]
+    lengths: _Lengths  # 0 for special tokens
+    first_lengths: _Lengths  # of the first token of a text: without the dummy prefix
+    opens_text: Bool[np.ndarray, " vocabulary"]  # whether a text begins after it
 
     def count(
         self,
@@ -80,19 +63,10 @@ class TokenBytes:
 
 
 class _Vocabulary(NamedTuple):
-    """A tokenizer's tokens.
-
-    Attributes:
-      pieces: the texts of the tokens, as the tokenizer writes them.
-      known: the bytes of tokens that are no pieces of text: single bytes, special and added tokens.
-      opens: the tokens after which a text begins: what lies between these is a text of its own.
-      added: the added tokens that stand for text.
-    """
-
-    pieces: list[str]
-    known: dict[int, int]
-    opens: list[int]
-    added: Sequence[str] = ()
+    pieces: list[str]  # the texts of the tokens, as the tokenizer writes them
+    known: dict[int, int]  # the bytes of tokens that are no text: single bytes, special and added
+    opens: list[int]  # after which a text begins: what lies between these is a text of its own
+    added: Sequence[str] = ()  # the added tokens that stand for text
 
 
 def _plain_length(piece: str) -> int:
@@ -108,11 +82,7 @@ _WAYS: tuple[Callable[[str], int], ...] = (_plain_length, _spaced_length, len)
 
 
 def token_bytes(tokenizer: Tokenizer) -> TokenBytes:
-    """The table of a tokenizer.
-
-    Raises:
-      NoByteLengthsError: if the number of bytes can't be determined from the tokens.
-    """
+    """The table of a tokenizer; a NoByteLengthsError if its tokens don't determine one."""
     vocabulary = _vocabulary(tokenizer)
     texts = [*_TEXTS, *(f"a {name} b{name}" for name in vocabulary.added)]
     encoded = tokenizer.encode(texts)

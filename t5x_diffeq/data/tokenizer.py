@@ -5,36 +5,17 @@ import json
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import sentencepiece
 from jaxtyping import Integer
 
-from t5x_diffeq.config.config import DataKeys
-from t5x_diffeq.data.chat_template import (
-    PLAIN_TEMPLATE,
-    ChatFormat,
-    read_chat_format,
-    read_settings,
-    read_template,
-)
-from t5x_diffeq.data.conversations import find_text_fault, text_of_conversation
-from t5x_diffeq.data.documents import Documents
-from t5x_diffeq.data.token_codes import Border
-from t5x_diffeq.system.console import Progress, say
+from t5x_diffeq.data.chat_template import ChatFormat, read_chat_format
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.extras import need_package
-from t5x_diffeq.system.files import (
-    AnyPath,
-    describe_error,
-    digest,
-    parse_json,
-    parse_path,
-    write_whole,
-)
+from t5x_diffeq.system.files import AnyPath, describe_error, digest, parse_json, write_whole
 
 _MODEL_FILE = "sentencepiece.model"
 _BYTES_FILE = "bytes"
@@ -42,31 +23,32 @@ _JSON_FILE = "tokenizer.json"
 _END_FILE = "end_of_text.json"
 _IMPORTED_FILE = "imported.json"
 _OPENER_FILE = "opener.json"
-_CONFIG_FILE = "tokenizer_config.json"  # of Hugging Face, beside a tokenizer's file
 ENDS_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
-_TRAINING_DOCUMENTS = 1_000_000  # at most this many, evenly spaced, train a tokenizer
-_TRAINING_CHARACTERS = 100_000  # of each, from its beginning
 _LINE_CHARACTERS = 1000  # sentencepiece skips lines longer than about 4000 bytes
 TokenSequence = list[int] | Integer[np.ndarray, " length"]
 
 
-class Tokenizer(ABC):
-    """The base class of tokenizers.
+class Border(NamedTuple):
+    """The tokens between two documents; most tokenizers have one for both.
 
-    Args:
-      model: the content of its file.
-      end: the name of `end_of_text`; None: it has none.
+    `end` closes a document, as a target; `opener` opens the next one, as an input.
+    """
+
+    end: int
+    opener: int
+
+
+class Tokenizer(ABC):
+    """The base class of tokenizers, made of the content of a file.
 
     Attributes:
-      vocab_size: number of tokens.
       end_of_text: the token that ends every document.
       opener: the token that its files put before every text, if they do.
       fingerprint: a hash of everything that determines its output.
-      threads: number of threads that `encode` uses.
       special_tokens: names of its special tokens, by the names of chat templates for them.
       chat: what its files say about conversations; the fingerprint doesn't depend on it.
       imported: what a folder that was converted says of it and of generation, by file (see
-        `exchange.imported`); the fingerprint doesn't depend on it.
+        `hf.imported`); the fingerprint doesn't depend on it.
     """
 
     vocab_size: int
@@ -162,9 +144,7 @@ class FileTokenizer(Tokenizer):
 class SentencePieceTokenizer(FileTokenizer):
     """A sentencepiece model (Kudo and Richardson 2018), such as Llama's and T5's.
 
-    Args:
-      model: the file's content.
-      end_of_text: the token that ends a document; None is the model's own.
+    `end_of_text` names the token that ends a document; None is the model's own.
 
     Raises:
       InputError: if the model has no such token.
@@ -196,10 +176,7 @@ class SentencePieceTokenizer(FileTokenizer):
         """Trains a byte-pair encoding that preserves text: newlines, indents, any character.
 
         The exception is U+2581, sentencepiece's own symbol for a space: it decodes as a space.
-
-        Args:
-          texts: what it is trained on.
-          vocab_size: the number of tokens; there are fewer if the texts have no more to merge.
+        There are fewer tokens than `vocab_size` if the texts have no more to merge.
 
         Raises:
           InputError: if the vocabulary is smaller than the texts' set of characters.
@@ -251,9 +228,7 @@ class SentencePieceTokenizer(FileTokenizer):
 class HuggingFaceTokenizer(FileTokenizer):
     """A `tokenizer.json` of the Hugging Face library, such as GPT-2's byte-pair encoding.
 
-    Args:
-      model: the file's content.
-      end_of_text: the token that ends a document; None is the first of `ENDS_OF_TEXT` it has.
+    `end_of_text` names the token that ends a document; None is the first of `ENDS_OF_TEXT` it has.
 
     Raises:
       InputError: if it has no such token, or the library isn't installed.
@@ -319,84 +294,7 @@ def _lines(texts: Iterable[str]) -> Iterator[str]:
                 yield line[start : start + _LINE_CHARACTERS]
 
 
-def _training_texts(documents: Documents, conversations: bool) -> Iterator[str]:
-    for number in range(0, len(documents), -(-len(documents) // _TRAINING_DOCUMENTS) or 1):
-        text = documents[number]
-        if conversations and text:  # that of an unreadable row is empty
-            text = text_of_conversation(text)
-        text = text[:_TRAINING_CHARACTERS]
-        if find_text_fault(text) is None:
-            yield text
-
-
-def make_tokenizer(data: DataKeys, documents: Documents) -> Tokenizer:
-    """The tokenizer that `config.data` describes, trained on `documents` if it says so.
-
-    Raises:
-      InputError: if there is no such tokenizer, or it or its chat template can't be read or made.
-    """
-    if data.chat_template is not None:
-        need_package("transformers", "data.chat_template")  # before a tokenizer is trained
-    return with_template(_make_tokenizer(data, documents), data)
-
-
-def _make_tokenizer(data: DataKeys, documents: Documents) -> Tokenizer:
-    if data.tokenizer in ("bytes", "sentencepiece") and data.end_of_text is not None:
-        raise InputError(
-            f"data.end_of_text={data.end_of_text} names a token of a tokenizer that is a file, and "
-            f"data.tokenizer is {data.tokenizer}; leave it out"
-        )
-    if data.tokenizer == "bytes":
-        return ByteTokenizer()
-    if data.tokenizer == "sentencepiece":
-        say("training the tokenizer")
-        with Progress("training the tokenizer"):
-            texts = _training_texts(documents, data.loss_on == "completion")
-            tokenizer = SentencePieceTokenizer.train(texts, data.tokenizer_vocab_size)
-        if tokenizer.vocab_size < data.tokenizer_vocab_size:
-            say(
-                f"data.tokenizer_vocab_size={data.tokenizer_vocab_size}: the text is too short for "
-                f"so many tokens; the tokenizer has {tokenizer.vocab_size}"
-            )
-        return tokenizer
-    path = parse_path(data.tokenizer, "data.tokenizer")
-    if not path.is_file():
-        raise InputError(
-            f"data.tokenizer is {data.tokenizer!r}; it can be sentencepiece (trained on the data), "
-            "bytes, or the path of a sentencepiece model or a tokenizer.json"
-        )
-    of_file = _read_tokenizer(path, data.end_of_text)
-    of_file.open_with(_opener_of(of_file, path.parent))
-    return of_file
-
-
-def _opener_of(tokenizer: FileTokenizer, folder: AnyPath) -> int | None:
-    """The token that the folder of a tokenizer's file puts before every text, if it does.
-
-    As in transformers 5.24: a `tokenizer.json` says it itself, and of a sentencepiece model it is
-    said by `add_bos_token`.
-
-    Raises:
-      InputError: if its config can't be read, or names a token that doesn't exist.
-    """
-    if isinstance(tokenizer, HuggingFaceTokenizer):
-        return tokenizer.opener
-    path = folder / _CONFIG_FILE
-    config = read_settings(path)
-    if not config.get("add_bos_token"):
-        return None
-    named = config.get("bos_token", tokenizer.special_tokens.get("bos_token"))
-    name = named.get("content") if isinstance(named, dict) else named
-    token = tokenizer.token_id(name) if isinstance(name, str) else None
-    if token is None:
-        raise InputError(
-            f"{path} says add_bos_token, and its bos_token {named!r} isn't in the tokenizer; name "
-            "one that it has, or set add_bos_token to false"
-        )
-    return token
-
-
-def _read_tokenizer(path: AnyPath, end_of_text: str | None = None) -> FileTokenizer:
+def read_tokenizer(path: AnyPath, end_of_text: str | None = None) -> FileTokenizer:
     """The tokenizer in a file: a `tokenizer.json`, else a sentencepiece model."""
     kind = HuggingFaceTokenizer if path.suffix == ".json" else SentencePieceTokenizer
     try:
@@ -410,26 +308,8 @@ def _read_tokenizer(path: AnyPath, end_of_text: str | None = None) -> FileTokeni
     return tokenizer
 
 
-def with_template(tokenizer: Tokenizer, data: DataKeys) -> Tokenizer:
-    """The tokenizer with the template of `data.chat_template`, if that is set.
-
-    Raises:
-      InputError: if it can't be read.
-    """
-    if data.chat_template == "plain":
-        tokenizer.chat = replace(tokenizer.chat, template=PLAIN_TEMPLATE, origin="plain")
-    elif data.chat_template is not None:
-        path = parse_path(data.chat_template, "data.chat_template")
-        tokenizer.chat = read_template(path, tokenizer.chat.tokens)
-    return tokenizer
-
-
 def load_tokenizer(folder: AnyPath) -> Tokenizer | None:
-    """The tokenizer saved in `folder`, or None.
-
-    Raises:
-      InputError: if the saved tokenizer is damaged.
-    """
+    """The tokenizer saved in `folder`, or None; an InputError if it is damaged."""
     try:
         end, imported, opener = (
             parse_json((folder / name).read_bytes()) if (folder / name).exists() else None
@@ -441,7 +321,7 @@ def load_tokenizer(folder: AnyPath) -> Tokenizer | None:
         ) from error
     for name in (_MODEL_FILE, _JSON_FILE):
         if (folder / name).exists():
-            tokenizer = _read_tokenizer(folder / name, end)
+            tokenizer = read_tokenizer(folder / name, end)
             tokenizer.imported = imported or {}
             tokenizer.open_with(opener)
             return tokenizer

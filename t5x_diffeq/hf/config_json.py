@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from t5x_diffeq.config.keys.values import INT32, Values
-from t5x_diffeq.data.token_codes import Border
+from t5x_diffeq.data.tokenizer import Border
 from t5x_diffeq.hf.families import FAMILIES, HARMLESS, PLAIN, ROTARY_KEYS, Family
 from t5x_diffeq.hf.layouts import TableSizes
 from t5x_diffeq.hf.refusals import TYPES, way_out

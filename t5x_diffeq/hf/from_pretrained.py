@@ -4,7 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from t5x_diffeq.config.config import Config
-from t5x_diffeq.data.tokenizer import Tokenizer, make_tokenizer
+from t5x_diffeq.data.recipe import make_tokenizer
+from t5x_diffeq.data.tokenizer import Tokenizer
 from t5x_diffeq.hf.config_json import check_window, folder_family, is_tied, model_keys
 from t5x_diffeq.hf.folder import TensorFiles
 from t5x_diffeq.hf.layouts import TableSizes, params_of

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from t5x_diffeq.data.chat import fast_tokenizer, parse_sentencepiece
 from t5x_diffeq.data.chat_template import read_settings
-from t5x_diffeq.data.fast_tokenizer import fast_tokenizer, parse_sentencepiece
 from t5x_diffeq.data.tokenizer import HuggingFaceTokenizer, SentencePieceTokenizer, Tokenizer
 from t5x_diffeq.system.errors import InputError
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from t5x_diffeq.config.config import ModelKeys, check_values, check_vocab_size
-from t5x_diffeq.config.keys.key import VocabSize
+from t5x_diffeq.config.keys.values import VocabSize
 from t5x_diffeq.model.layers.attention_kernels import check, choose
 from t5x_diffeq.model.layers.rotary import BASE, check_scaling
 from t5x_diffeq.model.ode.integrate import kept_names

@@ -15,28 +15,16 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Chip:
-    """Specifications of one device.
+    """Specifications of one device."""
 
-    Attributes:
-      peak_flops: bf16 FLOP/s of the matrix units.
-      memory_bytes: bytes of HBM that a program can use.
-      memory_bandwidth: bytes/s of HBM.
-      link_bandwidth: bytes/s sent to other devices over all links together (TPU: ICI; GPU:
-        NVLink).
-      links: the number of links; 1 where any device reaches any other at full bandwidth.
-      network_bandwidth: bytes/s to other TPU slices or GPU machines, each device's share.
-      clock: the cycles/s of the compiler's estimates in cycles; None where it makes none.
-      integer_operations: a GPU's 32-bit integer operations/s: 64 units in each multiprocessor, at
-        its boost clock.
-    """
-
-    peak_flops: float
-    memory_bytes: float
-    memory_bandwidth: float
-    link_bandwidth: float
-    links: int
-    network_bandwidth: float
-    clock: float | None = None
+    peak_flops: float  # bf16 FLOP/s of the matrix units
+    memory_bytes: float  # of HBM that a program can use
+    memory_bandwidth: float  # bytes/s of HBM
+    link_bandwidth: float  # bytes/s sent over all links together (TPU: ICI; GPU: NVLink)
+    links: int  # 1 where any device reaches any other at full bandwidth
+    network_bandwidth: float  # bytes/s to other TPU slices or GPU machines, each device's share
+    clock: float | None = None  # cycles/s of the compiler's estimates; None where it makes none
+    # A GPU's 32-bit integer operations/s: 64 units in each multiprocessor, at its boost clock.
     integer_operations: float = inf
 
 

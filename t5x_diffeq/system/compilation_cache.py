@@ -21,12 +21,9 @@ _READ = "/jax/compilation_cache/cache_hits"
 
 @dataclass
 class Programs:
-    """Counts the programs that this process has needed, from JAX's own events.
+    """Counts the programs that this process has needed since the cache was enabled.
 
-    Attributes:
-      needed: how many programs were needed since the cache was enabled.
-      read: how many of them were read from the cache.
-      cache: where the cache is, or why there is none.
+    `read` of them were read. `cache` says where the cache is, or why there is none.
     """
 
     needed: int = 0

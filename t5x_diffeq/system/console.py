@@ -94,12 +94,7 @@ def leave_terminal() -> None:
 
 
 class Results(io.TextIOWrapper):
-    """Standard output, which remembers why it couldn't be written.
-
-    Attributes:
-      error: the first error.
-      before: what it replaces.
-    """
+    """Standard output in place of `before`; its first `error` says why it couldn't be written."""
 
     error: OSError | None = None
     before: TextIO | None = None
@@ -142,9 +137,7 @@ def print_table(title: str, rows: dict[str, str]) -> None:
 def align(lines: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> list[str]:
     """The lines of a table, each column as wide as its widest cell and two spaces from the next.
 
-    Args:
-      lines: the cells of each line, equally many in each.
-      left: indices of the left-aligned columns; the others are right-aligned.
+    The columns with the indices `left` are left-aligned, the others right-aligned.
     """
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return [
@@ -178,11 +171,7 @@ class Progress:
     """A context that shows progress: a bar on a terminal, else a line every ten seconds.
 
     Nothing is shown on processes other than the first, with --quiet, or within another `Progress`.
-
-    Args:
-      title: what is being done.
-      total: how much there is to do; None if unknown, and then the elapsed time is shown.
-      unit: the unit of `total`.
+    If the total is None, the elapsed time is shown.
     """
 
     shown = False  # whether a progress is being shown
@@ -202,7 +191,7 @@ class Progress:
                 self.bar = _bar(self.title, self.total)
                 self.bar.start()
             else:
-                threading.Thread(target=self._say_lines, name="progress", daemon=True).start()
+                threading.Thread(target=self._print_lines, name="progress", daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -218,7 +207,7 @@ class Progress:
         if self.bar:
             self.bar.update(self.bar.task_ids[0], completed=done, total=self.total)
 
-    def _say_lines(self) -> None:
+    def _print_lines(self) -> None:
         while not self.ended.wait(SECONDS_BETWEEN_LINES):
             say(self.line(time.perf_counter() - self.start))
 

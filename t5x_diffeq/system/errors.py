@@ -159,13 +159,8 @@ def _is_without_answer(error: BaseException) -> bool:
     if library in _CLIENTS:
         return _http_status(error) is None and not isinstance(error, ValueError)
     if isinstance(error, json.JSONDecodeError):  # cut off, or of a portal that wants a login
-        return _is_raised_in(error, _READ_ANSWERS)
+        at_work = (frame.f_globals for frame, _ in traceback.walk_tb(error.__traceback__))
+        return any(str(each.get("__name__")).startswith(_READ_ANSWERS) for each in at_work)
     if type(error).__name__ == "RefreshError":  # of the token, which a server near this one gives
         return type(error.__cause__).__name__ in _NO_ANSWER or getattr(error, "retryable", False)
     return type(error).__name__ in _NO_ANSWER
-
-
-def _is_raised_in(error: BaseException, libraries: tuple[str, ...]) -> bool:
-    """Whether one of these packages was at work when the error was raised."""
-    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
-    return any(str(f.f_globals.get("__name__")).startswith(libraries) for f in frames)

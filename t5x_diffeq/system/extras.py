@@ -1,9 +1,10 @@
-"""The packages of the extras: a feature that needs one says how to install it."""
+"""The version of this package, and the extras: a feature that needs one says how to install it."""
 
 import importlib.util
 
 from t5x_diffeq.system.errors import InputError
 
+__version__ = "0.1.0"
 EXTRAS = {
     "datasets": "data",
     "diffrax": "adaptive",
@@ -23,16 +24,7 @@ EXTRAS = {
 
 
 def need_package(name: str, asked_by: str, otherwise: str = "") -> None:
-    """Checks that a package of an extra is installed.
-
-    Args:
-      name: the package's name in `import`, one of EXTRAS.
-      asked_by: the verb, flag or key that needs it.
-      otherwise: what to do without it.
-
-    Raises:
-      InputError: if it is not installed.
-    """
+    """Raises an InputError, with the way out, if a package of an extra isn't installed."""
     if importlib.util.find_spec(name) is None:
         way_out = f", or {otherwise}" if otherwise else ""
         raise InputError(

@@ -12,7 +12,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -29,7 +29,6 @@ from t5x_diffeq.system.errors import (
     is_infrastructure_failure,
 )
 from t5x_diffeq.system.extras import install_command
-from t5x_diffeq.system.guards import check_writable
 
 BUCKETS = "gs://"
 SECONDS_BETWEEN_UPLOADS = 30  # of a growing file; an object allows at most one per second
@@ -42,11 +41,7 @@ AnyPath: TypeAlias = Path | epath.Path
 
 
 def parse_path(text: str, name: str) -> AnyPath:
-    """The path that a flag or key gives: on this machine, or `gs://BUCKET/...`.
-
-    Args:
-      text: the value of the flag or key.
-      name: the name of the flag or key, for messages.
+    """The path that a flag or key (`name`) gives: on this machine, or `gs://BUCKET/...`.
 
     Raises:
       InputError: if it is any other kind of path, invalid here, or the bucket denies access.
@@ -80,11 +75,7 @@ def is_in_bucket(path: AnyPath) -> bool:
 
 @cache
 def bucket_files() -> fsspec.AbstractFileSystem:
-    """The file system of Google Cloud Storage, with this machine's credentials.
-
-    Raises:
-      ImportError: if gcsfs isn't installed.
-    """
+    """The file system of Google Cloud Storage; an ImportError if gcsfs isn't installed."""
     import aiohttp  # a dependency of gcsfs
 
     # Made as epath makes it, so that both share one instance. It keeps no listings, because
@@ -131,11 +122,7 @@ def absolute_path(path: AnyPath) -> AnyPath:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """What JSON says, which may come from anybody.
-
-    Raises:
-      ValueError: if it isn't JSON, or is nested more deeply than Python can read it.
-    """
+    """What JSON says, which may come from anybody; a ValueError if it can't be read."""
     try:
         return json.loads(text)
     except RecursionError as error:
@@ -143,12 +130,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def read_json_object(path: AnyPath) -> dict[str, Any]:
-    """The JSON object that a file holds.
-
-    Raises:
-      OSError: if it can't be read.
-      ValueError: if it holds none.
-    """
+    """The JSON object that a file holds; a ValueError if it holds none."""
     content = parse_json(path.read_bytes())
     if not isinstance(content, dict):
         raise ValueError("it is not a JSON object")
@@ -177,12 +159,36 @@ def files_matching(pattern: AnyPath) -> list[AnyPath]:
 
 # ------------------------------------------------------------------------------ writing
 
+# Each a folder, and what raises an error if this process has lost its lock (`locks`).
+write_guards: list[tuple[AnyPath, Callable[[], None]]] = []
+
+
+@contextmanager
+def guarded(folder: AnyPath, check: Callable[[], None]) -> Iterator[None]:
+    """A context in which `check_writable` of what is in the folder calls `check`."""
+    write_guards.append((folder, check))
+    try:
+        yield
+    finally:
+        write_guards.remove((folder, check))
+
+
+def check_writable(path: AnyPath) -> None:
+    """Checks that this process still has the locks on the folders of the path.
+
+    Raises:
+      RunError: if one of the folders was moved.
+      InfrastructureError: if another process holds the lease on one in a bucket.
+    """
+    for folder, check in list(write_guards):
+        if path.is_relative_to(folder):
+            check()
+
 
 def open_to_write(path: Path, flags: int) -> int:
     """A descriptor of a file, which is made if it isn't there, and not truncated.
 
-    Raises:
-      OSError: if it can't be opened, or is a link: writing would change a file somewhere else.
+    A link is an OSError: writing would change a file somewhere else.
     """
     flags |= os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
@@ -232,10 +238,8 @@ def atomic_file(path: AnyPath) -> Iterator[Path]:
 def bucket_errors(what: str, refused: type[Exception], way_out: str = "") -> Iterator[None]:
     """A context that turns what a bucket's client raises into an error of one line.
 
-    Args:
-      what: the beginning of the message.
-      refused: the class of the error if the bucket answered and refused.
-      way_out: the end of that message.
+    Its message begins with `what`. If the bucket answered and refused, it is of class `refused` and
+    ends with `way_out`.
 
     Raises:
       InfrastructureError: if the bucket did not answer, which may be temporary.
@@ -245,35 +249,25 @@ def bucket_errors(what: str, refused: type[Exception], way_out: str = "") -> Ite
     except (InputError, RunError, InfrastructureError):
         raise
     except Exception as error:  # from any library below
-        if is_infrastructure_failure(error):
-            reason = describe_error(error)
-            if getattr(error, "code", None) == 401:
-                raise InfrastructureError(
-                    f"{what}: the bucket refuses the token: {reason}"
-                ) from error
-            raise InfrastructureError(f"{what}: the bucket does not answer: {reason}") from error
-        raise refused(f"{what}: {describe_error(error)}{way_out}") from error
+        reason = describe_error(error)
+        if not is_infrastructure_failure(error):
+            raise refused(f"{what}: {reason}{way_out}") from error
+        is_refused = getattr(error, "code", None) == 401
+        does = "refuses the token" if is_refused else "does not answer"
+        raise InfrastructureError(f"{what}: the bucket {does}: {reason}") from error
 
 
 def write_whole(path: AnyPath, content: bytes) -> None:
-    """Writes `path` so that it never exists half-written, whatever kills the process.
-
-    Raises:
-      RunError: if it can't be written; its old content is kept.
-    """
+    """Writes `path` whole or not at all, whatever kills the process; a RunError if it can't be."""
     with atomic_file(path) as partial:
         partial.write_bytes(content)
 
 
 class GrowingFile:
-    """A file that grows at its end; only one process may write it.
+    """A file that grows at its end, from `content` on; only one process may write it.
 
     On this machine everything written reaches the disk at once. An object can't grow: it is
     uploaded again by `flush`, and every so often by `write`, where a failure is only a warning.
-
-    Args:
-      path: the file; replaced.
-      content: its initial content.
 
     Raises:
       RunError: if it can't be written; the methods raise it too.
@@ -298,9 +292,9 @@ class GrowingFile:
             return
         self.content += content
         if time.monotonic() - self.uploaded > SECONDS_BETWEEN_UPLOADS:
-            self._try_flush()
+            self.try_flush()
 
-    def _try_flush(self) -> None:
+    def try_flush(self) -> None:
         """Calls `flush`; a failure is only a warning, since the file can be uploaded later."""
         try:
             GrowingFile.flush(self)
@@ -325,12 +319,7 @@ def remove_folder(folder: AnyPath) -> None:
 
 
 def copy_folder(source: AnyPath, target: AnyPath) -> None:
-    """Copies a folder, here or in a bucket, to one that doesn't exist, here or in a bucket.
-
-    Raises:
-      RunError: if it can't be copied.
-      InfrastructureError: if a bucket doesn't answer.
-    """
+    """Copies a folder, here or in a bucket, to one that doesn't exist, here or in a bucket."""
     with bucket_errors(f"{source} can't be copied to {target}", RunError):
         if is_in_bucket(source) and is_in_bucket(target):
             bucket_files().copy(str(source), str(target), recursive=True)
@@ -368,11 +357,7 @@ def digest(parts: Iterable[bytes]) -> str:
 
 
 def file_digest(path: AnyPath) -> str:
-    """SHA-256 of a file, in hexadecimal.
-
-    Raises:
-      RunError: if it can't be read.
-    """
+    """SHA-256 of a file, in hexadecimal; a RunError if it can't be read."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()

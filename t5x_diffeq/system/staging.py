@@ -15,17 +15,10 @@ from pathlib import Path
 
 import google_crc32c
 
+from t5x_diffeq.system import files
 from t5x_diffeq.system.console import format_count, say
 from t5x_diffeq.system.errors import InfrastructureError, InputError, RunError
-from t5x_diffeq.system.files import (
-    AnyPath,
-    atomic_file,
-    bucket_errors,
-    bucket_files,
-    digest,
-    file_digest,
-    is_in_bucket,
-)
+from t5x_diffeq.system.files import AnyPath
 from t5x_diffeq.system.locks import hold_local_lock
 
 _FOLDER = "~/.cache/t5x_diffeq"
@@ -40,14 +33,9 @@ class NoRoomError(InputError):
 
 @dataclass(frozen=True)
 class Copy:
-    """An object and its copy.
+    """An object, and its copy in a folder that is named after the object and its version.
 
-    Attributes:
-      source: the object.
-      size: its size in bytes.
-      file: the copy, in a folder of its own that is named after the object and its version.
-      crc32c: the object's checksum, as the bucket reports it.
-      sha256: the hash that it must have, if known.
+    `crc32c` is the checksum that the bucket reports, `sha256` the hash that it must have, if known.
     """
 
     source: AnyPath
@@ -58,11 +46,7 @@ class Copy:
 
 
 def stage(paths: Sequence[AnyPath], sha256: Sequence[str] | None = None) -> list[Path]:
-    """Local paths of the files; those in buckets are copied once.
-
-    Args:
-      paths: the files.
-      sha256: the hash of each, if known.
+    """Local paths of the files, whose hashes may be known; those in buckets are copied once.
 
     Raises:
       NoRoomError: if they don't fit into the cache.
@@ -72,7 +56,9 @@ def stage(paths: Sequence[AnyPath], sha256: Sequence[str] | None = None) -> list
     """
     hashes: Sequence[str | None] = sha256 or [None] * len(paths)
     copies = [
-        _copy_of(path, hash) for path, hash in zip(paths, hashes, strict=True) if is_in_bucket(path)
+        _copy_of(path, hash)
+        for path, hash in zip(paths, hashes, strict=True)
+        if files.is_in_bucket(path)
     ]
     if not copies:
         return list(paths)
@@ -85,18 +71,17 @@ def stage(paths: Sequence[AnyPath], sha256: Sequence[str] | None = None) -> list
             say(f"copying {size} bytes from {missing[0].source.parent} to {cache_folder()}")
         with ThreadPoolExecutor(_THREADS) as pool:
             list(pool.map(_fetch, missing))
-    files = {copy.source: copy.file for copy in copies}
-    return [files.get(path, path) for path in paths]
+    of_source = {copy.source: copy.file for copy in copies}
+    return [of_source.get(path, path) for path in paths]
 
 
 def _copy_of(path: AnyPath, sha256: str | None) -> Copy:
-    """The description of an object's copy, before it is made."""
-    with bucket_errors(f"{path} can't be read", InputError):
+    with files.bucket_errors(f"{path} can't be read", InputError):
         try:
-            facts = bucket_files().info(str(path))
+            facts = files.bucket_files().info(str(path))
         except FileNotFoundError as error:
             raise InputError(f"{path}: there is no such object") from error
-    version = digest([str(path).encode(), str(facts.get("generation")).encode()])
+    version = files.digest([str(path).encode(), str(facts.get("generation")).encode()])
     file = cache_folder() / version[:_NAME_LENGTH] / path.name
     return Copy(path, int(facts["size"]), file, facts["crc32c"], sha256)
 
@@ -118,11 +103,9 @@ def _cache_bytes(cached: int) -> int:
 
 
 def _is_good(copy: Copy) -> bool:
-    if not copy.file.exists():
-        return False
-    if copy.sha256:
-        return file_digest(copy.file) == copy.sha256
-    return _crc32c_of(copy.file) == copy.crc32c
+    if copy.sha256 and copy.file.exists():
+        return files.file_digest(copy.file) == copy.sha256
+    return copy.file.exists() and _crc32c_of(copy.file) == copy.crc32c
 
 
 def _check_room(missing: list[Copy]) -> None:
@@ -130,9 +113,9 @@ def _check_room(missing: list[Copy]) -> None:
     if not missing:
         return
     sizes = {copy.file: copy.size for copy in missing}
-    files = cache_folder().glob(f"{'?' * _NAME_LENGTH}/*")  # and not those of other caches
+    there = cache_folder().glob(f"{'?' * _NAME_LENGTH}/*")  # and not those of other caches
     wanted = sum(sizes.values())
-    cached = sum(file.stat().st_size for file in files if file not in sizes)
+    cached = sum(file.stat().st_size for file in there if file not in sizes)
     most = _cache_bytes(cached)
     if wanted + cached > most:
         raise NoRoomError(
@@ -144,12 +127,12 @@ def _check_room(missing: list[Copy]) -> None:
 
 
 def _fetch(copy: Copy) -> None:
-    with atomic_file(copy.file) as partial:
-        with bucket_errors(f"{copy.source} can't be copied to {copy.file.parent}", RunError):
-            bucket_files().get_file(str(copy.source), str(partial))
+    with files.atomic_file(copy.file) as partial:
+        with files.bucket_errors(f"{copy.source} can't be copied to {copy.file.parent}", RunError):
+            files.bucket_files().get_file(str(copy.source), str(partial))
         if _crc32c_of(partial) != copy.crc32c:
             raise InfrastructureError(f"{copy.source} was damaged in transit; start again")
-        if copy.sha256 not in (None, file_digest(partial)):
+        if copy.sha256 not in (None, files.file_digest(partial)):
             raise InputError(
                 f"{copy.source} is damaged: its content is not what was written; make it again"
             )

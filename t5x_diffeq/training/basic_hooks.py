@@ -12,7 +12,7 @@ from t5x_diffeq.checkpoints.stored import RunFacts, TrainState
 from t5x_diffeq.checkpoints.workdir import save_config
 from t5x_diffeq.data.batches import eval_batches
 from t5x_diffeq.system.console import say
-from t5x_diffeq.system.guards import check_writable
+from t5x_diffeq.system.files import check_writable
 from t5x_diffeq.training.depths import depths_of, full_grid_from
 from t5x_diffeq.training.evaluation import evaluate_loss, make_eval_step
 from t5x_diffeq.training.goodput import CHECKPOINT, EVALUATION

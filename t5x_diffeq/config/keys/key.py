@@ -2,43 +2,34 @@
 
 A section of the config is a dataclass whose fields are keys:
 
-    keep_checkpoints: Size = key(3, "newest checkpoints to keep", resume=True)
+    keep_checkpoints: Size = key(3, resume=True)
 
 The annotation has the type and the `Values`, and `key` the rest, which is in the field's metadata.
+A string below says what the key means, and what each value does; it is Markdown, for `keys_page`.
 """
 
 from dataclasses import dataclass, field, fields
-from typing import Annotated, Any, ClassVar, Literal, get_type_hints
+from typing import Any, ClassVar, Literal, get_type_hints
 
-from t5x_diffeq.config.keys.values import INT32, STEPS, VOCABULARY, Values
+from t5x_diffeq.config.keys.values import Values
 from t5x_diffeq.system.errors import InputError
 
 
 @dataclass(frozen=True)
 class Key:
-    """All there is to a key of a config.
+    """All there is to a key of a config."""
 
-    Attributes:
-      values: the values that it can take.
-      default: its value unless a config sets another.
-      meaning: what it means, and what each value does; Markdown, whose links are those of docs/.
-      resume: whether it may change when a run is resumed.
-      branch: whether a branch may differ from its run in it, as in all that `resume` may change.
-      finetune: whether `finetune` takes it from its own config (True), from the run that it tunes
-        (False), or from its own if that has another value than the default ("if set").
-    """
-
-    values: Values
+    values: Values  # that it can take
     default: Any
-    meaning: str
-    resume: bool
-    branch: bool
+    resume: bool  # whether it may change when a run is resumed
+    branch: bool  # whether a branch may differ from its run in it
+    # Whether `finetune` takes it from its own config (True), from the run that it tunes (False), or
+    # from its own if that has another value than the default.
     finetune: bool | Literal["if set"]
 
 
 def key(
     default: Any,
-    meaning: str,
     *,
     resume: bool = False,
     branch: bool = False,
@@ -47,37 +38,8 @@ def key(
     """A field for a key; the arguments are the attributes of `Key`."""
     return field(
         default=default,
-        metadata={
-            "meaning": " ".join(meaning.split()),
-            "resume": resume,
-            "branch": branch or resume,
-            "finetune": finetune,
-        },
+        metadata={"resume": resume, "branch": branch or resume, "finetune": finetune},
     )
-
-
-def one_of(*choices: str) -> Values:
-    """The values of a key that takes one of some words."""
-    return Values(str, choices=choices)
-
-
-Size = Annotated[int, Values(int, 1, INT32)]
-SizeOrNone = Annotated[int | None, Values(int, 1, INT32, optional=True)]
-Count = Annotated[int, Values(int, 0, INT32)]
-CountOrNone = Annotated[int | None, Values(int, 0, INT32, optional=True)]
-SolverSteps = Annotated[int, Values(int, 1, STEPS)]
-SolverStepsOrNone = Annotated[int | None, Values(int, 1, STEPS, optional=True)]
-VocabSize = Annotated[int, Values(int, 1, VOCABULARY)]
-Positive = Annotated[float, Values(float, 0, open="(]")]
-NotNegative = Annotated[float, Values(float, 0)]
-Fraction = Annotated[float, Values(float, 0, 1)]
-BelowOne = Annotated[float, Values(float, 0, 1, open="[)")]
-Seconds = Annotated[float, Values(float, 1)]
-Text = Annotated[str, Values(str)]
-TextOrNone = Annotated[str | None, Values(str, optional=True)]
-Texts = Annotated[tuple[str, ...], Values(tuple, entry=Values(str))]
-Switch = Annotated[bool, Values(bool)]
-Entries = Annotated[tuple, Values(tuple)]
 
 
 @dataclass(frozen=True)
@@ -107,11 +69,7 @@ def dotted(section: str, name: str) -> str:
 
 
 def check_value(dotted_key: str, values: Values, value: object) -> None:
-    """Checks that a key has a value that it can take.
-
-    Raises:
-      InputError: if it hasn't; names the key, its value and what it can be.
-    """
+    """Raises an InputError if a key has a value that it can't take."""
     if fault := values.fault(value):
         raise InputError(f"{dotted_key} is {value!r}; {fault}")
 

@@ -4,18 +4,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
 
-from t5x_diffeq.config.keys.key import (
-    BelowOne,
-    CountOrNone,
-    Entries,
-    Fraction,
-    NotNegative,
-    Positive,
-    Section,
-    key,
-    one_of,
-)
-from t5x_diffeq.config.keys.values import MOMENTS, OPTIMIZERS, PLUGIN
+from t5x_diffeq.config.keys import values
+from t5x_diffeq.config.keys.key import Section, key
+from t5x_diffeq.config.keys.values import MOMENTS, OPTIMIZERS, PLUGIN, one_of
 
 _key = partial(key, branch=True, finetune=True)
 
@@ -25,54 +16,42 @@ class OptimizerKeys(Section):
     """`config.optimizer`: AdamW or another optimizer, its schedule and its weight decay."""
 
     section = "optimizer"
-    name: Annotated[str, one_of(*OPTIMIZERS, PLUGIN)] = _key(
-        "adam",
-        """`adam`: AdamW for all parameters. `muon`: Muon for the block's kernels and AdamW
-        for all others, at the same learning rate. Otherwise the importable name of a
-        function that returns what takes Adam's place, such as `package.module:make`
-        ([Extending](extending.md))""",
-        branch=False,
-    )
-    learning_rate: Positive = _key(3e-3, "peak learning rate")
-    role_multipliers: Entries = _key(
-        (),
-        """(role, factor) pairs. A factor multiplies the learning rate, and with it the
-        weight decay, of all parameters of a role: kernel, bias, scale, shift, embedding,
-        time_embedding, adapter. With factor 0 they don't change""",
-    )
-    beta1: BelowOne = _key(0.9, "Adam's decay of the mean of the gradients")
-    beta2: BelowOne = _key(0.95, "Adam's decay of the mean of the squared gradients")
-    epsilon: Positive = _key(1e-8, "Adam's epsilon")
-    momentum: BelowOne = _key(0.95, "Muon's decay of the mean of the gradients")
-    moments: Annotated[str, one_of(*MOMENTS)] = _key(
-        "float32",
-        """how Adam stores its two means. `float32`: as they are. `bfloat16`: rounded
-        stochastically. `int8`: in blocks of 8-bit numbers, for kernels of time-dependent
-        and per-layer weights. Muon takes `float32` only""",
-        branch=False,
-    )
-    weight_decay: NotNegative = _key(0.1, "coefficient of the decoupled weight decay")
-    decay: Annotated[str, one_of("embeddings", "kernels", "all")] = _key(
-        "kernels",
-        """which parameters decay. `embeddings`: the embeddings. `kernels`: kernels and
-        embeddings. `all`: all parameters""",
-    )
-    schedule: Annotated[str, one_of("cosine", "wsd")] = _key(
-        "cosine",
-        """the learning rate after the warm-up. `cosine`: a cosine. `wsd` (warm-up, stable,
-        decay): the peak, then a linear cooldown, so that runs of several lengths can branch
-        off before it""",
-    )
-    warmup_fraction: Fraction = _key(
-        0.01,
-        """fraction of `train.total_steps` over which the learning rate rises linearly to
-        its peak""",
-    )
-    cooldown_steps: CountOrNone = _key(
-        None,
-        """for `wsd`: steps at the end over which the learning rate falls linearly. `None`:
-        a fifth of the run""",
-        resume=True,
-    )
-    end_lr_fraction: Fraction = _key(0.1, "learning rate at the end, as a fraction of the peak")
-    max_grad_norm: Positive = _key(1.0, "global norm to which gradients are clipped")
+    name: Annotated[str, one_of(*OPTIMIZERS, PLUGIN)] = _key("adam", branch=False)
+    """`adam`: AdamW for all parameters. `muon`: Muon for the block's kernels and AdamW for all
+    others, at the same learning rate. Otherwise the importable name of a function that returns what
+    takes Adam's place, such as `package.module:make` ([Extending](extending.md))"""
+    learning_rate: values.Positive = _key(3e-3)
+    """peak learning rate"""
+    role_multipliers: values.Entries = _key(())
+    """(role, factor) pairs. A factor multiplies the learning rate, and with it the weight decay, of
+    all parameters of a role: kernel, bias, scale, shift, embedding, time_embedding, adapter. With
+    factor 0 they don't change"""
+    beta1: values.BelowOne = _key(0.9)
+    """Adam's decay of the mean of the gradients"""
+    beta2: values.BelowOne = _key(0.95)
+    """Adam's decay of the mean of the squared gradients"""
+    epsilon: values.Positive = _key(1e-8)
+    """Adam's epsilon"""
+    momentum: values.BelowOne = _key(0.95)
+    """Muon's decay of the mean of the gradients"""
+    moments: Annotated[str, one_of(*MOMENTS)] = _key("float32", branch=False)
+    """how Adam stores its two means. `float32`: as they are. `bfloat16`: rounded stochastically.
+    `int8`: in blocks of 8-bit numbers, for kernels of time-dependent and per-layer weights. Muon
+    takes `float32` only"""
+    weight_decay: values.NotNegative = _key(0.1)
+    """coefficient of the decoupled weight decay"""
+    decay: Annotated[str, one_of("embeddings", "kernels", "all")] = _key("kernels")
+    """which parameters decay. `embeddings`: the embeddings. `kernels`: kernels and embeddings.
+    `all`: all parameters"""
+    schedule: Annotated[str, one_of("cosine", "wsd")] = _key("cosine")
+    """the learning rate after the warm-up. `cosine`: a cosine. `wsd` (warm-up, stable, decay): the
+    peak, then a linear cooldown, so that runs of several lengths can branch off before it"""
+    warmup_fraction: values.Fraction = _key(0.01)
+    """fraction of `train.total_steps` over which the learning rate rises linearly to its peak"""
+    cooldown_steps: values.CountOrNone = _key(None, resume=True)
+    """for `wsd`: steps at the end over which the learning rate falls linearly. `None`: a fifth of
+    the run"""
+    end_lr_fraction: values.Fraction = _key(0.1)
+    """learning rate at the end, as a fraction of the peak"""
+    max_grad_norm: values.Positive = _key(1.0)
+    """global norm to which gradients are clipped"""

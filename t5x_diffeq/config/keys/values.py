@@ -3,6 +3,7 @@
 import re
 from dataclasses import dataclass
 from math import inf
+from typing import Annotated
 
 # Names that the command line must know before JAX is imported, which takes seconds. They are
 # defined in model/ode (schemes.py, sources.py, integrate.py), model/adaptive.py,
@@ -46,7 +47,6 @@ class Values:
 
     Attributes:
       type: the type of a value; an int is accepted for a float, a list for a tuple.
-      least: the smallest number.
       most: the largest number; for a float, None is the largest float32.
       open: which bounds are excluded: "[)", "(]", "()", or "[]" for none.
       choices: of a string, or of each entry of a tuple; in `every:k` and the like, k is any integer
@@ -54,8 +54,6 @@ class Values:
         number greater than 0, `FIRST:LAST` is two numbers, and `package.module:Name` is any
         importable name, with or without arguments (`config.plugins`).
       entry: the values that each entry of a tuple can take.
-      optional: whether the value can be None.
-      can_be_empty: whether a string can be "".
     """
 
     type: type
@@ -115,3 +113,27 @@ def _pattern(choice: str) -> str:
         return r"(?=[^/]*[1-9])\d{1,9}(\.\d{1,9})?/N"
     number, names = r":0*[1-9]\d*", r":\w+(,\w+)*"
     return re.escape(choice).replace(":k", number).replace(":names", names)
+
+
+def one_of(*choices: str) -> Values:
+    """The values of a key that takes one of some words."""
+    return Values(str, choices=choices)
+
+
+Size = Annotated[int, Values(int, 1, INT32)]
+SizeOrNone = Annotated[int | None, Values(int, 1, INT32, optional=True)]
+Count = Annotated[int, Values(int, 0, INT32)]
+CountOrNone = Annotated[int | None, Values(int, 0, INT32, optional=True)]
+SolverSteps = Annotated[int, Values(int, 1, STEPS)]
+SolverStepsOrNone = Annotated[int | None, Values(int, 1, STEPS, optional=True)]
+VocabSize = Annotated[int, Values(int, 1, VOCABULARY)]
+Positive = Annotated[float, Values(float, 0, open="(]")]
+NotNegative = Annotated[float, Values(float, 0)]
+Fraction = Annotated[float, Values(float, 0, 1)]
+BelowOne = Annotated[float, Values(float, 0, 1, open="[)")]
+Seconds = Annotated[float, Values(float, 1)]
+Text = Annotated[str, Values(str)]
+TextOrNone = Annotated[str | None, Values(str, optional=True)]
+Texts = Annotated[tuple[str, ...], Values(tuple, entry=Values(str))]
+Switch = Annotated[bool, Values(bool)]
+Entries = Annotated[tuple, Values(tuple)]

@@ -94,4 +94,4 @@ class _BucketFile(GrowingFile):
 
     def flush(self) -> None:
         """Uploads it, or warns."""
-        self._try_flush()
+        self.try_flush()
