@@ -11,7 +11,7 @@ from helpers import assert_learns_and_resumes, setup_of, small_config
 
 from t5x_diffeq.config.config import Config
 from t5x_diffeq.system.errors import InputError
-from t5x_diffeq.training.config_checks import check_new
+from t5x_diffeq.training.config_checks import check_combinations
 from t5x_diffeq.training.optimizers.block_codes import (
     FINEST,
     LARGEST,
@@ -228,5 +228,5 @@ def test_training_resumes_bit_for_bit(moments, text, tmp_path):
 def test_moments_that_cannot_be(keys, message, small):
     with pytest.raises(InputError, match=message):
         config = Config.of(small).with_values(keys)
-        check_new(config)
+        check_combinations(config)
         make_setup(config, 256)

@@ -21,6 +21,7 @@ from t5x_diffeq.model.language_model import in_one_document
 from t5x_diffeq.system import files
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.training import profiler as profiler_module
+from t5x_diffeq.training.config_checks import check_combinations
 from t5x_diffeq.training.profiler import Profiler
 from t5x_diffeq.training.programs import compile_train_step
 from t5x_diffeq.training.setup import Setup
@@ -122,6 +123,7 @@ def test_tracing_changes_nothing(traced, finished):
 def test_steps_and_processes_that_are_not_there_are_refused(keys, message):
     with pytest.raises(InputError, match=message):
         config = config_with_train(total_steps=6, **keys)
+        check_combinations(config)
         Profiler.check(config, create_autospec(Setup, instance=True))
 
 

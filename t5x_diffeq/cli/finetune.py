@@ -77,6 +77,7 @@ def _take_over(given: Mapping[str, object], workdir: AnyPath, first: bool) -> Co
     from t5x_diffeq.data.recipe import adopt_tokenizer
     from t5x_diffeq.data.tokenizer import load_tokenizer
     from t5x_diffeq.model.config import ModelConfig
+    from t5x_diffeq.training.config_checks import check_combinations
     from t5x_diffeq.training.load import PretrainedRun
     from t5x_diffeq.training.teacher import check_teacher, check_teachers_tokenizer
 
@@ -92,6 +93,7 @@ def _take_over(given: Mapping[str, object], workdir: AnyPath, first: bool) -> Co
     asked = ModelConfig.of(config.model, tokenizer.vocab_size, length)
     PretrainedRun(source, tokenizer.vocab_size).check(asked)
     check_tokenizers(config.data, tokenizer)
+    check_combinations(config)
     check_teacher(config)
     check_teachers_tokenizer(config, tokenizer)
     check_config(config, workdir)  # before the tokenizer of a run that lost its config is replaced

@@ -14,16 +14,15 @@ from t5x_diffeq.cluster.signals import StopSignals
 from t5x_diffeq.cluster.watchdog import Watchdog
 from t5x_diffeq.config.config import Config
 from t5x_diffeq.data.corpus import Corpus, prepare_corpus
-from t5x_diffeq.data.examples import TrainingData, check_data, eval_examples, training_data
+from t5x_diffeq.data.examples import TrainingData, eval_examples, training_data
 from t5x_diffeq.data.packing import Windows
-from t5x_diffeq.data.sources import check_paths
 from t5x_diffeq.system.compilation_cache import enable_cache
 from t5x_diffeq.system.console import Progress, say
 from t5x_diffeq.system.files import AnyPath
 from t5x_diffeq.training import progress
 from t5x_diffeq.training.basic_hooks import Saves
-from t5x_diffeq.training.config_checks import check_new
-from t5x_diffeq.training.depths import check_depths, depths_of, depths_to_come
+from t5x_diffeq.training.config_checks import check_combinations
+from t5x_diffeq.training.depths import depths_of, depths_to_come
 from t5x_diffeq.training.device_memory import check_fits
 from t5x_diffeq.training.goodput import CHECKPOINT, COMPILE, OTHER, STEPS
 from t5x_diffeq.training.history import Clock, History, Stopwatch
@@ -63,11 +62,7 @@ def _check_and_prepare(
     new = check_config(config, workdir)
     setup = make_setup(config, expected_vocab_size(config))  # checks what it can without data
     check_fits(setup, config.train.batch_size)
-    if new:
-        check_new(config)
-        check_paths(config.data)
-    check_depths(config)
-    check_data(config.data)
+    check_combinations(config, new)
     check_teacher(config)
     check_trackers(config.train.trackers)
     own = [HookClass(cls, cls) for cls in own_hooks]

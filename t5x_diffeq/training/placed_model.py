@@ -17,7 +17,7 @@ from t5x_diffeq.model.layers.mesh import axes_of
 from t5x_diffeq.model.source_checks import check_source
 from t5x_diffeq.system.chips import chip
 from t5x_diffeq.training import partitioning
-from t5x_diffeq.training.mesh_checks import check_context
+from t5x_diffeq.training.config_checks import check_context
 from t5x_diffeq.training.state import declared_params
 
 _SMALLEST_CHUNK = 2048  # tokens

@@ -15,7 +15,7 @@ from t5x_diffeq.checkpoints.stored import TrainState
 from t5x_diffeq.config.config import Config
 from t5x_diffeq.system.chips import chip
 from t5x_diffeq.training import partitioning
-from t5x_diffeq.training.mesh_checks import check_microbatches
+from t5x_diffeq.training.config_checks import check_microbatches
 from t5x_diffeq.training.optimizers import optimizer as optimizers
 from t5x_diffeq.training.placed_model import PlacedModel, place_model
 from t5x_diffeq.training.spikes import RecentSteps

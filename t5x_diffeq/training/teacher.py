@@ -10,8 +10,8 @@ from t5x_diffeq.model.language_model import LanguageModel
 from t5x_diffeq.system.console import say
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.files import AnyPath, parse_path
+from t5x_diffeq.training.config_checks import check_context
 from t5x_diffeq.training.load import PretrainedRun
-from t5x_diffeq.training.mesh_checks import check_context
 from t5x_diffeq.training.programs import Teacher
 from t5x_diffeq.training.setup import Setup
 
