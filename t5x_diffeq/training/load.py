@@ -28,9 +28,8 @@ from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.files import AnyPath
 from t5x_diffeq.training.adapter_files import load_adapters, read_adapter_facts
 from t5x_diffeq.training.partitioning import Rules, make_mesh, shard_shapes
-from t5x_diffeq.training.placed_model import PlacedModel, place_model
+from t5x_diffeq.training.placed_model import PlacedModel, declared_params, place_model
 from t5x_diffeq.training.setup import Setup
-from t5x_diffeq.training.state import declared_params
 
 Grid = tuple[int | None, str | None]  # number of solver steps and scheme; None: the run's own
 

@@ -23,7 +23,6 @@ from t5x_diffeq.training import progress
 from t5x_diffeq.training.basic_hooks import Saves
 from t5x_diffeq.training.config_checks import check_combinations
 from t5x_diffeq.training.depths import depths_of, depths_to_come
-from t5x_diffeq.training.device_memory import check_fits
 from t5x_diffeq.training.goodput import CHECKPOINT, COMPILE, OTHER, STEPS
 from t5x_diffeq.training.history import Clock, History, Stopwatch
 from t5x_diffeq.training.hooks import (
@@ -36,9 +35,9 @@ from t5x_diffeq.training.hooks import (
     load_hooks,
 )
 from t5x_diffeq.training.objective import Batch
-from t5x_diffeq.training.programs import compile_train_steps
-from t5x_diffeq.training.setup import Setup, expected_vocab_size, make_setup
+from t5x_diffeq.training.setup import Setup, check_fits, expected_vocab_size, make_setup
 from t5x_diffeq.training.spike_hook import GoBack, go_back
+from t5x_diffeq.training.step import compile_train_steps
 from t5x_diffeq.training.teacher import check_teacher, check_teachers_tokenizer, load_teacher
 from t5x_diffeq.training.tracking.jsonl import kinds_reported_at, warn_if_lost
 from t5x_diffeq.training.tracking.trackers import check_trackers, open_writer

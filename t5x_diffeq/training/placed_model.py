@@ -13,12 +13,12 @@ from t5x_diffeq.config.config import Config, TrainKeys
 from t5x_diffeq.config.plugins import is_plugin
 from t5x_diffeq.model.config import ModelConfig
 from t5x_diffeq.model.language_model import LanguageModel
-from t5x_diffeq.model.layers.mesh import axes_of
+from t5x_diffeq.model.layers.context import length_shards
+from t5x_diffeq.model.layers.mesh import axes_of, mesh_axes, shards_over
 from t5x_diffeq.model.source_checks import check_source
 from t5x_diffeq.system.chips import chip
 from t5x_diffeq.training import partitioning
 from t5x_diffeq.training.config_checks import check_context
-from t5x_diffeq.training.state import declared_params
 
 _SMALLEST_CHUNK = 2048  # tokens
 _LOGITS_PART = 1 / 64  # of a device's memory, which the logits of a chunk may take
@@ -134,3 +134,17 @@ def place_model(config: Config, vocab_size: int, mesh: Mesh) -> PlacedModel:
         abstract_params=partitioning.shard_shapes(declared_params(model), mesh, rules),
         attention_reason=attention_reason,
     )
+
+
+def declared_params(model: LanguageModel) -> dict:
+    """The parameters' shapes, boxed with their declarations; nothing is computed."""
+    rows, length = least_batch(model)
+    if (shards := length_shards()) > 1:  # they may not divide the model's own length
+        length = 2 * shards
+    tokens = jax.ShapeDtypeStruct((rows, length), jnp.int32)
+    return jax.eval_shape(model.init, jax.random.key(0), tokens)["params"]
+
+
+def least_batch(model: LanguageModel) -> tuple[int, int]:
+    """Its rows and length: a row for each part of a batch, as layers may compute on their parts."""
+    return shards_over(mesh_axes("batch")), model.config.max_length

@@ -1,6 +1,7 @@
 """One optimizer step: forward, terms, backward, norm, update."""
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -8,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float
 
 from t5x_diffeq.checkpoints.stored import TrainState
@@ -15,7 +17,7 @@ from t5x_diffeq.config.config import TrainKeys
 from t5x_diffeq.model.language_model import LanguageModel
 from t5x_diffeq.model.layers.array_types import Weights
 from t5x_diffeq.model.ode.weight_source import Embeddings
-from t5x_diffeq.training.depth_norms import watch_gradient
+from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.training.gradient import (
     NodesOfPasses,
     accumulate,
@@ -27,8 +29,21 @@ from t5x_diffeq.training.gradient import (
 from t5x_diffeq.training.objective import Batch, Means, Params, count_tokens, objective, passes_of
 from t5x_diffeq.training.setup import Setup
 from t5x_diffeq.training.spikes import look_for_spike
+from t5x_diffeq.training.watch import watch_gradient
 
 Metrics = dict[str, Array]  # of an optimizer step, never a running mean
+
+
+class Teacher(NamedTuple):
+    """The frozen model whose predictions a run distils.
+
+    Attributes:
+      model: the model, on its own grid.
+      params: its parameters, sharded over the run's mesh.
+    """
+
+    model: LanguageModel
+    params: dict
 
 
 class BatchGradient(NamedTuple):
@@ -165,3 +180,51 @@ def _pass_over(state: TrainState) -> TrainState:
         return optax.ScaleByScheduleState(node.count + 1) if counts_steps(node) else node
 
     return replace(state, opt_state=jax.tree.map(keep, state.opt_state, is_leaf=counts_steps))
+
+
+# ------------------------------------------------------------------------------ as a program
+
+
+def lower_train_step(
+    setup: Setup,
+    batch_size: int,
+    depths: tuple[int, ...] | None = None,
+    teacher: Teacher | None = None,
+) -> jax.stages.Lowered:
+    """The train step as a program for the setup's shardings; it donates the state.
+
+    Its arguments are the state, the batch and, with a teacher, the teacher's parameters.
+
+    Raises:
+      InputError: if the config names a teacher, and none is given.
+    """
+    source = setup.config.train.distill_from
+    if source and teacher is None:
+        raise InputError(
+            f"train.distill_from={source}: only train and finetune compile a step with a teacher; "
+            "leave the key out here"
+        )
+    shardings = jax.tree.map(lambda x: x.sharding, setup.abstract_state)
+    everywhere = NamedSharding(setup.mesh, PartitionSpec())
+    step = jax.jit(
+        make_train_step(setup, depths, teacher.model if teacher else None),
+        donate_argnums=0,
+        out_shardings=(shardings, everywhere),
+    )
+    arguments = setup.abstract_state, setup.abstract_batch(batch_size)
+    return step.lower(*arguments, teacher.params) if teacher else step.lower(*arguments)
+
+
+def compile_train_steps(
+    setup: Setup,
+    batch_size: int,
+    depths: Sequence[tuple[int, ...]],
+    teacher: Teacher | None = None,
+) -> tuple[dict[tuple[int, ...], jax.stages.Compiled], float]:
+    """The compiled train step for each of `depths`, and the seconds that it took; for a thread."""
+    began = time.perf_counter()
+    with setup.context():
+        steps = {
+            each: lower_train_step(setup, batch_size, each, teacher).compile() for each in depths
+        }
+    return steps, time.perf_counter() - began

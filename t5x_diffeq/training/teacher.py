@@ -12,8 +12,8 @@ from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.files import AnyPath, parse_path
 from t5x_diffeq.training.config_checks import check_context
 from t5x_diffeq.training.load import PretrainedRun
-from t5x_diffeq.training.programs import Teacher
 from t5x_diffeq.training.setup import Setup
+from t5x_diffeq.training.step import Teacher
 
 _KEY = "train.distill_from"
 
