@@ -66,10 +66,7 @@ def read_adapter_facts(folder: AnyPath) -> AdapterFacts:
 def load_adapters(folder: AnyPath, params: dict, abstract: dict) -> dict:
     """The base's parameters on the adapters' grid, with the adapters and what else they replace.
 
-    Args:
-      folder: the folder of the adapters.
-      params: the base's parameters on that grid, without them.
-      abstract: shapes and shardings of the base with adapters.
+    `abstract` has the shapes and shardings of the base with adapters; `params` are without them.
     """
     base = read_adapter_facts(folder).norms
     here = _norms(params)

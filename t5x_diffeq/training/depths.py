@@ -19,15 +19,10 @@ _DRAW = 0xDE97  # distinguishes this use of the seed from others
 
 
 class Rows(NamedTuple):
-    """Every k-th row of a batch.
+    """Every k-th row of a batch."""
 
-    Attributes:
-      first: the first one.
-      every: k, by which the rows of each device are divisible.
-    """
-
-    first: int
-    every: int
+    first: int  # the first one
+    every: int  # k, by which the rows of each device are divisible
 
     def take(self, x: Array) -> Array:
         """These rows of `[B, ...]`, `[B / k, ...]`; every device keeps its own."""
@@ -37,12 +32,7 @@ class Rows(NamedTuple):
 
 
 def rows_of_depths(rule: str, count: int) -> list[Rows]:
-    """The rows that each of `count` depths of a step reads, the largest depth last.
-
-    Args:
-      rule: `train.depths_rows`.
-      count: the number of depths.
-    """
+    """The rows that each of `count` depths reads, the largest last, by a `train.depths_rows`."""
     if rule == "parts":
         return [Rows(i, count) for i in range(count)]
     every = least_rows(rule, count)

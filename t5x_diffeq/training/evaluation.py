@@ -18,15 +18,10 @@ from t5x_diffeq.training.placed_model import PlacedModel
 
 
 class EvalMetrics(NamedTuple):
-    """The sums of a batch, over the tokens that its mask counts.
+    """The sums of a batch, over the tokens that its mask counts."""
 
-    Attributes:
-      loss: the sum of their losses, and their number.
-      bytes: the bytes of text that they stand for; None if the batch doesn't tell.
-    """
-
-    loss: clu_metrics.Average
-    bytes: jax.Array | None
+    loss: clu_metrics.Average  # the sum of their losses, and their number
+    bytes: jax.Array | None  # the bytes of text that they stand for; None if the batch doesn't tell
 
     @classmethod
     def of(cls, losses: Float[Array, "B L"], batch: Batch) -> "EvalMetrics":

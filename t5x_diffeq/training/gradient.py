@@ -29,17 +29,11 @@ _MAKERS = ("source", "adapters")  # the parts of the model that make the weights
 
 
 class NodesOfPasses(NamedTuple):
-    """The times at which the passes of a step read W, one pass after the other.
-
-    Attributes:
-      times: the times.
-      of_pass: for each pass, which of them are its own.
-      distinct: the index of each time that differs from those before it.
-    """
+    """The times at which the passes of a step read W, one pass after the other."""
 
     times: Float[np.ndarray, " nodes"]
-    of_pass: list[slice]
-    distinct: np.ndarray
+    of_pass: list[slice]  # for each pass, which of them are its own
+    distinct: np.ndarray  # the index of each time that differs from those before it
 
     @classmethod
     def of(cls, passes: list[Pass]) -> "NodesOfPasses":
@@ -56,19 +50,12 @@ class NodesOfPasses(NamedTuple):
 
 
 class MadeWeights(NamedTuple):
-    """The weights of all passes of a step.
+    """The weights of all passes of a step."""
 
-    Attributes:
-      trained: leaves `[nodes, ...]` made by parts of the model that train.
-      frozen: those made by parts that don't.
-      pull_back: from the gradient of the trained ones to that of the parts that make them.
-      embeddings: e(t) at the nodes, by the name of the generated layer.
-    """
-
-    trained: Weights
-    frozen: Weights
-    pull_back: Callable[[Weights], tuple[Params]]
-    embeddings: Embeddings
+    trained: Weights  # leaves `[nodes, ...]` made by parts of the model that train
+    frozen: Weights  # those made by parts that don't
+    pull_back: Callable[[Weights], tuple[Params]]  # from the trained ones to what makes them
+    embeddings: Embeddings  # e(t) at the nodes, by the name of the generated layer
 
 
 def make_weights(
@@ -77,14 +64,7 @@ def make_weights(
     times: Float[np.ndarray, " nodes"],
     trains: Callable[[str], bool],
 ) -> MadeWeights:
-    """Makes W at these times, each once.
-
-    Args:
-      model: the model.
-      params: its parameters.
-      times: the times.
-      trains: whether a part of the parameters, given its name, trains.
-    """
+    """Makes W at these times, each once."""
     make = partial(_make_weights_of, model, params, jnp.asarray(times))
     makers = {name: params[name] for name in _MAKERS if name in params}
     frozen = {name: part for name, part in makers.items() if not trains(name)}
@@ -119,11 +99,7 @@ def accumulate(
 ) -> GradientsAndMeans:
     """Sums over microbatches, in float32; each has its own dropout.
 
-    Args:
-      of_rows: from rows of the batch and a dropout key to gradients and means.
-      batch: the batch.
-      key: the dropout key.
-      parts: the number of microbatches.
+    `of_rows` goes from rows of the batch and a dropout key to gradients and means.
     """
     if parts == 1:
         return of_rows(batch, key)
@@ -143,10 +119,7 @@ def accumulate(
 def gradient_norm(gradient: Params, d_weights: Weights, embeddings: Embeddings) -> Float[Array, ""]:
     """The global norm of the gradient; of P, from the gradient of W(t), which is smaller.
 
-    Args:
-      gradient: the gradient of the parameters.
-      d_weights: the gradient of the weights that it was pulled back from.
-      embeddings: e(t) at the nodes of these weights.
+    `embeddings` are e(t) at the nodes of `d_weights`, which the gradient was pulled back from.
     """
     with jax.named_scope("gradient norm"):
         squares = projection_squares(d_weights, embeddings)

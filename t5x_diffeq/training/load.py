@@ -145,9 +145,9 @@ def load_run(
       vocab_size: the vocabulary size of its tokenizer.
       batch_size: sequences in a batch.
       checkpoint: the step of the checkpoint, or "best"; None is the newest.
-      grids: the grids that the run is wanted on; one that it doesn't exist on is refused before the
-        checkpoint is read.
-      methods: the methods of its block that are needed, which are looked for before that, too.
+      grids: the grids that the run is wanted on, refused before the checkpoint is read if it
+        doesn't exist there.
+      methods: the methods of its block that are needed, looked for before that, too.
       adapters: the folder of adapters that another run trained on this one's weights.
       averages: take the moving averages of the parameters (train.ema_decay).
     """

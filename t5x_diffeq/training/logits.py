@@ -20,16 +20,11 @@ class TokenLosses(NamedTuple):
 
     A further number per token is a field here and a class in `NUMBERS`, which has its value and
     its gradient side by side.
-
-    Attributes:
-      losses: -log p(target).
-      normalisers: the log of the softmax's normaliser.
-      divergences: KL(teacher || student); None without a teacher.
     """
 
-    losses: Float[Array, "..."]
-    normalisers: Float[Array, "..."]
-    divergences: Float[Array, "..."] | None = None
+    losses: Float[Array, "..."]  # -log p(target)
+    normalisers: Float[Array, "..."]  # the log of the softmax's normaliser
+    divergences: Float[Array, "..."] | None = None  # KL(teacher || student); None without a teacher
 
     def given(self) -> tuple[Float[Array, "..."], ...]:
         """Those that there are."""
@@ -37,15 +32,10 @@ class TokenLosses(NamedTuple):
 
 
 class Vocabulary(NamedTuple):
-    """The vocabulary, of which a device's head holds an equal part.
+    """The vocabulary, of which a device's head holds an equal part."""
 
-    Attributes:
-      size: the number of tokens, without padding.
-      axes: the mesh axes that split it.
-    """
-
-    size: int
-    axes: tuple[str, ...]
+    size: int  # the number of tokens, without padding
+    axes: tuple[str, ...]  # the mesh axes that split it
 
     def tokens(self, count: int) -> Int[Array, " v"]:
         """The `count` tokens of this device's head; from `size` on, they are padding."""
@@ -82,18 +72,11 @@ class Vocabulary(NamedTuple):
 
 
 class LogitsOfChunk(NamedTuple):
-    """The logits of a chunk of tokens, with those of a teacher after the student's.
-
-    Attributes:
-      vocabulary: the vocabulary, whose part on this device they are of.
-      logits: z of each model.
-      normalisers: the logs of their softmaxes' normalisers.
-      targets: the tokens to predict.
-    """
+    """The logits of a chunk of tokens, with those of a teacher after the student's."""
 
     vocabulary: Vocabulary
-    logits: list[Float[Array, "chunk v"]]
-    normalisers: list[Float[Array, " chunk"]]
+    logits: list[Float[Array, "chunk v"]]  # z of each model
+    normalisers: list[Float[Array, " chunk"]]  # the logs of their softmaxes' normalisers
     targets: Int[Array, " chunk"]
 
     @property

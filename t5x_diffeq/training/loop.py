@@ -89,7 +89,7 @@ def train(
     make_state: Callable[[Setup], TrainState] = Setup.init_state,
     finish: Callable[[Setup, TrainState], None] = lambda setup, state: None,
 ) -> int:
-    """Trains to `config.train.total_steps`.
+    """Trains to `config.train.total_steps`; returns the exit status: 0; 42 or 130 if stopped.
 
     Args:
       config: the run's config.
@@ -98,9 +98,6 @@ def train(
         checkpoint comes after all reports of its step.
       make_state: makes the train state of a run that has none yet.
       finish: called with the last state of a run that is done.
-
-    Returns:
-      The exit status: 0 if done, 42 or 130 if stopped and saved.
 
     Raises:
       InputError: if the config or data is invalid; detected before training starts.

@@ -42,7 +42,7 @@ def charged_losses(
       charge: from the losses of tokens to what each is charged; a token's own losses alone decide.
       student: its last state, normalised, and its head: one vector per token of the padded
         vocabulary.
-      teacher: likewise, if there is one; its width may differ, its vocabulary may not.
+      teacher: likewise; its width may differ, its vocabulary may not.
       targets: the tokens to predict.
       weights: the weight of each token.
       vocab_size: the unpadded vocabulary; the padding has probability 0.
@@ -90,14 +90,9 @@ def _by_chunk(
     automatic sharding every chunk would gather the head. Where the vocabulary is sharded, only
     sums and extremes over it are exchanged.
 
-    Args:
-      of_chunks: takes a `Vocabulary`, the chunks of each model, and those of each of `of_tokens`.
-      models: the last state and the head of each model that it compares.
-      of_tokens: the tokens to predict, and what else there is of each.
-      vocab_size: the unpadded vocabulary.
-      chunk: tokens per device whose logits exist at once.
-      results: how many arrays it returns. A scalar of each device becomes an array with an entry
-        for each device that has tokens of its own.
+    `of_chunks` takes a `Vocabulary`, the chunks of each model, and those of each of `of_tokens`. It
+    returns `results` arrays; a scalar of each device becomes an array with an entry for each device
+    that has tokens of its own.
     """
     rows, length, vocab, width = map(mesh_axes, ("batch", "length", "vocab", "embed"))
     by_token = PartitionSpec(rows or None, length or None)

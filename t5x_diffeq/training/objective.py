@@ -27,19 +27,12 @@ Means = dict[str, Array]  # what is reported of a batch: means over its tokens, 
 
 
 class Pass(NamedTuple):
-    """A forward pass of an optimizer step.
+    """A forward pass of an optimizer step."""
 
-    Attributes:
-      model: the model on the pass's grid.
-      rows: the rows of a batch, or of each microbatch, that it reads.
-      share: its share in what is minimised.
-      learns: the weight of distilling the largest depth's predictions; 0: no distillation.
-    """
-
-    model: LanguageModel
-    rows: Rows
-    share: float
-    learns: float
+    model: LanguageModel  # the model on the pass's grid
+    rows: Rows  # the rows of a batch, or of each microbatch, that it reads
+    share: float  # its share in what is minimised
+    learns: float  # the weight of distilling the largest depth's predictions; 0: no distillation
 
 
 class PassEnd(NamedTuple):
@@ -94,15 +87,9 @@ def objective(
 ) -> tuple[Float[Array, ""], Means]:
     """The minimised loss and the reported means; for a microbatch, its part of them.
 
-    Args:
-      passes: the passes of the step.
-      params: the parameters, of which the source's are not needed.
-      weights: those of each pass.
-      batch: the batch or a microbatch.
-      tokens: what `count_tokens` returns for the whole batch.
-      keys: `PlacedModel.train_keys`.
-      key: the dropout key.
-      teacher: the last state of these rows, and the head, of a model that doesn't train.
+    `weights` are those of each pass, `tokens` what `count_tokens` returns for the whole batch, and
+    `keys` those of `PlacedModel.train_keys`. The parameters needn't hold the source's. A teacher,
+    which doesn't train, is given by its last state of these rows, and its head.
     """
     chunk = keys.loss_chunk
     assert chunk is not None  # `PlacedModel.train_keys` has chosen it
@@ -147,14 +134,7 @@ def places_of(batch: Batch) -> Places | None:
 def batch_losses(
     model: LanguageModel, params: Params, batch: Batch, chunk: int
 ) -> Float[Array, "B L"]:
-    """-log p of each target of a batch, without dropout and without a gradient.
-
-    Args:
-      model: the model.
-      params: its parameters.
-      batch: the batch.
-      chunk: tokens per device whose logits exist at once.
-    """
+    """-log p of each target of a batch, without dropout and without a gradient."""
     end = end_of_pass(model, params, batch)
     sizes = {"vocab_size": model.config.vocab_size, "chunk": chunk}
     return token_losses(end.y, end.head, batch["targets"], **sizes).losses
@@ -170,13 +150,8 @@ def end_of_pass(
 ) -> PassEnd:
     """Where the model's pass over a batch ends; with dropout, if a key is given.
 
-    Args:
-      model: the model.
-      params: its parameters; if weights are given, the source's are not needed.
-      batch: the batch.
-      weights: the weights of the pass; None: made from the parameters.
-      key: the dropout key.
-      velocity: whether tokens are charged for their velocity.
+    Without weights, they are made from the parameters, which else needn't hold the source's.
+    `velocity` says whether tokens are charged for theirs.
     """
     rngs = None if key is None or model.config.dropout_rate == 0 else {"dropout": key}
     y, head, velocities = nn.apply(LanguageModel.state_and_head, model)(

@@ -31,17 +31,7 @@ def make_mesh(
     devices: Sequence[jax.Device] | None = None,
     slices: int | None = None,
 ) -> Mesh:
-    """The mesh over all devices.
-
-    An axis of -1 takes the devices that the other axes leave; on one machine, only as many as
-    divide the batch. `mesh.data=None` means the number of TPU slices or GPU nodes; where no axis is
-    -1, it means what the others leave.
-
-    Args:
-      mesh: `config.mesh`.
-      batch_size: sequences in a global batch.
-      devices: the devices of the mesh; None: those that this process sees.
-      slices: the number of slices or nodes; None: what the devices say.
+    """The mesh over these devices, or over those that this process sees; sizes as in `mesh_sizes`.
 
     Raises:
       InputError: if the axes don't multiply to the number of devices, don't divide the batch, or
@@ -57,11 +47,10 @@ def mesh_sizes(
 ) -> dict[str, int]:
     """The size of each mesh axis on these devices.
 
-    Args:
-      mesh: `config.mesh`.
-      batch_size: sequences in a global batch.
-      devices: objects with a device's attributes `platform`, `process_index` and `slice_index`.
-      slices: the number of slices or nodes; None: what the devices say.
+    An axis of -1 takes the devices that the other axes leave; on one machine, only as many as
+    divide the batch. `mesh.data=None` means the number of TPU slices or GPU nodes (`slices`, or
+    what the devices say); where no axis is -1, it means what the others leave. Devices are objects
+    with the attributes `platform`, `process_index` and `slice_index`.
 
     Raises:
       InputError: if the axes don't multiply to the number of devices or don't divide the batch.

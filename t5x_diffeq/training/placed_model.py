@@ -27,25 +27,15 @@ Placed = TypeVar("Placed", bound="PlacedModel")
 
 @dataclass(frozen=True, eq=False)
 class PlacedModel:
-    """A model, and how its parameters and batches are sharded.
-
-    Attributes:
-      config: the run's config.
-      model: the language model.
-      mesh: the device mesh.
-      rules: the rules from logical to mesh axes.
-      batch_sharding: the sharding of a batch: its rows, and their tokens, over devices.
-      abstract_params: shape, dtype and sharding of each parameter.
-      attention_reason: why this attention kernel was chosen.
-    """
+    """A model, and how its parameters and batches are sharded."""
 
     config: Config
     model: LanguageModel
     mesh: Mesh
-    rules: partitioning.Rules
-    batch_sharding: NamedSharding
-    abstract_params: Any
-    attention_reason: str
+    rules: partitioning.Rules  # the rules from logical to mesh axes
+    batch_sharding: NamedSharding  # of rows, and of their tokens
+    abstract_params: Any  # shape, dtype and sharding of each parameter
+    attention_reason: str  # why this attention kernel was chosen
 
     def at_depth(self: Placed, num_steps: int | None, scheme: str | None = None) -> Placed:
         """The same model, with the same parameters, on another grid; see `ModelConfig.at_depth`."""

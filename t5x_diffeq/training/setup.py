@@ -28,23 +28,14 @@ _SHARE_OF_STATE = 0.75  # of a GPU's memory, with the gradient; activations need
 
 @dataclass(frozen=True, eq=False)
 class Setup(PlacedModel):
-    """Everything about training a model that is known before a single array exists.
+    """Everything about training a model that is known before a single array exists."""
 
-    Attributes:
-      optimizer: the optimizer of the parameters that train.
-      trains: whether a part of the parameters, given its name, trains.
-      schedule: the learning rate schedule.
-      abstract_state: shape, dtype and sharding of each array of the train state.
-      init_key: determines the initial parameters.
-      dropout_key: determines dropout, together with the optimizer step.
-    """
-
-    optimizer: optax.GradientTransformation
-    trains: Callable[[str], bool]
-    schedule: optax.Schedule
-    abstract_state: TrainState
-    init_key: Array
-    dropout_key: Array
+    optimizer: optax.GradientTransformation  # of the parameters that train
+    trains: Callable[[str], bool]  # whether a part of the parameters, given its name, trains
+    schedule: optax.Schedule  # of the learning rate
+    abstract_state: TrainState  # shape, dtype and sharding of each array of the train state
+    init_key: Array  # determines the initial parameters
+    dropout_key: Array  # determines dropout, together with the optimizer step
 
     def init_state(self) -> TrainState:
         """A new state, each array created with its sharding; call within `context`."""
@@ -96,16 +87,12 @@ def make_setup(
     devices: Sequence[jax.Device] | None = None,
     slices: int | None = None,
 ) -> Setup:
-    """The setup of `config`, for a tokenizer with `vocab_size` tokens.
+    """The setup of `config` on `devices`, or on those that this process sees.
 
     If the config leaves `mesh.data` open, weights don't leave a node of GPUs. Where a GPU has too
     little memory for that, the setup's config has `mesh.data=1`: all nodes share the weights.
-
-    Args:
-      config: the run's config.
-      vocab_size: the vocabulary size of its tokenizer.
-      devices: the devices to run on; None: those that this process sees.
-      slices: the number of TPU slices or GPU nodes; None: what the devices say.
+    `vocab_size` is the tokenizer's, `slices` the number of TPU slices or GPU nodes, if the devices
+    don't say it.
 
     Raises:
       InputError: if values of the config are invalid or contradict each other.

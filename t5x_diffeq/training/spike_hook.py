@@ -201,12 +201,8 @@ def not_finite_error(
 ) -> RunError:
     """The error that ends a run whose values are no longer finite; says what to try.
 
-    Args:
-      step: the optimizer step that the values belong to.
-      bad: what is wrong: "loss is nan".
-      last_checkpoint: the newest checkpoint that was saved, if any.
-      start: the checkpoint that the run was resumed from; 0 for a new run.
-      cause: where the first such value appears, if that was found.
+    `bad` says what is wrong with the step: "loss is nan". The run was resumed from the checkpoint
+    `start`, or is new (0). `cause` is where the first such value appears, if that was found.
     """
     what = f"at step {step} {' and '.join(bad)}{f': {cause}' if cause else ''}"
     if start and step == start + 1:

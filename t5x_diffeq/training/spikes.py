@@ -21,15 +21,10 @@ _LEAST_SCALE = 0.01  # of the median
 
 @struct.dataclass
 class RecentSteps:
-    """The loss and gradient norm of the last steps; also a tree of its shapes or shardings.
+    """The loss and gradient norm of the last steps; also a tree of its shapes or shardings."""
 
-    Attributes:
-      values: `[2, window]`, by step modulo the window's length; NaN where there is none.
-      spikes: how many spikes the run has had, an int32 scalar.
-    """
-
-    values: Any
-    spikes: Any
+    values: Any  # `[2, window]`, by step modulo the window's length; NaN where there is none
+    spikes: Any  # how many spikes the run has had, an int32 scalar
 
     @classmethod
     def new(cls, window: int) -> "RecentSteps":
@@ -46,13 +41,8 @@ class RecentSteps:
     ) -> tuple["RecentSteps", Bool[Array, ""]]:
         """The recent steps with the next one added, and whether that one is a spike.
 
-        Args:
-          step: its number.
-          loss: its loss.
-          norm: the norm of its gradient.
-          targets: the number of its tokens that have a loss. If there are none, loss and norm are 0
-            and say nothing: the step leaves no value.
-          k: a value is a spike if it is more than k robust deviations above the median.
+        A step without `targets`, tokens that have a loss, leaves no value: its loss and norm are 0
+        and say nothing. `k` is the number of robust deviations.
         """
         new = jnp.stack([loss, norm])
         finite = jnp.isfinite(new)

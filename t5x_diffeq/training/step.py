@@ -35,33 +35,21 @@ Metrics = dict[str, Array]  # of an optimizer step, never a running mean
 
 
 class Teacher(NamedTuple):
-    """The frozen model whose predictions a run distils.
+    """The frozen model whose predictions a run distils."""
 
-    Attributes:
-      model: the model, on its own grid.
-      params: its parameters, sharded over the run's mesh.
-    """
-
-    model: LanguageModel
-    params: dict
+    model: LanguageModel  # the model, on its own grid
+    params: dict  # its parameters, sharded over the run's mesh
 
 
 class BatchGradient(NamedTuple):
-    """The gradient of a batch.
+    """The gradient of a batch."""
 
-    Attributes:
-      gradient: of the parts that train.
-      norm: its global norm.
-      means: what is reported of the batch, by name.
-      embeddings: e(t) at the times at which the step read W, each once, by the name of the
-        generated layer.
-      d_weights: the gradient of W(t) on the model's own grid; {} if the step had other grids alone.
-    """
-
-    gradient: Params
-    norm: Float[Array, ""]
-    means: Means
+    gradient: Params  # of the parts that train
+    norm: Float[Array, ""]  # its global norm
+    means: Means  # what is reported of the batch, by name
+    # e(t) at the times at which the step read W, each once, by the name of the generated layer
     embeddings: Embeddings
+    # the gradient of W(t) on the model's own grid; {} if the step had other grids alone
     d_weights: Weights
 
 
@@ -74,15 +62,9 @@ def make_gradient(
 ) -> Callable[..., BatchGradient]:
     """The function from parameters, a batch and a dropout key to the gradient and more.
 
-    With a teacher, its fourth argument is the teacher's parameters. The means are those of the
-    terms (`training/terms.py`).
-
-    Args:
-      model: the language model.
-      trains: whether a part of the parameters, given its name, trains.
-      keys: `config.train`: each device's rows must be divisible by its microbatches.
-      depths: numbers of solver steps over which the loss is the mean; None is the model's own.
-      teacher: the model on its own grid whose predictions are distilled, if any.
+    With a teacher, whose predictions are distilled, its fourth argument is the teacher's
+    parameters. The loss is the mean over `depths`, numbers of solver steps; None is the model's
+    own. Each device's rows must be divisible by the microbatches of `keys`.
     """
     passes = passes_of(model, depths, keys)
     nodes = NodesOfPasses.of(passes)
@@ -122,13 +104,8 @@ def make_train_step(
 ) -> Callable[..., tuple[TrainState, Metrics]]:
     """The function from a state and a batch to the next state and the step's metrics.
 
-    With a teacher, its third argument is the teacher's parameters. The metrics are scalars; with
-    `train.watch_every`, also the norms of the gradient of W(t) (`depth_norms`).
-
-    Args:
-      setup: the model, the optimizer and what belongs to them.
-      depths: numbers of solver steps over which the loss is the mean; None is the model's own.
-      teacher: the model whose predictions are distilled, if any.
+    Teacher and depths are those of `make_gradient`; the third argument is the teacher's parameters.
+    The metrics are scalars; with `train.watch_every`, also the norms of the gradient of W(t).
     """
     keys = setup.train_keys
     gradient_of = make_gradient(setup.model, setup.trains, keys, depths, teacher)
@@ -193,10 +170,8 @@ def lower_train_step(
 ) -> jax.stages.Lowered:
     """The train step as a program for the setup's shardings; it donates the state.
 
-    Its arguments are the state, the batch and, with a teacher, the teacher's parameters.
-
-    Raises:
-      InputError: if the config names a teacher, and none is given.
+    Its arguments are the state, the batch and, with a teacher, the teacher's parameters. A config
+    that names a teacher needs one here (`InputError`).
     """
     source = setup.config.train.distill_from
     if source and teacher is None:

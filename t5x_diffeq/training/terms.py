@@ -17,19 +17,13 @@ from t5x_diffeq.training.logits import TokenLosses
 
 @dataclass(frozen=True)
 class Outcome:
-    """The results of a forward pass over a batch or one of its microbatches.
+    """The results of a forward pass over a batch or one of its microbatches."""
 
-    Attributes:
-      of_tokens: what the logits of each token give.
-      velocities: of each token the mean square over depth and width; None without a penalty.
-      mask: 1 for the tokens that have a loss, and 0 for others.
-      tokens: how many of them the whole batch has.
-    """
-
-    of_tokens: TokenLosses
+    of_tokens: TokenLosses  # what the logits of each token give
+    # of each token the mean square over depth and width; None without a penalty
     velocities: Float[Array, "B L"] | None
-    mask: Float[Array, "B L"]
-    tokens: Float[Array, ""]
+    mask: Float[Array, "B L"]  # 1 for the tokens that have a loss, and 0 for others
+    tokens: Float[Array, ""]  # how many of them the whole batch has
 
     def mean(self, values: Float[Array, "B L"]) -> Float[Array, ""]:
         """The mean over the tokens that have a loss; of a microbatch, its part of the mean."""
@@ -111,9 +105,7 @@ class Velocity(Term):
 def terms_of(keys: TrainKeys, share_of_teacher: float | None) -> list[Term]:
     """The terms of a forward pass.
 
-    Args:
-      keys: `config.train`.
-      share_of_teacher: of its predictions in what the model learns; None: there is no teacher.
+    A teacher's predictions have a share in what the model learns; None: there is no teacher.
     """
     share = share_of_teacher or 0.0
     always: list[Term] = [CrossEntropy(1 - share)]

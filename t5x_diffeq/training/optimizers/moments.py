@@ -19,9 +19,8 @@ Here x is rounded to one of its two neighbours at random, with probabilities tha
 The random bits are a function of the step's number, so a resumed run draws the same ones.
 
 **Blocks.** A block is the T (or N) numbers of one entry of the kernel, along an axis that the mesh
-doesn't split. So a device needs nothing from others, and blocks don't depend on the mesh.
-With the largest absolute value s of the block, the
-bits c stand for
+doesn't split. So a device needs nothing from others, and blocks don't depend on the mesh. With the
+largest absolute value s of the block, the bits c stand for
 
     a mean m = s (c / L) |c / L|,  c = -L ... L        L = 127
     a mean of squares v = s 2^(K (c - F) / F),  c = 0 ... F        F = 255, K = 24
@@ -50,19 +49,12 @@ OCTAVES = 24  # K
 
 
 class Step(NamedTuple):
-    """What an optimizer step uses besides the gradient of a parameter.
+    """What an optimizer step uses besides the gradient of a parameter."""
 
-    Attributes:
-      beta1: decay of the mean of gradients.
-      beta2: decay of the mean of their squares.
-      epsilon: Adam's.
-      number: the step's, from 1.
-    """
-
-    beta1: float
-    beta2: float
-    epsilon: float
-    number: Array
+    beta1: float  # decay of the mean of gradients
+    beta2: float  # decay of the mean of their squares
+    epsilon: float  # Adam's
+    number: Array  # the step's, from 1
 
     def direction(self, mean: Float[Array, "*s"], square: Float[Array, "*s"]) -> Float[Array, "*s"]:
         """Adam's, from both moments without their bias towards 0 (Kingma and Ba 2015)."""
@@ -185,31 +177,6 @@ def round_to_bfloat16(x: Float[Array, "*s"], bits: UInt32[Array, "*s"]) -> Float
     return jnp.where(jnp.isfinite(x), cut, x).astype(jnp.bfloat16)
 
 
-@dataclass(frozen=True)
-class Coded:
-    """Both moments are coded, in blocks along the first axis of the parameter."""
-
-    names: tuple[str | None, ...]
-
-    def init(self, leaf: Parameter | Array) -> tuple[Any, Any]:  # noqa: D102
-        shape = (leaf.value if isinstance(leaf, Parameter) else leaf).shape
-
-        def zeros(dtype: str) -> Blocks:
-            scales = like(leaf, jnp.zeros(shape[1:], "float32"), self.names[1:])
-            return Blocks(like(leaf, jnp.zeros(shape, dtype), self.names), scales)
-
-        return zeros("int8"), zeros("uint8")
-
-    def update(  # noqa: D102
-        self, step: Step, g: Array, mean: Blocks, square: Blocks, bits: UInt32[Array, "..."]
-    ) -> tuple[Array, Blocks, Blocks]:
-        m, v = step.moments(g, decode_mean(mean), decode_square(square))
-        return step.direction(m, v), encode_mean(m, bits), encode_square(v, bits >> 16)
-
-
-# ------------------------------------------------------------------------------ 8 bits
-
-
 class Blocks(NamedTuple):
     """Coded numbers, in blocks along their first axis, and the scale of each block."""
 
@@ -260,3 +227,25 @@ def _scales(x: Float[Array, "block *s"]) -> tuple[Float[Array, "*s"], Float[Arra
     """The largest absolute value of each block, and x in units of it."""
     scales = jnp.abs(x).max(0)
     return scales, x / jnp.where(scales > 0, scales, 1)
+
+
+@dataclass(frozen=True)
+class Coded:
+    """Both moments are coded, in blocks along the first axis of the parameter."""
+
+    names: tuple[str | None, ...]
+
+    def init(self, leaf: Parameter | Array) -> tuple[Any, Any]:  # noqa: D102
+        shape = (leaf.value if isinstance(leaf, Parameter) else leaf).shape
+
+        def zeros(dtype: str) -> Blocks:
+            scales = like(leaf, jnp.zeros(shape[1:], "float32"), self.names[1:])
+            return Blocks(like(leaf, jnp.zeros(shape, dtype), self.names), scales)
+
+        return zeros("int8"), zeros("uint8")
+
+    def update(  # noqa: D102
+        self, step: Step, g: Array, mean: Blocks, square: Blocks, bits: UInt32[Array, "..."]
+    ) -> tuple[Array, Blocks, Blocks]:
+        m, v = step.moments(g, decode_mean(mean), decode_square(square))
+        return step.direction(m, v), encode_mean(m, bits), encode_square(v, bits >> 16)

@@ -65,23 +65,14 @@ _CUTOFF = 1e-3
 
 
 class Kernel(NamedTuple):
-    """A kernel of the block, and where its parameters are.
+    """A kernel of the block, and where its parameters are."""
 
-    Attributes:
-      path: the path of W, or of P if W is a function of time.
-      offset: the path of W0; None unless W is a function of time.
-      stacked: whether the parameter at `path` has a leading axis, of nodes or of T.
-      shape: the kernel's shape.
-      names: its logical axes.
-      num_inputs: how many dimensions are inputs, of those that don't count separate maps.
-    """
-
-    path: LeafPath
-    offset: LeafPath | None
-    stacked: bool
+    path: LeafPath  # the path of W, or of P if W is a function of time
+    offset: LeafPath | None  # the path of W0; None unless W is a function of time
+    stacked: bool  # whether the parameter at `path` has a leading axis, of nodes or of T
     shape: tuple[int, ...]
-    names: tuple[str | None, ...]
-    num_inputs: int
+    names: tuple[str | None, ...]  # its logical axes
+    num_inputs: int  # how many dimensions are inputs, of those that don't count separate maps
 
 
 class MuonState(NamedTuple):
@@ -91,10 +82,7 @@ class MuonState(NamedTuple):
 
 
 def kernels_of_block(declared: dict) -> list[Kernel]:
-    """The kernels that the weight source holds or makes; the head and LoRA's factors are not.
-
-    Args:
-      declared: the parameters that train, in their boxes.
+    """The kernels that the weight source holds or makes, of the parameters that train.
 
     Raises:
       InputError: if a kernel's axes don't say what its inputs are.
@@ -124,13 +112,10 @@ def _kernel(path: LeafPath, leaf: Parameter) -> Kernel:
 
 
 def scale_by_muon(kernels: list[Kernel], beta: float) -> optax.GradientTransformationExtraArgs:
-    """From gradients to Muon's directions with Nesterov momentum; it scales them as said above.
+    """From gradients to Muon's directions with Nesterov momentum, which decays by `beta`.
 
-    `update` takes `embeddings`, the e(t) at the nodes of the step, if weights depend on time.
-
-    Args:
-      kernels: the kernels; no other parameter may reach the transformation.
-      beta: decay of the momentum.
+    `update` takes `embeddings`, the e(t) at the nodes of the step, if weights depend on time. No
+    parameter but those of the kernels may reach the transformation.
     """
 
     def init(params: dict) -> MuonState:
@@ -184,8 +169,7 @@ def pseudo_inverse(
 ) -> tuple[Float[Array, "features nodes"], Float[Array, "nodes nodes"]]:
     """Phi^+ in the metric that the module's docstring names, and Q = Phi Phi^+; T + 1 features.
 
-    Args:
-      e: time embeddings at the nodes, float32; nodes may repeat.
+    `e` are time embeddings at the nodes, float32; nodes may repeat.
     """
     Phi = jnp.concatenate((e, jnp.ones_like(e[:, :1])), axis=1)
     squares = jnp.ones(Phi.shape[1]).at[:-1].set(1 / jnp.maximum(jnp.square(e).mean(), 1e-30))
@@ -271,15 +255,9 @@ def map_whole_matrices(
     back afterwards. While the function runs, they exchange nothing. If the compiler gathered what
     each product needs, it would move every matrix in every iteration.
 
-    The function may get the rows and the columns of a matrix in another order: those that were on
-    one device are contiguous.
-
-    Args:
-      function: maps a stack of matrices to a stack of the same shape, each by itself, and zeros to
-        zeros.
-      parts: this device's part of each matrix.
-      row_axes: the mesh axes that split the rows.
-      column_axes: the mesh axes that split the columns.
+    The function maps each matrix of a stack by itself, and zeros to zeros. It may get rows and
+    columns in another order: those that were on one device are contiguous. `row_axes` and
+    `column_axes` are the mesh axes that split them.
     """
     sizes = mesh_sizes()
     exchanges = [(axis, 1) for axis in row_axes] + [(axis, 2) for axis in column_axes]

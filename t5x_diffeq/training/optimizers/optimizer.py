@@ -94,12 +94,7 @@ def make_optimizer(
 
     The directions are Adam's, times each parameter's multiplier, or those of what `optimizer.name`
     names. The factor of a role scales the decay too, as the learning rate of a parameter group
-    does in PyTorch.
-
-    Args:
-      optimizer: `config.optimizer`.
-      declared: the parameters in their boxes, which say what decays and how it is scaled.
-      schedule: the learning rate schedule.
+    does in PyTorch. The boxes of the declared parameters say what decays and how it is scaled.
 
     Raises:
       InputError: if `optimizer.name`, `optimizer.moments` or `optimizer.role_multipliers` is
@@ -131,11 +126,7 @@ def _scale_by_rates(schedule: optax.Schedule, factors: dict) -> optax.GradientTr
 
 
 def _role_factors(pairs: tuple[Any, ...]) -> dict[str, float]:
-    """`optimizer.role_multipliers` as factors by role.
-
-    Raises:
-      InputError: if it is something else.
-    """
+    """`optimizer.role_multipliers` as factors by role, if it is that."""
     factors: dict[str, float] = {}
     for pair in pairs:
         if fault := _fault_of_pair(pair, factors):
