@@ -17,7 +17,7 @@ from flax.traverse_util import flatten_dict
 from jaxtyping import Array, Float
 
 from t5x_diffeq.model.language_model import LanguageModel, nodes
-from t5x_diffeq.model.layers.array_types import Times, Weights
+from t5x_diffeq.model.layers.array_types import Weights
 from t5x_diffeq.model.layers.linear import ADAPTERS
 from t5x_diffeq.model.ode.time_dependent_weights import projection_squares
 from t5x_diffeq.model.ode.weight_source import Embeddings
@@ -65,7 +65,14 @@ def make_weights(
     trains: Callable[[str], bool],
 ) -> MadeWeights:
     """Makes W at these times, each once."""
-    make = partial(_make_weights_of, model, params, jnp.asarray(times))
+
+    def make(makers: Params) -> tuple[Weights, Embeddings]:
+        """The weights that these parts of the parameters make, and their time embeddings."""
+        apply = nn.apply(LanguageModel.weights_and_embeddings, model)
+        weights, embeddings = apply({"params": {**params, **makers}}, jnp.asarray(times))
+        maker = {name: "adapters" if name == ADAPTERS else "source" for name in weights}
+        return {name: w for name, w in weights.items() if maker[name] in makers}, embeddings
+
     makers = {name: params[name] for name in _MAKERS if name in params}
     frozen = {name: part for name, part in makers.items() if not trains(name)}
     trained = {name: part for name, part in makers.items() if trains(name)}
@@ -77,21 +84,6 @@ def make_weights(
 def trained_rest(params: Params, trains: Callable[[str], bool]) -> Params:
     """The parts that train and make no weights: embeddings, the head and the last norm."""
     return {name: x for name, x in params.items() if trains(name) and name not in _MAKERS}
-
-
-def _make_weights_of(
-    model: LanguageModel, params: Params, times: Times, makers: Params
-) -> tuple[Weights, Embeddings]:
-    """The weights made by the parts of the parameters in `makers`, and their time embeddings."""
-    make = nn.apply(LanguageModel.weights_and_embeddings, model)
-    weights, embeddings = make({"params": {**params, **makers}}, times)
-    made = {name: leaves for name, leaves in weights.items() if _maker_of(name) in makers}
-    return made, embeddings
-
-
-def _maker_of(name: str) -> str:
-    """The part of the parameters that makes the weights of this name."""
-    return "adapters" if name == ADAPTERS else "source"
 
 
 def accumulate(

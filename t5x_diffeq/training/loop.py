@@ -1,10 +1,9 @@
 """Training, from the checks of the config to the last checkpoint."""
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 
 from t5x_diffeq.checkpoints.checkpoint import Checkpoints
 from t5x_diffeq.checkpoints.stored import RestoredCheckpoint, TrainState
@@ -127,7 +126,13 @@ def train(
         # The steps are compiled in a thread, while the state is made and evaluated.
         pool = stack.enter_context(ThreadPoolExecutor(1, "compile"))
         compiling = pool.submit(compile_train_steps, setup, keys.batch_size, depths, teacher)
-        wait = partial(_wait, compiling, depths, stopwatch, watchdog, keys.compile_timeout)
+
+        def wait() -> tuple[dict, float]:
+            what = f"compiling {progress.describe_steps(depths)}"
+            limit = watchdog.limit(what, keys.compile_timeout)
+            with stopwatch.during(COMPILE), limit, Progress(what):
+                return compiling.result()
+
         if setup.mesh.devices.flat[0].platform == "gpu":
             wait()  # XLA chooses a GPU's kernels by their times
         making = watchdog.limit("making the train state", keys.save_timeout)
@@ -223,16 +228,3 @@ def train(
 def _draw(training: Training, at: RestoredCheckpoint) -> Iterator[Batch]:
     """The batches after a checkpoint."""
     return training.data.batches(training.setup.batch_sharding, at.drawn, at.facts.position)
-
-
-def _wait(
-    compiling: Future,
-    depths: list[tuple[int, ...]],
-    stopwatch: Stopwatch,
-    watchdog: Watchdog,
-    limit: float,
-) -> tuple[dict[tuple[int, ...], Callable[..., tuple]], float]:
-    """What `compile_train_steps` returns, within so many seconds."""
-    what = f"compiling {progress.describe_steps(depths)}"
-    with stopwatch.during(COMPILE), watchdog.limit(what, limit), Progress(what):
-        return compiling.result()

@@ -3,9 +3,13 @@
 Each depth counts by the rows that it reads, so that all tokens that are read count alike: few rows
 with the weight of many would make the gradient noisy. What is reported is the plain mean over the
 depths. Both are of means over the tokens that have a loss in a depth's rows.
+
+A term has a weight, and a name under which its mean is reported, unweighted. A new term is a line
+in `terms_of`, and a key for its weight (`config/keys/train.py`).
 """
 
 from collections import defaultdict
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -18,12 +22,36 @@ from t5x_diffeq.config.config import TrainKeys
 from t5x_diffeq.model.language_model import LanguageModel
 from t5x_diffeq.model.layers.array_types import Places, State, Weights
 from t5x_diffeq.training.depths import Rows, rows_of_depths
+from t5x_diffeq.training.logits import TokenLosses
 from t5x_diffeq.training.losses import StateAndHead, charged_losses, token_losses
-from t5x_diffeq.training.terms import Outcome, TokenTerm, charge, terms_of
 
 Batch = dict[str, jax.Array]
 Params = dict
 Means = dict[str, Array]  # what is reported of a batch: means over its tokens, by name
+
+
+class Term(NamedTuple):
+    """A mean over tokens, each of which is charged for its own logits."""
+
+    name: str
+    weight: float
+    value: Callable[[TokenLosses], Float[Array, "..."]]  # of each token, in nats
+
+
+def terms_of(keys: TrainKeys, share_of_teacher: float | None) -> list[Term]:
+    """The terms of a forward pass, which are made of its logits.
+
+    They are the cross entropy; KL(teacher || model) of the next token (Hinton et al. 2015), which
+    takes the place of a share of it; and the square of the log of the softmax's normaliser, which
+    keeps logits near 0. A share of None means that there is no teacher.
+    """
+    share = share_of_teacher or 0.0
+    terms = [Term("loss", 1 - share, lambda of_tokens: of_tokens.losses)]
+    if share_of_teacher is not None:
+        terms.append(Term("distillation", share, lambda of_tokens: of_tokens.divergences))
+    if keys.z_loss:
+        terms.append(Term("z_loss", keys.z_loss, lambda t: jnp.square(t.normalisers)))
+    return terms
 
 
 class Pass(NamedTuple):
@@ -105,10 +133,9 @@ def objective(
         if of_teacher:
             of_teacher = each.rows.take(of_teacher[0]), of_teacher[1]
         terms = terms_of(keys, each.learns or (keys.distill_weight if teacher else None))
-        of_logits = tuple(term for term in terms if isinstance(term, TokenTerm))
         with jax.named_scope("loss"):
             charged, losses = charged_losses(
-                partial(charge, of_logits),
+                partial(_charge, terms),
                 (end.y, end.head),
                 of_teacher,
                 rows["targets"],
@@ -117,13 +144,19 @@ def objective(
                 chunk=chunk,
             )
         total += charged
-        outcome = Outcome(losses, end.velocities, rows["mask"], count)
-        for term in terms:
-            mean = term.mean(outcome)
-            reported[term.name].append(mean)
-            if term not in of_logits:
-                total += each.share * term.weight * mean
+        values = {term.name: term.value(losses) for term in terms}
+        if end.velocities is not None:  # an ODE that is easy to solve (Finlay et al. 2020)
+            values["velocity"] = end.velocities
+        for name, of_tokens in values.items():
+            reported[name].append((of_tokens * rows["mask"]).sum() / count)
+        if end.velocities is not None:
+            total += each.share * keys.velocity_penalty * reported["velocity"][-1]
     return total, {name: sum(x, start=jnp.zeros(())) / len(x) for name, x in reported.items()}
+
+
+def _charge(terms: list[Term], of_tokens: TokenLosses) -> Float[Array, "..."]:
+    """What each token is charged by all terms."""
+    return sum((t.weight * t.value(of_tokens) for t in terms), start=jnp.zeros(()))
 
 
 def places_of(batch: Batch) -> Places | None:

@@ -44,13 +44,13 @@ Curves = dict[str, Float[Array, " n"]]
 _ROWS = 4  # of the batch, for f, g and the state: at least so many, and one per batch shard
 
 
-def _norms(weights: Weights) -> Curves:
-    """The norm of each layer at each node: leaves `[nodes, ...]` become `[nodes]` by layer."""
+def _norms(kind: str, weights: Weights) -> Curves:
+    """The norm of each layer at each node: leaves `[nodes, ...]` become `[nodes]`, `KIND/LAYER`."""
     squares: dict[str, Array] = defaultdict(lambda: jnp.zeros(()))
     for path, leaf in flatten_dict(weights).items():
         kernel = tuple(range(1, leaf.ndim))
         squares[layer_name(path[:-1])] += jnp.square(leaf.astype(jnp.float32)).sum(kernel)
-    return {layer: jnp.sqrt(square) for layer, square in squares.items()}
+    return {f"{kind}/{layer}": jnp.sqrt(square) for layer, square in squares.items()}
 
 
 def watch_gradient(d_weights: Weights, every: int | None) -> Curves:
@@ -59,12 +59,7 @@ def watch_gradient(d_weights: Weights, every: int | None) -> Curves:
     They belong to every step's program, not to a branch for the steps to watch: in a branch, XLA's
     CPU devices of several processes sometimes waited for each other's sums without end.
     """
-    return {} if every is None else _named("gradient", _norms(d_weights))
-
-
-def _named(kind: str, of_layers: Curves) -> Curves:
-    """`KIND/LAYER` for each layer."""
-    return {f"{kind}/{layer}": curve for layer, curve in of_layers.items()}
+    return {} if every is None else _norms("gradient", d_weights)
 
 
 def _exact_weights(model: LanguageModel, params: Params) -> Weights:
@@ -145,12 +140,12 @@ def compile_programs(setup: Setup, batch_size: int) -> Programs:
         places = places_of(rows) or in_one_document(rows["inputs"])
         y = nn.apply(LanguageModel.embed, model)({"params": params}, rows["inputs"], places)
         used = nn.apply(LanguageModel.weights, model)({"params": params})
-        curves = _named("weights", _norms(weights)) | sizes(model.config, used, y, places)
-        return weights, curves | _named("dW_dt", _norms(_rates(model, params, weights)))
+        curves = _norms("weights", weights) | sizes(model.config, used, y, places)
+        return weights, curves | _norms("dW_dt", _rates(model, params, weights))
 
     def after(params: Params, before: Weights) -> Curves:
         change = jax.tree.map(jnp.subtract, _exact_weights(model, params), before)
-        return _named("update", _norms(change))
+        return _norms("update", change)
 
     first = jax.jit(before, out_shardings=(None, whole)).lower(params, batch).compile()
     shapes, _ = jax.eval_shape(before, params, batch)

@@ -71,7 +71,7 @@ class Step(NamedTuple):
 
 
 @runtime_checkable
-class Keeper(Protocol):
+class MomentStore(Protocol):
     """How both moments of a parameter are kept."""
 
     def init(self, leaf: Parameter | Array) -> tuple[Any, Any]:
@@ -84,13 +84,13 @@ class Keeper(Protocol):
 
 
 def scale_by_moments(
-    keepers: Mapping[LeafPath, Keeper], beta1: float, beta2: float, epsilon: float
+    stores: Mapping[LeafPath, MomentStore], beta1: float, beta2: float, epsilon: float
 ) -> optax.GradientTransformation:
-    """From gradients to Adam's directions; `keepers` has one for each parameter, by its path."""
+    """From gradients to Adam's directions; `stores` has one for each parameter, by its path."""
 
     def init(params: dict) -> optax.ScaleByAdamState:
         leaves = flatten_parameters(params)
-        made = {path: keepers[path].init(leaf) for path, leaf in leaves.items()}
+        made = {path: stores[path].init(leaf) for path, leaf in leaves.items()}
         mean, square = (unflatten_dict({p: both[n] for p, both in made.items()}) for n in (0, 1))
         return optax.ScaleByAdamState(jnp.zeros((), jnp.int32), mean, square)
 
@@ -100,24 +100,23 @@ def scale_by_moments(
         del params
         count = optax.safe_increment(state.count)
         step = Step(beta1, beta2, epsilon, count)
-        means, squares = (_by_path(tree, keepers) for tree in (state.mu, state.nu))
+        means, squares = (
+            flatten_dict(tree, is_leaf=lambda path, _: path in stores)
+            for tree in (state.mu, state.nu)
+        )
         updated = {}
         gradients = flatten_dict(gradient)
         key = jax.random.fold_in(jax.random.key(0, impl="threefry2x32"), count)
         seeds = jax.random.bits(key, (len(gradients),), jnp.uint32)
         for seed, (path, g) in zip(seeds, gradients.items(), strict=True):
             bits = random_bits(seed, g.shape)
-            updated[path] = keepers[path].update(step, g, means[path], squares[path], bits)
+            updated[path] = stores[path].update(step, g, means[path], squares[path], bits)
         directions, mean, square = (
             unflatten_dict({path: parts[n] for path, parts in updated.items()}) for n in range(3)
         )
         return directions, optax.ScaleByAdamState(count, mean, square)
 
     return optax.GradientTransformation(init, update)
-
-
-def _by_path(tree: dict, paths: Mapping[LeafPath, Any]) -> dict[LeafPath, Any]:
-    return flatten_dict(tree, is_leaf=lambda path, _: path in paths)
 
 
 def random_bits(seed: UInt32[Array, ""], shape: tuple[int, ...]) -> UInt32[Array, "..."]:
