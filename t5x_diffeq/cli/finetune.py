@@ -115,8 +115,7 @@ def finetune(given: Mapping[str, object], workdir: AnyPath) -> int:
     """
     from t5x_diffeq.cluster.processes import run_in_turn
     from t5x_diffeq.model.sub_fields import declared_leaves
-    from t5x_diffeq.training.adapter_files import save_adapters
-    from t5x_diffeq.training.load import PretrainedRun, init_from_pretrained
+    from t5x_diffeq.training.load import PretrainedRun, init_from_pretrained, save_adapters
 
     if not given["init_from"]:
         raise InputError("config.init_from is not set; --config.init_from=DIR names a trained run")

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 from t5x_diffeq.model.adaptive import Adaptive, solve
 from t5x_diffeq.model.language_model import LanguageModel
 from t5x_diffeq.system.errors import InputError, RunError
-from t5x_diffeq.training.losses import token_losses
+from t5x_diffeq.training.losses import losses_and_choices
 from t5x_diffeq.training.objective import Batch, batch_losses, places_of
 from t5x_diffeq.training.placed_model import PlacedModel
 
@@ -56,7 +56,7 @@ def make_adaptive_eval_step(
         with_params = model.bind({"params": params})
         y, head = with_params.normalise(solution.y), with_params.head_vectors()
         sizes = {"vocab_size": model.config.vocab_size, "chunk": chunk}
-        losses = token_losses(y, head, batch["targets"], **sizes).losses
+        losses, _ = losses_and_choices(y, head, batch["targets"], **sizes)
         return EvalMetrics.of(losses, batch), solution.steps, solution.reached
 
     def eval_step(params: dict, batch: Batch) -> EvalMetrics:

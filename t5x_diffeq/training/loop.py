@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
 
 from t5x_diffeq.checkpoints.checkpoint import Checkpoints
 from t5x_diffeq.checkpoints.stored import RestoredCheckpoint, TrainState
@@ -42,21 +41,10 @@ from t5x_diffeq.training.tracking.jsonl import kinds_reported_at, warn_if_lost
 from t5x_diffeq.training.tracking.trackers import check_trackers, open_writer
 
 
-@dataclass(frozen=True)
-class _Inputs:
-    """What a run is made of before its train state exists."""
-
-    setup: Setup
-    corpus: Corpus
-    data: TrainingData
-    eval_parts: list[Windows]
-    hooks: list[HookClass]
-
-
 def _check_and_prepare(
     config: Config, workdir: AnyPath, own_hooks: Sequence[type[Hook]]
-) -> _Inputs:
-    """Checks the config, and prepares the data."""
+) -> tuple[Setup, Corpus, TrainingData, list[Windows], list[HookClass]]:
+    """Checks the config, and prepares the data and the examples to evaluate on."""
     new = check_config(config, workdir)
     setup = make_setup(config, expected_vocab_size(config))  # checks what it can without data
     check_fits(setup, config.train.batch_size)
@@ -78,7 +66,7 @@ def _check_and_prepare(
     eval_parts = eval_examples(config.data, corpus)
     for hook in hooks:
         hook.cls.check_corpus(config, setup, corpus)
-    return _Inputs(setup, corpus, data, eval_parts, hooks)
+    return setup, corpus, data, eval_parts, hooks
 
 
 def train(
@@ -103,8 +91,7 @@ def train(
       RunError: if the run fails.
     """
     stopwatch, keys = Stopwatch(), config.train
-    inputs = _check_and_prepare(config, workdir, own_hooks)
-    setup, data = inputs.setup, inputs.data
+    setup, corpus, data, eval_parts, hook_classes = _check_and_prepare(config, workdir, own_hooks)
 
     with setup.context(), StopSignals() as stop, ExitStack() as stack:
         # ---------------------------------------------------------------- state, new or restored
@@ -118,7 +105,7 @@ def train(
         programs = enable_cache()
         reading = watchdog.limit("restoring the train state", keys.save_timeout)
         with Progress("restoring the train state"), reading:
-            restored = checkpoints.restore(setup.abstract_state, inputs.corpus.fingerprint)
+            restored = checkpoints.restore(setup.abstract_state, corpus.fingerprint)
         start = restored.step if restored else 0
         stack.enter_context(comparing_failures(workdir, start))
         depths = depths_to_come(config, start) if start < keys.total_steps else []
@@ -141,7 +128,7 @@ def train(
             state = setup.complete(first.state)
         warn_if_lost(workdir, start, first.facts.reports)
         progress.write_overview(setup.abstract_state.params, workdir)
-        progress.say_account(config, setup, inputs.corpus, data, workdir, start)
+        progress.say_account(config, setup, corpus, data, workdir, start)
 
         # ---------------------------------------------------------------- hooks, and the first ones
         tokens = keys.batch_size * config.data.sequence_length
@@ -149,9 +136,9 @@ def train(
             config,
             setup,
             workdir,
-            inputs.corpus,
+            corpus,
             data,
-            inputs.eval_parts,
+            eval_parts,
             start,
             checkpoints,
             history,
@@ -160,7 +147,7 @@ def train(
             watchdog,
             stop,
         )
-        hooks = Hooks(training, [hook.make(training) for hook in inputs.hooks])
+        hooks = Hooks(training, [hook.make(training) for hook in hook_classes])
         at_start = hooks.due_at_start(kinds_reported_at(workdir, start))
         if start > keys.total_steps or (start == keys.total_steps and not at_start):
             finish(setup, state)

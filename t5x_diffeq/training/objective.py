@@ -23,7 +23,7 @@ from t5x_diffeq.model.language_model import LanguageModel
 from t5x_diffeq.model.layers.array_types import Places, State, Weights
 from t5x_diffeq.training.depths import Rows, rows_of_depths
 from t5x_diffeq.training.logits import TokenLosses
-from t5x_diffeq.training.losses import StateAndHead, charged_losses, token_losses
+from t5x_diffeq.training.losses import StateAndHead, charged_losses, losses_and_choices
 
 Batch = dict[str, jax.Array]
 Params = dict
@@ -170,7 +170,7 @@ def batch_losses(
     """-log p of each target of a batch, without dropout and without a gradient."""
     end = end_of_pass(model, params, batch)
     sizes = {"vocab_size": model.config.vocab_size, "chunk": chunk}
-    return token_losses(end.y, end.head, batch["targets"], **sizes).losses
+    return losses_and_choices(end.y, end.head, batch["targets"], **sizes)[0]
 
 
 def end_of_pass(

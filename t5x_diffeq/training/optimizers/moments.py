@@ -32,7 +32,7 @@ rounded to zero, which would make the step of its parameter huge; below 2^-K s i
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -70,55 +70,6 @@ class Step(NamedTuple):
         return mean, self.beta2 * square + (1 - self.beta2) * jnp.square(g)
 
 
-@runtime_checkable
-class MomentStore(Protocol):
-    """How both moments of a parameter are kept."""
-
-    def init(self, leaf: Parameter | Array) -> tuple[Any, Any]:
-        """The moments before the first step; in boxes, if the parameter is in one."""
-
-    def update(
-        self, step: Step, g: Array, mean: Any, square: Any, bits: UInt32[Array, "..."]
-    ) -> tuple[Array, Any, Any]:
-        """The direction, and both moments after the step; `bits` are random, of g's shape."""
-
-
-def scale_by_moments(
-    stores: Mapping[LeafPath, MomentStore], beta1: float, beta2: float, epsilon: float
-) -> optax.GradientTransformation:
-    """From gradients to Adam's directions; `stores` has one for each parameter, by its path."""
-
-    def init(params: dict) -> optax.ScaleByAdamState:
-        leaves = flatten_parameters(params)
-        made = {path: stores[path].init(leaf) for path, leaf in leaves.items()}
-        mean, square = (unflatten_dict({p: both[n] for p, both in made.items()}) for n in (0, 1))
-        return optax.ScaleByAdamState(jnp.zeros((), jnp.int32), mean, square)
-
-    def update(
-        gradient: dict, state: optax.ScaleByAdamState, params: dict | None = None
-    ) -> tuple[dict, optax.ScaleByAdamState]:
-        del params
-        count = optax.safe_increment(state.count)
-        step = Step(beta1, beta2, epsilon, count)
-        means, squares = (
-            flatten_dict(tree, is_leaf=lambda path, _: path in stores)
-            for tree in (state.mu, state.nu)
-        )
-        updated = {}
-        gradients = flatten_dict(gradient)
-        key = jax.random.fold_in(jax.random.key(0, impl="threefry2x32"), count)
-        seeds = jax.random.bits(key, (len(gradients),), jnp.uint32)
-        for seed, (path, g) in zip(seeds, gradients.items(), strict=True):
-            bits = random_bits(seed, g.shape)
-            updated[path] = stores[path].update(step, g, means[path], squares[path], bits)
-        directions, mean, square = (
-            unflatten_dict({path: parts[n] for path, parts in updated.items()}) for n in range(3)
-        )
-        return directions, optax.ScaleByAdamState(count, mean, square)
-
-    return optax.GradientTransformation(init, update)
-
-
 def random_bits(seed: UInt32[Array, ""], shape: tuple[int, ...]) -> UInt32[Array, "..."]:
     """Random bits as a function of the seed and the place in the array.
 
@@ -145,7 +96,11 @@ def like(leaf: Parameter | Array, value: Array, names: tuple[str | None, ...]) -
 
 @dataclass(frozen=True)
 class Whole:
-    """Both moments have the parameter's shape; in bfloat16, they are rounded stochastically."""
+    """Both moments have the parameter's shape; in bfloat16, they are rounded stochastically.
+
+    `init` takes a parameter, which may be in a box, as the moments are then. `update` takes random
+    bits of the gradient's shape, and returns the direction and the new moments.
+    """
 
     names: tuple[str | None, ...]
     dtype: str = "float32"
@@ -230,7 +185,7 @@ def _scales(x: Float[Array, "block *s"]) -> tuple[Float[Array, "*s"], Float[Arra
 
 @dataclass(frozen=True)
 class Coded:
-    """Both moments are coded, in blocks along the first axis of the parameter."""
+    """Both moments are coded, in blocks along the first axis of the parameter; else as `Whole`."""
 
     names: tuple[str | None, ...]
 
@@ -248,3 +203,42 @@ class Coded:
     ) -> tuple[Array, Blocks, Blocks]:
         m, v = step.moments(g, decode_mean(mean), decode_square(square))
         return step.direction(m, v), encode_mean(m, bits), encode_square(v, bits >> 16)
+
+
+MomentStore = Whole | Coded
+
+
+def scale_by_moments(
+    stores: Mapping[LeafPath, MomentStore], beta1: float, beta2: float, epsilon: float
+) -> optax.GradientTransformation:
+    """From gradients to Adam's directions; `stores` has one for each parameter, by its path."""
+
+    def init(params: dict) -> optax.ScaleByAdamState:
+        leaves = flatten_parameters(params)
+        made = {path: stores[path].init(leaf) for path, leaf in leaves.items()}
+        mean, square = (unflatten_dict({p: both[n] for p, both in made.items()}) for n in (0, 1))
+        return optax.ScaleByAdamState(jnp.zeros((), jnp.int32), mean, square)
+
+    def update(
+        gradient: dict, state: optax.ScaleByAdamState, params: dict | None = None
+    ) -> tuple[dict, optax.ScaleByAdamState]:
+        del params
+        count = optax.safe_increment(state.count)
+        step = Step(beta1, beta2, epsilon, count)
+        means, squares = (
+            flatten_dict(tree, is_leaf=lambda path, _: path in stores)
+            for tree in (state.mu, state.nu)
+        )
+        updated = {}
+        gradients = flatten_dict(gradient)
+        key = jax.random.fold_in(jax.random.key(0, impl="threefry2x32"), count)
+        seeds = jax.random.bits(key, (len(gradients),), jnp.uint32)
+        for seed, (path, g) in zip(seeds, gradients.items(), strict=True):
+            bits = random_bits(seed, g.shape)
+            updated[path] = stores[path].update(step, g, means[path], squares[path], bits)
+        directions, mean, square = (
+            unflatten_dict({path: parts[n] for path, parts in updated.items()}) for n in range(3)
+        )
+        return directions, optax.ScaleByAdamState(count, mean, square)
+
+    return optax.GradientTransformation(init, update)
