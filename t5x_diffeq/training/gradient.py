@@ -22,9 +22,9 @@ from t5x_diffeq.model.layers.linear import ADAPTERS
 from t5x_diffeq.model.ode.time_dependent_weights import projection_squares
 from t5x_diffeq.model.ode.weight_source import Embeddings
 from t5x_diffeq.training.losses import StateAndHead
-from t5x_diffeq.training.objective import Batch, Means, Params, Pass, end_of_pass, split_rows
+from t5x_diffeq.training.objective import Batch, MetricMeans, Params, Pass, end_of_pass, split_rows
 
-GradientsAndMeans = tuple[tuple[Params, Weights], Means]  # gradients of the rest and of the weights
+GradientsAndMeans = tuple[tuple[Params, Weights], MetricMeans]  # gradients of rest and weights
 _MAKERS = ("source", "adapters")  # the parts of the model that make the weights of a pass
 
 

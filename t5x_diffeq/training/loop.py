@@ -161,7 +161,7 @@ def train(
         teacher_params = (teacher.params,) if teacher else ()
         stack.enter_context(hooks)
         hooks.restore(first.facts.hooks)
-        step, drawn, batches = start, first.drawn, _draw(training, first)
+        step, drawn, batches = start, first.drawn, _batches_after(training, first)
         stopping = not hooks.run(at_start, LoopPosition(start, state, drawn))
         if depths and not stopping:
             train_steps, seconds = wait()
@@ -192,7 +192,7 @@ def train(
             except GoBack as error:
                 first, in_flight = go_back(training, hooks, error.spike, state), None
                 step, state, drawn = first.step, first.state, first.drawn
-                batches = _draw(training, first)
+                batches = _batches_after(training, first)
                 continue
             position = LoopPosition(step, state, drawn)
             stopping = not hooks.run(due, position) or stopping
@@ -212,6 +212,6 @@ def train(
     return 0
 
 
-def _draw(training: Training, at: RestoredCheckpoint) -> Iterator[Batch]:
+def _batches_after(training: Training, at: RestoredCheckpoint) -> Iterator[Batch]:
     """The batches after a checkpoint."""
     return training.data.batches(training.setup.batch_sharding, at.drawn, at.facts.position)

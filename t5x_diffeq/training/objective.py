@@ -11,7 +11,7 @@ in `terms_of`, and a key for its weight (`config/keys/train.py`).
 from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,7 @@ from t5x_diffeq.training.losses import StateAndHead, charged_losses, losses_and_
 
 Batch = dict[str, jax.Array]
 Params = dict
-Means = dict[str, Array]  # what is reported of a batch: means over its tokens, by name
+MetricMeans = dict[str, Array]  # what is reported of a batch: means over its tokens, by name
 
 
 class Term(NamedTuple):
@@ -35,7 +35,7 @@ class Term(NamedTuple):
 
     name: str
     weight: float
-    value: Callable[[TokenLosses], Float[Array, "..."]]  # of each token, in nats
+    value: Callable[[TokenLosses], Any]  # `[...]`, of each token
 
 
 def terms_of(keys: TrainKeys, share_of_teacher: float | None) -> list[Term]:
@@ -112,7 +112,7 @@ def objective(
     keys: TrainKeys,
     key: Array | None,
     teacher: StateAndHead | None = None,
-) -> tuple[Float[Array, ""], Means]:
+) -> tuple[Float[Array, ""], MetricMeans]:
     """The minimised loss and the reported means; for a microbatch, its part of them.
 
     `weights` are those of each pass, `tokens` what `count_tokens` returns for the whole batch, and

@@ -26,7 +26,14 @@ from t5x_diffeq.training.gradient import (
     make_weights,
     trained_rest,
 )
-from t5x_diffeq.training.objective import Batch, Means, Params, count_tokens, objective, passes_of
+from t5x_diffeq.training.objective import (
+    Batch,
+    MetricMeans,
+    Params,
+    count_tokens,
+    objective,
+    passes_of,
+)
 from t5x_diffeq.training.setup import Setup
 from t5x_diffeq.training.spikes import look_for_spike
 from t5x_diffeq.training.watch import watch_gradient
@@ -46,7 +53,7 @@ class BatchGradient(NamedTuple):
 
     gradient: Params  # of the parts that train
     norm: Float[Array, ""]  # its global norm
-    means: Means  # what is reported of the batch, by name
+    means: MetricMeans  # what is reported of the batch, by name
     # e(t) at the times at which the step read W, each once, by the name of the generated layer
     embeddings: Embeddings
     # the gradient of W(t) on the model's own grid; {} if the step had other grids alone
@@ -76,7 +83,9 @@ def make_gradient(
         tokens = count_tokens(passes, batch["mask"], keys.microbatches)
         read = make_reader(teacher, teacher_params) if teacher and teacher_params else None
 
-        def loss(rest: Params, trained: Weights, rows: Batch, key: Array) -> tuple[Array, Means]:
+        def loss(
+            rest: Params, trained: Weights, rows: Batch, key: Array
+        ) -> tuple[Array, MetricMeans]:
             weights = nodes.split({**made.frozen, **trained})
             of_teacher = read(rows) if read else None
             everything = {**params, **rest}
