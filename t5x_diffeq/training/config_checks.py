@@ -22,12 +22,7 @@ from t5x_diffeq.training.depths import least_rows
 def check_combinations(config: Config, new: bool = True) -> None:
     """Checks that the keys don't contradict each other; every verb that takes a config calls it.
 
-    Args:
-      config: the config.
-      new: whether it is that of a new run. Runs that began before a check existed may continue.
-
-    Raises:
-      InputError: if they do; gives both values.
+    Runs that began before a check existed may continue, so some are for new runs alone.
     """
     if new:
         _check_model(config)
@@ -164,11 +159,7 @@ def _check_hooks(train: TrainKeys) -> None:
 
 
 def check_context(model: ModelConfig, mesh: Mesh) -> None:
-    """Checks that sequences can be split over `mesh.context`.
-
-    Raises:
-      InputError: if they can't; names the block, or gives both numbers.
-    """
+    """Checks that sequences can be split over `mesh.context`."""
     shards = mesh.shape["context"]
     if shards == 1:
         return
@@ -185,11 +176,7 @@ def check_context(model: ModelConfig, mesh: Mesh) -> None:
 
 
 def check_microbatches(train: TrainKeys, mesh: Mesh) -> None:
-    """Checks that every device's rows can be divided into the microbatches.
-
-    Raises:
-      InputError: if they can't; gives both numbers.
-    """
+    """Checks that every device's rows can be divided into the microbatches."""
     shards = partitioning.batch_shards(mesh.shape)
     where = f"on each of {shards} devices ({partitioning.describe_batch_axes(mesh.shape)})"
     if train.batch_size % (shards * train.microbatches):

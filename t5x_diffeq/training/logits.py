@@ -6,7 +6,7 @@ every chunk to read from memory (docs/lab/h100.md).
 """
 
 from functools import reduce
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -89,10 +89,10 @@ class LogitsOfChunk(NamedTuple):
         return self.logits[model] - self.normalisers[model][:, None]
 
     def losses(self) -> TokenLosses:
-        """All numbers of the tokens."""
-        return TokenLosses(
-            *(number.value(self) for number in NUMBERS.values() if number.is_of(self))
-        )
+        """All numbers of the tokens; without a teacher, all but the divergences."""
+        has_teacher = len(self.logits) == 2
+        made = (name for name in NUMBERS if has_teacher or name != "divergences")
+        return TokenLosses(**{name: NUMBERS[name].value(self) for name in made})
 
     def gradient(self, d: TokenLosses) -> Float[Array, "chunk v"]:
         """That of the student's logits, from that of the numbers."""
@@ -101,29 +101,12 @@ class LogitsOfChunk(NamedTuple):
         return reduce(jnp.add, parts)
 
 
-class _Number:
-    """A number per token, made of its logits z: a value and a gradient.
-
-    It must leave out the logits of padding, and sum over the mesh axes that split the vocabulary.
-    """
-
-    @staticmethod
-    def is_of(of: LogitsOfChunk) -> bool:
-        """Whether there is all that it is made of."""
-        return True
-
-    @staticmethod
-    def value(of: LogitsOfChunk) -> Float[Array, " chunk"]:
-        """Of each token."""
-        raise NotImplementedError
-
-    @staticmethod
-    def pull_back(of: LogitsOfChunk, d: Float[Array, " chunk"]) -> Float[Array, "chunk v"]:
-        """The gradient of the student's logits, from that of the value."""
-        raise NotImplementedError
+# A number per token, made of its logits z, has a value and the gradient of the student's logits
+# from that of the value. It leaves out the logits of padding, and sums over the mesh axes that
+# split the vocabulary.
 
 
-class _CrossEntropy(_Number):
+class _CrossEntropy:
     """-log q(target); its gradient is q - onehot(target)."""
 
     @staticmethod
@@ -137,7 +120,7 @@ class _CrossEntropy(_Number):
         return d[:, None] * q - jnp.where(of.hits, d[:, None], 0)
 
 
-class _Normaliser(_Number):
+class _Normaliser:
     """log sum exp z; its gradient is q."""
 
     @staticmethod
@@ -149,12 +132,8 @@ class _Normaliser(_Number):
         return d[:, None] * jnp.exp(of.log_probabilities(0))
 
 
-class _Divergence(_Number):
+class _Divergence:
     """KL(p || q), p the teacher's; its gradient is q - p."""
-
-    @staticmethod
-    def is_of(of: LogitsOfChunk) -> bool:
-        return len(of.logits) == 2
 
     @staticmethod
     def value(of: LogitsOfChunk) -> Float[Array, " chunk"]:
@@ -167,7 +146,7 @@ class _Divergence(_Number):
         return d[:, None] * q - d[:, None] * p
 
 
-NUMBERS: dict[str, type[_Number]] = {
+NUMBERS: dict[str, Any] = {
     "losses": _CrossEntropy,
     "normalisers": _Normaliser,
     "divergences": _Divergence,

@@ -174,9 +174,6 @@ def check_fits(setup: Setup, batch_size: int) -> None:
 
     This is its part of the train state, of the gradient, of the batch and of one state of the
     residual stream. An optimizer step needs more: `plan` says how much.
-
-    Raises:
-      InputError: if it doesn't; gives both numbers.
     """
     c, needed = setup.model.config, least_memory(setup, batch_size)
     there = _device_memory(setup.mesh.local_devices)

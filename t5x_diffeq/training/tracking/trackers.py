@@ -18,7 +18,7 @@ from t5x_diffeq.system.extras import need_package
 from t5x_diffeq.system.files import AnyPath, parse_json, write_whole
 from t5x_diffeq.training.tracking.interface import Array, BackgroundTracker, Scalar, Tracker, Worker
 from t5x_diffeq.training.tracking.jsonl import JsonlWriter
-from t5x_diffeq.training.tracking.tensorboard import TensorBoardTracker
+from t5x_diffeq.training.tracking.services import TensorBoardTracker, WandbTracker, check_login
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -35,8 +35,6 @@ def check_trackers(trackers: Sequence[str]) -> None:
         if name != "tensorboard":
             need_package(name, f"train.trackers={name}", "leave it out")
     if "wandb" in trackers and jax.process_index() == 0:
-        from t5x_diffeq.training.tracking.wandb import check_login
-
         check_login()
 
 
@@ -165,8 +163,6 @@ def _tracker(name: str, workdir: AnyPath, step: int) -> BackgroundTracker:
 
     def make() -> Tracker:
         if name == "wandb":
-            from t5x_diffeq.training.tracking.wandb import WandbTracker
-
             return WandbTracker(workdir, run_id, _SECONDS_TO_CLOSE)
         return TensorBoardTracker(workdir, step)
 
