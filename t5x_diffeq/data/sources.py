@@ -104,6 +104,28 @@ class _RecordTexts(Documents):
         return document_of(record, self.field, where)
 
 
+def check_paths(data: DataKeys) -> None:
+    """Checks that the source reads the paths that are set.
+
+    Runs that began before this check existed may continue.
+
+    Raises:
+      InputError: if it doesn't; names them and the source that does.
+    """
+    if is_plugin(data.source):
+        return
+    unread = {
+        "path": ("stdlib", "mixture"),
+        "validation_path": SOURCES.keys() - {"text_files", STREAM} | {"tokens"},
+    }
+    for key, sources in unread.items():
+        if (path := getattr(data, key)) and data.source in sources:
+            raise InputError(
+                f"data.{key}={path} is set, and data.source={data.source} doesn't read it; "
+                f"--config.data.source=text_files does, or leave data.{key} out"
+            )
+
+
 def load_source(data: DataKeys) -> Source:
     """The source that `config.data` describes.
 

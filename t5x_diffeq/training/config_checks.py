@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 from t5x_diffeq.config.config import Config, DataKeys, TrainKeys
 from t5x_diffeq.config.plugins import is_plugin
 from t5x_diffeq.data.mixture import part_configs
-from t5x_diffeq.data.sources import SOURCES, STREAM
+from t5x_diffeq.data.sources import STREAM, check_paths
 from t5x_diffeq.model.block import can_split_length
 from t5x_diffeq.model.config import ModelConfig
 from t5x_diffeq.model.ode.sources import source_of
@@ -27,7 +27,7 @@ def check_combinations(config: Config, new: bool = True) -> None:
     if new:
         _check_model(config)
         _check_moments(config)
-        _check_paths(config.data)
+        check_paths(config.data)
     _check_depths(config)
     _check_several_depths(config.train)
     _check_data(config.data)
@@ -66,22 +66,6 @@ def _check_moments(config: Config) -> None:
             f"optimizer.moments=int8 is for the kernels of the source, and train.trainable="
             f"{trainable} leaves it out; take bfloat16"
         )
-
-
-def _check_paths(data: DataKeys) -> None:
-    """Checks that the source reads the paths that are set."""
-    if is_plugin(data.source):
-        return
-    unread = {
-        "path": ("stdlib", "mixture"),
-        "validation_path": SOURCES.keys() - {"text_files", STREAM} | {"tokens"},
-    }
-    for key, sources in unread.items():
-        if (path := getattr(data, key)) and data.source in sources:
-            raise InputError(
-                f"data.{key}={path} is set, and data.source={data.source} doesn't read it; "
-                f"--config.data.source=text_files does, or leave data.{key} out"
-            )
 
 
 # ------------------------------------------------------------------------------ of all runs
