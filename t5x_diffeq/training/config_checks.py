@@ -20,7 +20,7 @@ from t5x_diffeq.training.depths import least_rows
 
 
 def check_combinations(config: Config, new: bool = True) -> None:
-    """Checks that the keys don't contradict each other; every verb that takes a config calls it.
+    """Checks that the keys don't contradict each other; whatever makes or times a run calls it.
 
     Runs that began before a check existed may continue, so some are for new runs alone.
     """
