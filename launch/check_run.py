@@ -21,13 +21,12 @@ from ml_collections.config_flags import config_flags
 
 from t5x_diffeq.cli import command_line
 from t5x_diffeq.config.config import Config, DataKeys
-from t5x_diffeq.data.examples import check_data
 from t5x_diffeq.data.shards import read_manifest
 from t5x_diffeq.data.sources import SOURCES, part_configs
 from t5x_diffeq.planner.topology import make_topology
 from t5x_diffeq.system.errors import InfrastructureError, InputError
 from t5x_diffeq.system.files import BUCKETS, files_in, files_matching, is_in_bucket, parse_path
-from t5x_diffeq.training.depths import check_depths
+from t5x_diffeq.training.config_checks import check_combinations
 from t5x_diffeq.training.partitioning import AXES, describe_mesh, mesh_sizes
 from t5x_diffeq.training.setup import expected_vocab_size, make_setup
 
@@ -187,8 +186,7 @@ def find_problems(options: argparse.Namespace, arguments: list[str]) -> list[str
         problems.append("this config begins with another run's model; only `finetune` takes it")
         return problems
     config = Config.of(given)
-    collect(lambda: check_data(config.data))
-    collect(lambda: check_depths(config))
+    collect(lambda: check_combinations(config, new=False))  # the workdir may hold an older run
     collect(lambda: check_sources(config.data, options.shared, collect))
     if options.count:
         devices = planned_devices(options.chip, options.count, options.hosts, options.slices)

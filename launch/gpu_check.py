@@ -142,8 +142,7 @@ def config_to_time(small: bool):
 
     from configs import llama1b
     from t5x_diffeq.config.config import Config
-    from t5x_diffeq.training.device_memory import least_memory
-    from t5x_diffeq.training.setup import expected_vocab_size, make_setup
+    from t5x_diffeq.training.setup import expected_vocab_size, least_memory, make_setup
 
     config = llama1b.get_config("ode")
     config.model.remat = "keep:qkv,attention,mlp"

@@ -25,8 +25,7 @@ from t5x_diffeq.model.layers.array_types import Weights
 from t5x_diffeq.model.layers.parameter import Parameter, flatten_parameters, num_inputs
 from t5x_diffeq.model.sub_fields import declared_leaves
 from t5x_diffeq.training.load import Run, discretise, load_run
-from t5x_diffeq.training.placed_model import place_model
-from t5x_diffeq.training.state import declared_params
+from t5x_diffeq.training.placed_model import declared_params, place_model
 
 FLAGS = VerbFlags("studies.quantization")
 _WORKDIR = FLAGS.define_workdir()

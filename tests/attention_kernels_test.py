@@ -23,7 +23,7 @@ from t5x_diffeq.model.layers.attention_kernels import (
 )
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.training.partitioning import mesh_context, unbox
-from t5x_diffeq.training.state import declared_params
+from t5x_diffeq.training.placed_model import declared_params
 
 RNG = np.random.default_rng(0)
 SEGMENTS = jnp.asarray(np.sort(RNG.integers(0, 5, (4, 128)), axis=1), jnp.int32)

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec
 from configs import default
 from t5x_diffeq.planner.collectives import BETWEEN_SLICES, KINDS, collectives, traffic
 from t5x_diffeq.planner.topology import make_topology
-from t5x_diffeq.training.programs import lower_train_step
+from t5x_diffeq.training.step import lower_train_step
 
 ADD = """
 %add (a: f32[], b: f32[]) -> f32[] {

@@ -18,9 +18,8 @@ from t5x_diffeq.system.chips import CHIPS
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.training import placed_model
 from t5x_diffeq.training.partitioning import make_mesh
-from t5x_diffeq.training.placed_model import place_model
+from t5x_diffeq.training.placed_model import declared_params, place_model
 from t5x_diffeq.training.setup import expected_vocab_size
-from t5x_diffeq.training.state import declared_params
 
 # finetune.py's models are those of other runs: see finetune_test.py.
 OTHERS = ("paper", "finetune")

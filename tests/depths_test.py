@@ -11,8 +11,8 @@ from helpers import setup_of
 from t5x_diffeq.cli.train import train_to_end
 from t5x_diffeq.config.config import Config
 from t5x_diffeq.system.errors import InputError
+from t5x_diffeq.training.config_checks import check_combinations
 from t5x_diffeq.training.depths import (
-    check_depths,
     depths_of,
     depths_to_come,
     full_grid_from,
@@ -106,7 +106,7 @@ def test_a_run_says_its_depths_and_learns_at_each(small, tmp_path, capsys):
 def test_bad_depths(small, keys, message):
     small.update_from_flattened_dict(keys)
     with pytest.raises(InputError, match=message):
-        check_depths(Config.of(small))
+        check_combinations(Config.of(small))
 
 
 def test_rows_that_do_not_divide(small):

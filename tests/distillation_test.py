@@ -14,8 +14,7 @@ from t5x_diffeq.config.config import Config
 from t5x_diffeq.data.tokenizer import ByteTokenizer, HuggingFaceTokenizer
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.training.partitioning import mesh_context
-from t5x_diffeq.training.programs import lower_train_step
-from t5x_diffeq.training.step import make_gradient
+from t5x_diffeq.training.step import lower_train_step, make_gradient
 from t5x_diffeq.training.teacher import check_teacher, check_teachers_tokenizer
 from t5x_diffeq.training.tracking.jsonl import read_metrics
 

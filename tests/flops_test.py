@@ -10,7 +10,7 @@ from configs import default
 from t5x_diffeq.model.flops import mfu, step_flops
 from t5x_diffeq.planner.program_cost import product_flops
 from t5x_diffeq.system.chips import CHIPS, chip
-from t5x_diffeq.training.programs import lower_train_step
+from t5x_diffeq.training.step import lower_train_step
 
 BATCH = 16
 

@@ -17,8 +17,8 @@ from t5x_diffeq.config.config import Config
 from t5x_diffeq.inference.sampling import Sampling, extend, make_caches, make_weights_by_step
 from t5x_diffeq.planner.collectives import collectives
 from t5x_diffeq.planner.topology import make_topology
-from t5x_diffeq.training.programs import lower_train_step
 from t5x_diffeq.training.setup import make_setup
+from t5x_diffeq.training.step import lower_train_step
 
 ROWS, NODES = 16, 2
 SMALL = {

@@ -11,8 +11,8 @@ from helpers import assert_learns_and_resumes, setup_of, small_config
 
 from t5x_diffeq.config.config import Config
 from t5x_diffeq.system.errors import InputError
-from t5x_diffeq.training.config_checks import check_new
-from t5x_diffeq.training.optimizers.block_codes import (
+from t5x_diffeq.training.config_checks import check_combinations
+from t5x_diffeq.training.optimizers.moments import (
     FINEST,
     LARGEST,
     OCTAVES,
@@ -20,8 +20,9 @@ from t5x_diffeq.training.optimizers.block_codes import (
     decode_square,
     encode_mean,
     encode_square,
+    random_bits,
+    round_to_bfloat16,
 )
-from t5x_diffeq.training.optimizers.moments import random_bits, round_to_bfloat16
 from t5x_diffeq.training.setup import make_setup
 
 RNG = np.random.default_rng(0)
@@ -228,5 +229,5 @@ def test_training_resumes_bit_for_bit(moments, text, tmp_path):
 def test_moments_that_cannot_be(keys, message, small):
     with pytest.raises(InputError, match=message):
         config = Config.of(small).with_values(keys)
-        check_new(config)
+        check_combinations(config)
         make_setup(config, 256)

@@ -17,10 +17,14 @@ from t5x_diffeq.planner.hlo import read_program
 from t5x_diffeq.planner.trip_count import executions
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.training.optimizers import muon
-from t5x_diffeq.training.optimizers.muon import kernels_of_block, newton_schulz, pseudo_inverse
-from t5x_diffeq.training.optimizers.whole_matrices import map_whole_matrices
-from t5x_diffeq.training.programs import lower_train_step
-from t5x_diffeq.training.state import declared_params
+from t5x_diffeq.training.optimizers.muon import (
+    kernels_of_block,
+    map_whole_matrices,
+    newton_schulz,
+    pseudo_inverse,
+)
+from t5x_diffeq.training.placed_model import declared_params
+from t5x_diffeq.training.step import lower_train_step
 
 KINDS = {
     "ode": {},

@@ -14,7 +14,7 @@ from t5x_diffeq.model.layers.parameter import is_parameter
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.training.optimizers.optimizer import learning_rate_schedule, make_optimizer
 from t5x_diffeq.training.partitioning import unbox
-from t5x_diffeq.training.state import declared_params
+from t5x_diffeq.training.placed_model import declared_params
 
 
 def updates(optimizer, gradient):

@@ -12,7 +12,7 @@ from small_models import GPT_ODE, LAYERS, gpt_ends, gpt_params, load, ode_layers
 from t5x_diffeq.model.language_model import LanguageModel
 from t5x_diffeq.model.ode.time_basis import Sinusoids
 from t5x_diffeq.model.ode.time_embedding import TimeEmbedding
-from t5x_diffeq.training.losses import token_losses
+from t5x_diffeq.training.losses import losses_and_choices
 
 LLAMA = dataclasses.replace(
     GPT_ODE,
@@ -163,7 +163,7 @@ def test_logits_loss_and_gradients(name, config, params_of):
 
     def loss(params):
         y, head, _ = model.apply({"params": params}, tokens[:, :-1], method="state_and_head")
-        losses = token_losses(y, head, tokens[:, 1:], vocab_size=97, chunk=7).losses
+        losses, _ = losses_and_choices(y, head, tokens[:, 1:], vocab_size=97, chunk=7)
         return losses.mean()
 
     value, gradient = jax.jit(jax.value_and_grad(loss))(params)

@@ -21,9 +21,10 @@ from t5x_diffeq.model.language_model import in_one_document
 from t5x_diffeq.system import files
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.training import profiler as profiler_module
+from t5x_diffeq.training.config_checks import check_combinations
 from t5x_diffeq.training.profiler import Profiler
-from t5x_diffeq.training.programs import compile_train_step
 from t5x_diffeq.training.setup import Setup
+from t5x_diffeq.training.step import lower_train_step
 
 SCOPES = ("make W(t)", "solver step", "attention", "mlp", "embed", "head", "loss", "optimizer")
 BACKWARD = ("pull back to P", "gradient norm")
@@ -88,7 +89,9 @@ def test_its_operations_have_the_names_of_the_mathematics(traced):
     (trace,) = read_traces(workdir / "profiles").values()
     setup = setup_of(config)
     with setup.context():
-        names = names_of_operations(compile_train_step(setup, config.train.batch_size).as_text())
+        names = names_of_operations(
+            lower_train_step(setup, config.train.batch_size).compile().as_text()
+        )
     ran = [names.get(operation, "") for run in runs_of(trace).values() for operation in run]
     parts = {name: re.split(r"[/()]", name.replace("make W(t)", "make W[t]")) for name in ran}
 
@@ -122,6 +125,7 @@ def test_tracing_changes_nothing(traced, finished):
 def test_steps_and_processes_that_are_not_there_are_refused(keys, message):
     with pytest.raises(InputError, match=message):
         config = config_with_train(total_steps=6, **keys)
+        check_combinations(config)
         Profiler.check(config, create_autospec(Setup, instance=True))
 
 

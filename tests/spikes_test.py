@@ -17,7 +17,7 @@ from t5x_diffeq.system.errors import InputError, RunError
 from t5x_diffeq.training.goodput import LOST
 from t5x_diffeq.training.history import read_events
 from t5x_diffeq.training.load import load_run
-from t5x_diffeq.training.spikes import RecentSteps
+from t5x_diffeq.training.spikes import RecentSteps, look_for_spike
 
 pytestmark = pytest.mark.in_turns
 WINDOW = 8
@@ -43,10 +43,10 @@ def test_spikes_are_found_as_in_numpy():
     losses[20], norms[30], losses[40], norms[41] = 9.0, 7.0, np.nan, np.inf
     losses[50:] += 3  # a new level, which the window accepts
     recent, found = RecentSteps.new(WINDOW), []
-    take = jax.jit(RecentSteps.take, static_argnums=5)
+    take = jax.jit(look_for_spike, static_argnums=5)
     before = recent
     for step, (loss, norm) in enumerate(zip(losses, norms, strict=True)):
-        recent, is_spike = take(recent, jnp.int32(step), loss, norm, 8.0, 6.0)
+        is_spike, recent, _ = take(recent, jnp.int32(step), loss, norm, 8.0, 6.0)
         found.append(bool(is_spike))
     expected = [
         reference(losses[:n], losses[n], 6.0) or reference(norms[:n], norms[n], 6.0)
@@ -55,7 +55,7 @@ def test_spikes_are_found_as_in_numpy():
     assert found == expected
     assert {20, 30, 40, 41, 50} <= set(np.flatnonzero(found)) and not any(found[56:])
     assert int(recent.spikes) == sum(expected)
-    empty, is_spike = take(before, jnp.int32(0), 0.0, 0.0, 0.0, 6.0)  # a batch without targets
+    is_spike, empty, _ = take(before, jnp.int32(0), 0.0, 0.0, 0.0, 6.0)  # a batch without targets
     assert not is_spike and np.isnan(empty.values).all()
 
 

@@ -21,11 +21,12 @@ from t5x_diffeq.cli.train import train_to_end
 from t5x_diffeq.config.config import Config, DataKeys
 from t5x_diffeq.data import stream, stream_files
 from t5x_diffeq.data.encoding import TextEncoder
-from t5x_diffeq.data.examples import check_data, training_data
+from t5x_diffeq.data.examples import training_data
 from t5x_diffeq.data.stream import Lane, LanePosition, Stream, _LocalBatches
 from t5x_diffeq.data.stream_files import open_stream
 from t5x_diffeq.data.tokenizer import ByteTokenizer
 from t5x_diffeq.system.errors import InputError
+from t5x_diffeq.training.config_checks import check_combinations
 from t5x_diffeq.training.hooks import Hook
 
 datasets = pytest.importorskip("datasets", reason="the Hugging Face library isn't installed")
@@ -211,9 +212,10 @@ def test_too_little_text_ends(tmp_path):
 
 def test_what_does_not_go_with_a_stream():
     with pytest.raises(InputError, match=r"data.packing=first_fit needs the lengths"):
-        check_data(DataKeys(source="stream", path="x", packing="first_fit"))
+        check_combinations(Config(data=DataKeys("stream", path="x", packing="first_fit")))
     with pytest.raises(InputError, match=r"data.mixture has a part with the source stream"):
-        check_data(DataKeys(source="mixture", mixture=((1, "stream", "x"), (1, "stdlib", None))))
+        mixture = ((1, "stream", "x"), (1, "stdlib", None))
+        check_combinations(Config(data=DataKeys("mixture", mixture=mixture)))
 
 
 def one_device():

@@ -21,9 +21,8 @@ from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.training.tracking import trackers
 from t5x_diffeq.training.tracking.interface import BackgroundTracker, Tracker
 from t5x_diffeq.training.tracking.jsonl import JsonlWriter, read_metrics
-from t5x_diffeq.training.tracking.tensorboard import TensorBoardTracker
+from t5x_diffeq.training.tracking.services import TensorBoardTracker, WandbTracker
 from t5x_diffeq.training.tracking.trackers import RunWriter, check_trackers, open_writer, render
-from t5x_diffeq.training.tracking.wandb import WandbTracker
 from t5x_diffeq.training.watcher import WeightFigures
 
 IMAGE = np.arange(4 * 6 * 3, dtype=np.uint8).reshape(4, 6, 3)

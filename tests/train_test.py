@@ -13,7 +13,8 @@ from helpers import corpus_of, metrics_of, stop_after
 from t5x_diffeq.cli.train import train_to_end
 from t5x_diffeq.config.config import Config
 from t5x_diffeq.system.errors import InputError, RunError
-from t5x_diffeq.training import basic_hooks, programs
+from t5x_diffeq.training import basic_hooks
+from t5x_diffeq.training import step as train_step
 from t5x_diffeq.training.load import load_run
 from t5x_diffeq.training.tracking.jsonl import read_metrics
 
@@ -164,7 +165,7 @@ def test_a_run_without_a_first_step_leaves_the_workdir_to_another(
         raise RunError("out of memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(programs, "compile_train_step", out_of_memory)
+        patch.setattr(train_step, "lower_train_step", out_of_memory)
         with pytest.raises(RunError, match="out of memory"):
             train_to_end(Config.of(larger), tmp_path)
         interrupt_evaluation(patch, 0)

@@ -19,7 +19,7 @@ from t5x_diffeq.config import plugins
 from t5x_diffeq.config.config import Config, flatten
 from t5x_diffeq.model.ode.schemes import find_scheme
 from t5x_diffeq.system.errors import InputError
-from t5x_diffeq.training.adapter_files import read_adapter_facts
+from t5x_diffeq.training.load import read_adapter_facts
 from t5x_diffeq.training.optimizers.optimizer import make_optimizer
 from t5x_diffeq.training.teacher import check_teacher
 

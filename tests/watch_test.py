@@ -17,7 +17,7 @@ from t5x_diffeq.cli.train import train_to_end
 from t5x_diffeq.config.config import Config
 from t5x_diffeq.model.language_model import in_one_document, nodes
 from t5x_diffeq.model.sub_fields import make_block
-from t5x_diffeq.training.programs import compile_train_step, lower_train_step
+from t5x_diffeq.training.step import lower_train_step
 from t5x_diffeq.training.watcher import Watcher
 
 pytestmark = pytest.mark.in_turns
@@ -51,7 +51,7 @@ def watch_a_step(config, depths=None, trains=True):
     config.train.update(watch_every=1, batch_size=BATCH)
     setup = setup_of(config)
     with setup.context():
-        step = compile_train_step(setup, BATCH, depths) if trains else shift
+        step = lower_train_step(setup, BATCH, depths).compile() if trains else shift
         state = setup.init_state()
         start = state.replace(params=move(state.params, 0.05))
         before, batch = jax.device_get(start.params), random_batch(setup)

@@ -63,8 +63,6 @@ def main() -> None:
     import jax  # which takes seconds
 
     from t5x_diffeq.data.corpus import load_corpus
-    from t5x_diffeq.data.examples import check_data
-    from t5x_diffeq.data.sources import check_paths
     from t5x_diffeq.hf.folder import (
         check_new_folder,
         fetch_model,
@@ -75,14 +73,14 @@ def main() -> None:
     from t5x_diffeq.hf.to_ode import ode_keys, to_ode
     from t5x_diffeq.hf.to_peft import ADAPTER_CONFIG
     from t5x_diffeq.model.config import ModelConfig
+    from t5x_diffeq.training.config_checks import check_combinations
     from t5x_diffeq.training.load import load_run
 
     config = Config.of(CONFIG.value)
     folder, workdir = local_path(source, "input"), local_path(to, "workdir")
     need_packages("convert")
     check_new_folder(workdir, "workdir")
-    check_data(config.data)
-    check_paths(config.data)
+    check_combinations(config)
     if not folder.exists() and is_hub_id(_INPUT.value):
         folder = fetch_model(_INPUT.value)
     if (folder / ADAPTER_CONFIG).exists():

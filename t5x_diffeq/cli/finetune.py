@@ -77,6 +77,7 @@ def _take_over(given: Mapping[str, object], workdir: AnyPath, first: bool) -> Co
     from t5x_diffeq.data.recipe import adopt_tokenizer
     from t5x_diffeq.data.tokenizer import load_tokenizer
     from t5x_diffeq.model.config import ModelConfig
+    from t5x_diffeq.training.config_checks import check_combinations
     from t5x_diffeq.training.load import PretrainedRun
     from t5x_diffeq.training.teacher import check_teacher, check_teachers_tokenizer
 
@@ -92,6 +93,7 @@ def _take_over(given: Mapping[str, object], workdir: AnyPath, first: bool) -> Co
     asked = ModelConfig.of(config.model, tokenizer.vocab_size, length)
     PretrainedRun(source, tokenizer.vocab_size).check(asked)
     check_tokenizers(config.data, tokenizer)
+    check_combinations(config)
     check_teacher(config)
     check_teachers_tokenizer(config, tokenizer)
     check_config(config, workdir)  # before the tokenizer of a run that lost its config is replaced
@@ -113,8 +115,7 @@ def finetune(given: Mapping[str, object], workdir: AnyPath) -> int:
     """
     from t5x_diffeq.cluster.processes import run_in_turn
     from t5x_diffeq.model.sub_fields import declared_leaves
-    from t5x_diffeq.training.adapter_files import save_adapters
-    from t5x_diffeq.training.load import PretrainedRun, init_from_pretrained
+    from t5x_diffeq.training.load import PretrainedRun, init_from_pretrained, save_adapters
 
     if not given["init_from"]:
         raise InputError("config.init_from is not set; --config.init_from=DIR names a trained run")

@@ -110,7 +110,7 @@ class RunStatus:
             return "converted" if is_new else "unknown"
         last = self.attempts[-1]
         if last.error == UNKNOWN:
-            silence = self.now - last.heard
+            silence = self.now - last.last_event
             is_long = silence > _SECONDS_OF_SILENCE
             return f"silent for {format_duration(silence)}" if is_long else "running"
         if last.error:

@@ -100,20 +100,14 @@ def _check_points(plan: "GridSweep") -> None:
 
     It must not start JAX's devices, which the runs need for themselves.
     """
-    from t5x_diffeq.data.examples import check_data
-    from t5x_diffeq.data.sources import check_paths
     from t5x_diffeq.model.config import ModelConfig
-    from t5x_diffeq.training.config_checks import check_new
-    from t5x_diffeq.training.depths import check_depths
+    from t5x_diffeq.training.config_checks import check_combinations
     from t5x_diffeq.training.setup import expected_vocab_size
 
     for point in points(plan.axes):
         config = load_config(*plan.config_of(point))
         ModelConfig.of(config.model, expected_vocab_size(config), config.data.sequence_length)
-        check_new(config)
-        check_depths(config)
-        check_data(config.data)
-        check_paths(config.data)
+        check_combinations(config)
 
 
 def _check_failed(runs: "Sequence[ExperimentRun]", output: AnyPath) -> None:

@@ -12,7 +12,7 @@ from t5x_diffeq.data.batches import Examples, Mixture, train_batches
 from t5x_diffeq.data.corpus import Corpus
 from t5x_diffeq.data.encoding import encoder_of
 from t5x_diffeq.data.packing import FirstFitRows, Windows
-from t5x_diffeq.data.sources import STREAM, part_configs
+from t5x_diffeq.data.sources import STREAM
 from t5x_diffeq.data.stream import Stream
 from t5x_diffeq.data.stream_files import open_stream
 from t5x_diffeq.system.console import say
@@ -71,22 +71,6 @@ class ShuffledExamples:
         weights = sum(weight for weight, _ in self.mixture)
         each = (f"{count * weight / weights / len(part):.2f}" for weight, part in self.mixture)
         return f"{', '.join(each)} epochs"
-
-
-def check_data(data: DataKeys) -> None:
-    """Checks what can be checked of the keys before the data is read.
-
-    Raises:
-      InputError: if the mixture or one of its parts is invalid.
-    """
-    parts = part_configs(data)
-    if any(part.source == STREAM for part in parts) and data.source != STREAM:
-        raise InputError(f"data.mixture has a part with the source {STREAM}, which can't be mixed")
-    if data.source == STREAM and data.packing != "concat_then_split":
-        raise InputError(
-            f"data.packing={data.packing} needs the lengths of all documents, which are unknown "
-            f"with data.source={STREAM}; leave it out, or tokenise first with prepare_data"
-        )
 
 
 def training_data(config: Config, corpus: Corpus) -> TrainingData:

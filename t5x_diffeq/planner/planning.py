@@ -14,8 +14,8 @@ from t5x_diffeq.planner.program_cost import ProgramCost, program_cost
 from t5x_diffeq.planner.topology import Topology
 from t5x_diffeq.system.chips import GIB, Chip
 from t5x_diffeq.training.partitioning import shard_bytes
-from t5x_diffeq.training.programs import lower_train_step
 from t5x_diffeq.training.setup import Setup, make_setup
+from t5x_diffeq.training.step import lower_train_step
 
 # The TPU compiler's message for a program that doesn't fit: memory needed, and available.
 _OUT_OF_MEMORY = (

@@ -13,23 +13,16 @@ from typing import NamedTuple
 import numpy as np
 from jax import Array
 
-from t5x_diffeq.config.config import Config, TrainKeys
-from t5x_diffeq.model.ode.sources import source_of
-from t5x_diffeq.system.errors import InputError
+from t5x_diffeq.config.config import Config
 
 _DRAW = 0xDE97  # distinguishes this use of the seed from others
 
 
 class Rows(NamedTuple):
-    """Every k-th row of a batch.
+    """Every k-th row of a batch."""
 
-    Attributes:
-      first: the first one.
-      every: k, by which the rows of each device are divisible.
-    """
-
-    first: int
-    every: int
+    first: int  # the first one
+    every: int  # k, by which the rows of each device are divisible
 
     def take(self, x: Array) -> Array:
         """These rows of `[B, ...]`, `[B / k, ...]`; every device keeps its own."""
@@ -39,12 +32,7 @@ class Rows(NamedTuple):
 
 
 def rows_of_depths(rule: str, count: int) -> list[Rows]:
-    """The rows that each of `count` depths of a step reads, the largest depth last.
-
-    Args:
-      rule: `train.depths_rows`.
-      count: the number of depths.
-    """
+    """The rows that each of `count` depths reads, the largest last, by a `train.depths_rows`."""
     if rule == "parts":
         return [Rows(i, count) for i in range(count)]
     every = least_rows(rule, count)
@@ -58,57 +46,11 @@ def least_rows(rule: str, count: int) -> int:
     return count if rule == "parts" else int(rule.removeprefix("every:"))
 
 
-def check_depths(config: Config) -> None:
-    """Checks that `train.depths` can be drawn from.
-
-    Raises:
-      InputError: if there are too few depths, the weights exist only on their own grid, or the rows
-        and the distillation don't go together.
-    """
-    train = config.train
-    depths = tuple(train.depths)
-    _check_several(train)
-    if depths and train.depths_per_step > len(set(depths)):
-        raise InputError(
-            f"train.depths_per_step is {train.depths_per_step}; it must be from 1 to the "
-            f"{len(set(depths))} different numbers in train.depths"
-        )
-    if depths and not source_of(config.model).any_time:
-        raise InputError(
-            f"train.depths={depths} draws other numbers of steps, but {config.model.weights} "
-            "weights exist only at their own nodes; set model.weights to time_dependent or shared"
-        )
-
-
 def full_grid_from(config: Config) -> int | None:
     """The first optimizer step after those with `train.depths`; None if there is none."""
     train = config.train
     first = int(train.depths_until * train.total_steps) + 1
     return first if train.depths and first <= train.total_steps else None
-
-
-def _check_several(train: TrainKeys) -> None:
-    """Checks what needs several depths in one step, and what those need."""
-    several = {
-        f"train.depths_rows={train.depths_rows}": train.depths_rows != "all",
-        f"train.depths_distill={train.depths_distill}": train.depths_distill > 0,
-    }
-    for setting, given in several.items():
-        if given and (train.depths_per_step < 2 or not train.depths):
-            raise InputError(
-                f"{setting} is for several depths in one step; set train.depths, and "
-                "train.depths_per_step to at least 2"
-            )
-    if train.depths_distill and train.depths_rows == "parts":
-        raise InputError(
-            f"train.depths_distill={train.depths_distill} with train.depths_rows=parts: the "
-            "largest depth doesn't read the rows of the others; take all or every:k"
-        )
-    if train.depths_distill and train.distill_from:
-        raise InputError(
-            f"train.depths_distill={train.depths_distill} and train.distill_from="
-            f"{train.distill_from}: a depth has one teacher; leave one of them out"
-        )
 
 
 def depths_of(config: Config, step: int) -> tuple[int, ...]:

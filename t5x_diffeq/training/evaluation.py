@@ -12,21 +12,16 @@ from jaxtyping import Array, Float
 from t5x_diffeq.model.adaptive import Adaptive, solve
 from t5x_diffeq.model.language_model import LanguageModel
 from t5x_diffeq.system.errors import InputError, RunError
-from t5x_diffeq.training.losses import token_losses
+from t5x_diffeq.training.losses import losses_and_choices
 from t5x_diffeq.training.objective import Batch, batch_losses, places_of
 from t5x_diffeq.training.placed_model import PlacedModel
 
 
 class EvalMetrics(NamedTuple):
-    """The sums of a batch, over the tokens that its mask counts.
+    """The sums of a batch, over the tokens that its mask counts."""
 
-    Attributes:
-      loss: the sum of their losses, and their number.
-      bytes: the bytes of text that they stand for; None if the batch doesn't tell.
-    """
-
-    loss: clu_metrics.Average
-    bytes: jax.Array | None
+    loss: clu_metrics.Average  # the sum of their losses, and their number
+    bytes: jax.Array | None  # the bytes of text that they stand for; None if the batch doesn't tell
 
     @classmethod
     def of(cls, losses: Float[Array, "B L"], batch: Batch) -> "EvalMetrics":
@@ -61,7 +56,7 @@ def make_adaptive_eval_step(
         with_params = model.bind({"params": params})
         y, head = with_params.normalise(solution.y), with_params.head_vectors()
         sizes = {"vocab_size": model.config.vocab_size, "chunk": chunk}
-        losses = token_losses(y, head, batch["targets"], **sizes).losses
+        losses, _ = losses_and_choices(y, head, batch["targets"], **sizes)
         return EvalMetrics.of(losses, batch), solution.steps, solution.reached
 
     def eval_step(params: dict, batch: Batch) -> EvalMetrics:

@@ -26,7 +26,7 @@ class Attempt:
     first: int  # the step at which it started
     total_steps: int
     last: int  # the last step that is known to be done
-    heard: float  # the time of its last event
+    last_event: float  # its time
     error: str | None = UNKNOWN  # an exception's name, None if nothing ended it
     seconds: Mapping[str, float] = field(default_factory=dict)  # by activity, lost ones included
     steps_at: dict[int, float] = field(default_factory=dict)  # seconds of steps, by step
@@ -62,12 +62,12 @@ def add_event(attempts: list[Attempt], event: Mapping) -> None:
         for earlier in attempts:
             earlier.lose_after(step)
         if attempts:
-            attempts[-1].down = max(0.0, event["began"] - attempts[-1].heard)
+            attempts[-1].down = max(0.0, event["began"] - attempts[-1].last_event)
         attempts.append(Attempt(event["began"], step, event["total_steps"], step, now))
     if not attempts:
         return  # the file's beginning was cut off
     attempt = attempts[-1]
-    attempt.heard = now
+    attempt.last_event = now
     if kind == "time":
         attempt.seconds, attempt.last = event["seconds"], step
         attempt.steps_at[step] = event["seconds"].get(STEPS, 0.0) - attempt.lost
@@ -92,7 +92,7 @@ def goodput(attempts: Sequence[Attempt]) -> float:
 
 def wall_seconds(attempts: Sequence[Attempt]) -> float:
     """The time from the first start to the last event."""
-    return attempts[-1].heard - attempts[0].began
+    return attempts[-1].last_event - attempts[0].began
 
 
 def seconds_left(attempt: Attempt) -> float | None:

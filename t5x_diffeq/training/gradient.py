@@ -17,29 +17,23 @@ from flax.traverse_util import flatten_dict
 from jaxtyping import Array, Float
 
 from t5x_diffeq.model.language_model import LanguageModel, nodes
-from t5x_diffeq.model.layers.array_types import Times, Weights
+from t5x_diffeq.model.layers.array_types import Weights
 from t5x_diffeq.model.layers.linear import ADAPTERS
 from t5x_diffeq.model.ode.time_dependent_weights import projection_squares
 from t5x_diffeq.model.ode.weight_source import Embeddings
 from t5x_diffeq.training.losses import StateAndHead
-from t5x_diffeq.training.objective import Batch, Means, Params, Pass, end_of_pass, split_rows
+from t5x_diffeq.training.objective import Batch, MetricMeans, Params, Pass, end_of_pass, split_rows
 
-GradientsAndMeans = tuple[tuple[Params, Weights], Means]  # gradients of the rest and of the weights
+GradientsAndMeans = tuple[tuple[Params, Weights], MetricMeans]  # gradients of rest and weights
 _MAKERS = ("source", "adapters")  # the parts of the model that make the weights of a pass
 
 
 class NodesOfPasses(NamedTuple):
-    """The times at which the passes of a step read W, one pass after the other.
-
-    Attributes:
-      times: the times.
-      of_pass: for each pass, which of them are its own.
-      distinct: the index of each time that differs from those before it.
-    """
+    """The times at which the passes of a step read W, one pass after the other."""
 
     times: Float[np.ndarray, " nodes"]
-    of_pass: list[slice]
-    distinct: np.ndarray
+    of_pass: list[slice]  # for each pass, which of them are its own
+    distinct: np.ndarray  # the index of each time that differs from those before it
 
     @classmethod
     def of(cls, passes: list[Pass]) -> "NodesOfPasses":
@@ -56,19 +50,12 @@ class NodesOfPasses(NamedTuple):
 
 
 class MadeWeights(NamedTuple):
-    """The weights of all passes of a step.
+    """The weights of all passes of a step."""
 
-    Attributes:
-      trained: leaves `[nodes, ...]` made by parts of the model that train.
-      frozen: those made by parts that don't.
-      pull_back: from the gradient of the trained ones to that of the parts that make them.
-      embeddings: e(t) at the nodes, by the name of the generated layer.
-    """
-
-    trained: Weights
-    frozen: Weights
-    pull_back: Callable[[Weights], tuple[Params]]
-    embeddings: Embeddings
+    trained: Weights  # leaves `[nodes, ...]` made by parts of the model that train
+    frozen: Weights  # those made by parts that don't
+    pull_back: Callable[[Weights], tuple[Params]]  # from the trained ones to what makes them
+    embeddings: Embeddings  # e(t) at the nodes, by the name of the generated layer
 
 
 def make_weights(
@@ -77,15 +64,15 @@ def make_weights(
     times: Float[np.ndarray, " nodes"],
     trains: Callable[[str], bool],
 ) -> MadeWeights:
-    """Makes W at these times, each once.
+    """Makes W at these times, each once."""
 
-    Args:
-      model: the model.
-      params: its parameters.
-      times: the times.
-      trains: whether a part of the parameters, given its name, trains.
-    """
-    make = partial(_make_weights_of, model, params, jnp.asarray(times))
+    def make(makers: Params) -> tuple[Weights, Embeddings]:
+        """The weights that these parts of the parameters make, and their time embeddings."""
+        apply = nn.apply(LanguageModel.weights_and_embeddings, model)
+        weights, embeddings = apply({"params": {**params, **makers}}, jnp.asarray(times))
+        maker = {name: "adapters" if name == ADAPTERS else "source" for name in weights}
+        return {name: w for name, w in weights.items() if maker[name] in makers}, embeddings
+
     makers = {name: params[name] for name in _MAKERS if name in params}
     frozen = {name: part for name, part in makers.items() if not trains(name)}
     trained = {name: part for name, part in makers.items() if trains(name)}
@@ -99,31 +86,12 @@ def trained_rest(params: Params, trains: Callable[[str], bool]) -> Params:
     return {name: x for name, x in params.items() if trains(name) and name not in _MAKERS}
 
 
-def _make_weights_of(
-    model: LanguageModel, params: Params, times: Times, makers: Params
-) -> tuple[Weights, Embeddings]:
-    """The weights made by the parts of the parameters in `makers`, and their time embeddings."""
-    make = nn.apply(LanguageModel.weights_and_embeddings, model)
-    weights, embeddings = make({"params": {**params, **makers}}, times)
-    made = {name: leaves for name, leaves in weights.items() if _maker_of(name) in makers}
-    return made, embeddings
-
-
-def _maker_of(name: str) -> str:
-    """The part of the parameters that makes the weights of this name."""
-    return "adapters" if name == ADAPTERS else "source"
-
-
 def accumulate(
     of_rows: Callable[[Batch, Array], GradientsAndMeans], batch: Batch, key: Array, parts: int
 ) -> GradientsAndMeans:
     """Sums over microbatches, in float32; each has its own dropout.
 
-    Args:
-      of_rows: from rows of the batch and a dropout key to gradients and means.
-      batch: the batch.
-      key: the dropout key.
-      parts: the number of microbatches.
+    `of_rows` goes from rows of the batch and a dropout key to gradients and means.
     """
     if parts == 1:
         return of_rows(batch, key)
@@ -143,10 +111,7 @@ def accumulate(
 def gradient_norm(gradient: Params, d_weights: Weights, embeddings: Embeddings) -> Float[Array, ""]:
     """The global norm of the gradient; of P, from the gradient of W(t), which is smaller.
 
-    Args:
-      gradient: the gradient of the parameters.
-      d_weights: the gradient of the weights that it was pulled back from.
-      embeddings: e(t) at the nodes of these weights.
+    `embeddings` are e(t) at the nodes of `d_weights`, which the gradient was pulled back from.
     """
     with jax.named_scope("gradient norm"):
         squares = projection_squares(d_weights, embeddings)

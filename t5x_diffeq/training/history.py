@@ -214,7 +214,7 @@ class History:
     def goodput(self) -> float:
         """The run's goodput so far."""
         attempt = self.attempts[-1]
-        attempt.seconds, attempt.heard = self._seconds(), time.time()
+        attempt.seconds, attempt.last_event = self._seconds(), time.time()
         return goodput(self.attempts)
 
     def _seconds(self) -> dict[str, float]:

@@ -6,7 +6,7 @@ every chunk to read from memory (docs/lab/h100.md).
 """
 
 from functools import reduce
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,16 +20,11 @@ class TokenLosses(NamedTuple):
 
     A further number per token is a field here and a class in `NUMBERS`, which has its value and
     its gradient side by side.
-
-    Attributes:
-      losses: -log p(target).
-      normalisers: the log of the softmax's normaliser.
-      divergences: KL(teacher || student); None without a teacher.
     """
 
-    losses: Float[Array, "..."]
-    normalisers: Float[Array, "..."]
-    divergences: Float[Array, "..."] | None = None
+    losses: Float[Array, "..."]  # -log p(target)
+    normalisers: Float[Array, "..."]  # the log of the softmax's normaliser
+    divergences: Float[Array, "..."] | None = None  # KL(teacher || student); None without a teacher
 
     def given(self) -> tuple[Float[Array, "..."], ...]:
         """Those that there are."""
@@ -37,15 +32,10 @@ class TokenLosses(NamedTuple):
 
 
 class Vocabulary(NamedTuple):
-    """The vocabulary, of which a device's head holds an equal part.
+    """The vocabulary, of which a device's head holds an equal part."""
 
-    Attributes:
-      size: the number of tokens, without padding.
-      axes: the mesh axes that split it.
-    """
-
-    size: int
-    axes: tuple[str, ...]
+    size: int  # the number of tokens, without padding
+    axes: tuple[str, ...]  # the mesh axes that split it
 
     def tokens(self, count: int) -> Int[Array, " v"]:
         """The `count` tokens of this device's head; from `size` on, they are padding."""
@@ -82,18 +72,11 @@ class Vocabulary(NamedTuple):
 
 
 class LogitsOfChunk(NamedTuple):
-    """The logits of a chunk of tokens, with those of a teacher after the student's.
-
-    Attributes:
-      vocabulary: the vocabulary, whose part on this device they are of.
-      logits: z of each model.
-      normalisers: the logs of their softmaxes' normalisers.
-      targets: the tokens to predict.
-    """
+    """The logits of a chunk of tokens, with those of a teacher after the student's."""
 
     vocabulary: Vocabulary
-    logits: list[Float[Array, "chunk v"]]
-    normalisers: list[Float[Array, " chunk"]]
+    logits: list[Float[Array, "chunk v"]]  # z of each model
+    normalisers: list[Float[Array, " chunk"]]  # the logs of their softmaxes' normalisers
     targets: Int[Array, " chunk"]
 
     @property
@@ -106,10 +89,10 @@ class LogitsOfChunk(NamedTuple):
         return self.logits[model] - self.normalisers[model][:, None]
 
     def losses(self) -> TokenLosses:
-        """All numbers of the tokens."""
-        return TokenLosses(
-            *(number.value(self) for number in NUMBERS.values() if number.is_of(self))
-        )
+        """All numbers of the tokens; without a teacher, all but the divergences."""
+        has_teacher = len(self.logits) == 2
+        made = (name for name in NUMBERS if has_teacher or name != "divergences")
+        return TokenLosses(**{name: NUMBERS[name].value(self) for name in made})
 
     def gradient(self, d: TokenLosses) -> Float[Array, "chunk v"]:
         """That of the student's logits, from that of the numbers."""
@@ -118,29 +101,12 @@ class LogitsOfChunk(NamedTuple):
         return reduce(jnp.add, parts)
 
 
-class _Number:
-    """A number per token, made of its logits z: a value and a gradient.
-
-    It must leave out the logits of padding, and sum over the mesh axes that split the vocabulary.
-    """
-
-    @staticmethod
-    def is_of(of: LogitsOfChunk) -> bool:
-        """Whether there is all that it is made of."""
-        return True
-
-    @staticmethod
-    def value(of: LogitsOfChunk) -> Float[Array, " chunk"]:
-        """Of each token."""
-        raise NotImplementedError
-
-    @staticmethod
-    def pull_back(of: LogitsOfChunk, d: Float[Array, " chunk"]) -> Float[Array, "chunk v"]:
-        """The gradient of the student's logits, from that of the value."""
-        raise NotImplementedError
+# A number per token, made of its logits z, has a value and the gradient of the student's logits
+# from that of the value. It leaves out the logits of padding, and sums over the mesh axes that
+# split the vocabulary.
 
 
-class _CrossEntropy(_Number):
+class _CrossEntropy:
     """-log q(target); its gradient is q - onehot(target)."""
 
     @staticmethod
@@ -154,7 +120,7 @@ class _CrossEntropy(_Number):
         return d[:, None] * q - jnp.where(of.hits, d[:, None], 0)
 
 
-class _Normaliser(_Number):
+class _Normaliser:
     """log sum exp z; its gradient is q."""
 
     @staticmethod
@@ -166,12 +132,8 @@ class _Normaliser(_Number):
         return d[:, None] * jnp.exp(of.log_probabilities(0))
 
 
-class _Divergence(_Number):
+class _Divergence:
     """KL(p || q), p the teacher's; its gradient is q - p."""
-
-    @staticmethod
-    def is_of(of: LogitsOfChunk) -> bool:
-        return len(of.logits) == 2
 
     @staticmethod
     def value(of: LogitsOfChunk) -> Float[Array, " chunk"]:
@@ -184,7 +146,7 @@ class _Divergence(_Number):
         return d[:, None] * q - d[:, None] * p
 
 
-NUMBERS: dict[str, type[_Number]] = {
+NUMBERS: dict[str, Any] = {
     "losses": _CrossEntropy,
     "normalisers": _Normaliser,
     "divergences": _Divergence,

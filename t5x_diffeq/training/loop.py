@@ -1,10 +1,8 @@
 """Training, from the checks of the config to the last checkpoint."""
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
-from functools import partial
 
 from t5x_diffeq.checkpoints.checkpoint import Checkpoints
 from t5x_diffeq.checkpoints.stored import RestoredCheckpoint, TrainState
@@ -14,17 +12,15 @@ from t5x_diffeq.cluster.signals import StopSignals
 from t5x_diffeq.cluster.watchdog import Watchdog
 from t5x_diffeq.config.config import Config
 from t5x_diffeq.data.corpus import Corpus, prepare_corpus
-from t5x_diffeq.data.examples import TrainingData, check_data, eval_examples, training_data
+from t5x_diffeq.data.examples import TrainingData, eval_examples, training_data
 from t5x_diffeq.data.packing import Windows
-from t5x_diffeq.data.sources import check_paths
 from t5x_diffeq.system.compilation_cache import enable_cache
 from t5x_diffeq.system.console import Progress, say
 from t5x_diffeq.system.files import AnyPath
 from t5x_diffeq.training import progress
 from t5x_diffeq.training.basic_hooks import Saves
-from t5x_diffeq.training.config_checks import check_new
-from t5x_diffeq.training.depths import check_depths, depths_of, depths_to_come
-from t5x_diffeq.training.device_memory import check_fits
+from t5x_diffeq.training.config_checks import check_combinations
+from t5x_diffeq.training.depths import depths_of, depths_to_come
 from t5x_diffeq.training.goodput import CHECKPOINT, COMPILE, OTHER, STEPS
 from t5x_diffeq.training.history import Clock, History, Stopwatch
 from t5x_diffeq.training.hooks import (
@@ -37,37 +33,22 @@ from t5x_diffeq.training.hooks import (
     load_hooks,
 )
 from t5x_diffeq.training.objective import Batch
-from t5x_diffeq.training.programs import compile_train_steps
-from t5x_diffeq.training.setup import Setup, expected_vocab_size, make_setup
+from t5x_diffeq.training.setup import Setup, check_fits, expected_vocab_size, make_setup
 from t5x_diffeq.training.spike_hook import GoBack, go_back
+from t5x_diffeq.training.step import compile_train_steps
 from t5x_diffeq.training.teacher import check_teacher, check_teachers_tokenizer, load_teacher
 from t5x_diffeq.training.tracking.jsonl import kinds_reported_at, warn_if_lost
 from t5x_diffeq.training.tracking.trackers import check_trackers, open_writer
 
 
-@dataclass(frozen=True)
-class _Inputs:
-    """What a run is made of before its train state exists."""
-
-    setup: Setup
-    corpus: Corpus
-    data: TrainingData
-    eval_parts: list[Windows]
-    hooks: list[HookClass]
-
-
 def _check_and_prepare(
     config: Config, workdir: AnyPath, own_hooks: Sequence[type[Hook]]
-) -> _Inputs:
-    """Checks the config, and prepares the data."""
+) -> tuple[Setup, Corpus, TrainingData, list[Windows], list[HookClass]]:
+    """Checks the config, and prepares the data and the examples to evaluate on."""
     new = check_config(config, workdir)
     setup = make_setup(config, expected_vocab_size(config))  # checks what it can without data
     check_fits(setup, config.train.batch_size)
-    if new:
-        check_new(config)
-        check_paths(config.data)
-    check_depths(config)
-    check_data(config.data)
+    check_combinations(config, new)
     check_teacher(config)
     check_trackers(config.train.trackers)
     own = [HookClass(cls, cls) for cls in own_hooks]
@@ -85,7 +66,7 @@ def _check_and_prepare(
     eval_parts = eval_examples(config.data, corpus)
     for hook in hooks:
         hook.cls.check_corpus(config, setup, corpus)
-    return _Inputs(setup, corpus, data, eval_parts, hooks)
+    return setup, corpus, data, eval_parts, hooks
 
 
 def train(
@@ -95,7 +76,7 @@ def train(
     make_state: Callable[[Setup], TrainState] = Setup.init_state,
     finish: Callable[[Setup, TrainState], None] = lambda setup, state: None,
 ) -> int:
-    """Trains to `config.train.total_steps`.
+    """Trains to `config.train.total_steps`; returns the exit status: 0; 42 or 130 if stopped.
 
     Args:
       config: the run's config.
@@ -105,16 +86,12 @@ def train(
       make_state: makes the train state of a run that has none yet.
       finish: called with the last state of a run that is done.
 
-    Returns:
-      The exit status: 0 if done, 42 or 130 if stopped and saved.
-
     Raises:
       InputError: if the config or data is invalid; detected before training starts.
       RunError: if the run fails.
     """
     stopwatch, keys = Stopwatch(), config.train
-    inputs = _check_and_prepare(config, workdir, own_hooks)
-    setup, data = inputs.setup, inputs.data
+    setup, corpus, data, eval_parts, hook_classes = _check_and_prepare(config, workdir, own_hooks)
 
     with setup.context(), StopSignals() as stop, ExitStack() as stack:
         # ---------------------------------------------------------------- state, new or restored
@@ -128,7 +105,7 @@ def train(
         programs = enable_cache()
         reading = watchdog.limit("restoring the train state", keys.save_timeout)
         with Progress("restoring the train state"), reading:
-            restored = checkpoints.restore(setup.abstract_state, inputs.corpus.fingerprint)
+            restored = checkpoints.restore(setup.abstract_state, corpus.fingerprint)
         start = restored.step if restored else 0
         stack.enter_context(comparing_failures(workdir, start))
         depths = depths_to_come(config, start) if start < keys.total_steps else []
@@ -136,7 +113,13 @@ def train(
         # The steps are compiled in a thread, while the state is made and evaluated.
         pool = stack.enter_context(ThreadPoolExecutor(1, "compile"))
         compiling = pool.submit(compile_train_steps, setup, keys.batch_size, depths, teacher)
-        wait = partial(_wait, compiling, depths, stopwatch, watchdog, keys.compile_timeout)
+
+        def wait() -> tuple[dict, float]:
+            what = f"compiling {progress.describe_steps(depths)}"
+            limit = watchdog.limit(what, keys.compile_timeout)
+            with stopwatch.during(COMPILE), limit, Progress(what):
+                return compiling.result()
+
         if setup.mesh.devices.flat[0].platform == "gpu":
             wait()  # XLA chooses a GPU's kernels by their times
         making = watchdog.limit("making the train state", keys.save_timeout)
@@ -145,7 +128,7 @@ def train(
             state = setup.complete(first.state)
         warn_if_lost(workdir, start, first.facts.reports)
         progress.write_overview(setup.abstract_state.params, workdir)
-        progress.say_account(config, setup, inputs.corpus, data, workdir, start)
+        progress.say_account(config, setup, corpus, data, workdir, start)
 
         # ---------------------------------------------------------------- hooks, and the first ones
         tokens = keys.batch_size * config.data.sequence_length
@@ -153,9 +136,9 @@ def train(
             config,
             setup,
             workdir,
-            inputs.corpus,
+            corpus,
             data,
-            inputs.eval_parts,
+            eval_parts,
             start,
             checkpoints,
             history,
@@ -164,7 +147,7 @@ def train(
             watchdog,
             stop,
         )
-        hooks = Hooks(training, [hook.make(training) for hook in inputs.hooks])
+        hooks = Hooks(training, [hook.make(training) for hook in hook_classes])
         at_start = hooks.due_at_start(kinds_reported_at(workdir, start))
         if start > keys.total_steps or (start == keys.total_steps and not at_start):
             finish(setup, state)
@@ -178,7 +161,7 @@ def train(
         teacher_params = (teacher.params,) if teacher else ()
         stack.enter_context(hooks)
         hooks.restore(first.facts.hooks)
-        step, drawn, batches = start, first.drawn, _draw(training, first)
+        step, drawn, batches = start, first.drawn, _batches_after(training, first)
         stopping = not hooks.run(at_start, LoopPosition(start, state, drawn))
         if depths and not stopping:
             train_steps, seconds = wait()
@@ -209,7 +192,7 @@ def train(
             except GoBack as error:
                 first, in_flight = go_back(training, hooks, error.spike, state), None
                 step, state, drawn = first.step, first.state, first.drawn
-                batches = _draw(training, first)
+                batches = _batches_after(training, first)
                 continue
             position = LoopPosition(step, state, drawn)
             stopping = not hooks.run(due, position) or stopping
@@ -229,19 +212,6 @@ def train(
     return 0
 
 
-def _draw(training: Training, at: RestoredCheckpoint) -> Iterator[Batch]:
+def _batches_after(training: Training, at: RestoredCheckpoint) -> Iterator[Batch]:
     """The batches after a checkpoint."""
     return training.data.batches(training.setup.batch_sharding, at.drawn, at.facts.position)
-
-
-def _wait(
-    compiling: Future,
-    depths: list[tuple[int, ...]],
-    stopwatch: Stopwatch,
-    watchdog: Watchdog,
-    limit: float,
-) -> tuple[dict[tuple[int, ...], Callable[..., tuple]], float]:
-    """What `compile_train_steps` returns, within so many seconds."""
-    what = f"compiling {progress.describe_steps(depths)}"
-    with stopwatch.during(COMPILE), watchdog.limit(what, limit), Progress(what):
-        return compiling.result()

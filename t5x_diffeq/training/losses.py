@@ -42,7 +42,7 @@ def charged_losses(
       charge: from the losses of tokens to what each is charged; a token's own losses alone decide.
       student: its last state, normalised, and its head: one vector per token of the padded
         vocabulary.
-      teacher: likewise, if there is one; its width may differ, its vocabulary may not.
+      teacher: likewise; its width may differ, its vocabulary may not.
       targets: the tokens to predict.
       weights: the weight of each token.
       vocab_size: the unpadded vocabulary; the padding has probability 0.
@@ -55,20 +55,10 @@ def charged_losses(
     return sums.sum(), jax.lax.stop_gradient(TokenLosses(*found))
 
 
-def token_losses(
-    y: State, head: Float[Array, "V D"], targets: Tokens, *, vocab_size: int, chunk: int
-) -> TokenLosses:
-    """The losses of each token, without a teacher; takes the arguments of `charged_losses`.
-
-    Don't differentiate it: JAX would keep all logits.
-    """
-    return TokenLosses(*_by_chunk(_losses, [(y, head)], (targets,), vocab_size, chunk, 2))
-
-
 def losses_and_choices(
     y: State, head: Float[Array, "V D"], targets: Tokens, *, vocab_size: int, chunk: int
 ) -> tuple[Float[Array, "B L"], Int[Array, "B L"]]:
-    """-log p(target) of each token, and the likeliest token; takes `token_losses`' arguments.
+    """-log p(target) of each token, and the likeliest token; arguments as in `charged_losses`.
 
     Don't differentiate it: JAX would keep all logits.
     """
@@ -90,72 +80,43 @@ def _by_chunk(
     automatic sharding every chunk would gather the head. Where the vocabulary is sharded, only
     sums and extremes over it are exchanged.
 
-    Args:
-      of_chunks: takes a `Vocabulary`, the chunks of each model, and those of each of `of_tokens`.
-      models: the last state and the head of each model that it compares.
-      of_tokens: the tokens to predict, and what else there is of each.
-      vocab_size: the unpadded vocabulary.
-      chunk: tokens per device whose logits exist at once.
-      results: how many arrays it returns. A scalar of each device becomes an array with an entry
-        for each device that has tokens of its own.
+    `of_chunks` takes a `Vocabulary`, the chunks of each model, and those of each of `of_tokens`. It
+    returns `results` arrays; a scalar of each device becomes an array with an entry for each device
+    that has tokens of its own.
     """
     rows, length, vocab, width = map(mesh_axes, ("batch", "length", "vocab", "embed"))
+    tokens = (*rows, *length)
+
+    def on_device(
+        models: list[StateAndHead], of_tokens: tuple[Num[Array, "b L"], ...]
+    ) -> tuple[Num[Array, "_ _"], ...]:
+        """One device's part, where heads are sharded over `vocab` and `width`."""
+        shape, size = of_tokens[0].shape, of_tokens[0].size
+        length = min(chunk, size)
+        missing = -size % length
+
+        def prepare(y: Array, head: Array) -> _Chunks:
+            # In float32, so that the head's gradient is summed in it over chunks and devices. The
+            # gradient of a value is summed over devices where it is made to vary over them: here,
+            # so that this happens once, and before the gather, so that it is a sum of shards.
+            dtype, head = head.dtype, _vary(head.astype(jnp.float32), tokens, (*vocab, *width))
+            if width:
+                head = _gather(head, width, dtype)
+            y = _vary(y, (*vocab, *width), tokens)
+            states = jnp.pad(y.reshape(-1, y.shape[-1]), ((0, missing), (0, 0)))
+            return states.reshape(-1, length, y.shape[-1]), head
+
+        in_chunks = [jnp.pad(x.reshape(-1), (0, missing)).reshape(-1, length) for x in of_tokens]
+        chunks = [prepare(*model) for model in models]
+        found = of_chunks(Vocabulary(vocab_size, vocab), chunks, *in_chunks)
+        return tuple(
+            x.reshape(-1)[:size].reshape(shape) if x.ndim else x.reshape(1, 1) for x in found
+        )
+
     by_token = PartitionSpec(rows or None, length or None)
-    local = partial(
-        _on_device,
-        partial(of_chunks, Vocabulary(vocab_size, vocab)),
-        tokens=(*rows, *length),
-        vocab=vocab,
-        width=width,
-        chunk=chunk,
-    )
     of_model = (by_token, PartitionSpec(vocab or None, width or None))
     in_specs = ([of_model] * len(models), (by_token,) * len(of_tokens))
-    return on_shards(local, in_specs, (by_token,) * results)(models, of_tokens)
-
-
-def _on_device(
-    of_chunks: Callable[..., tuple[Array, ...]],
-    models: list[tuple[Float[Array, "b L _"], Float[Array, "v _"]]],
-    of_tokens: tuple[Num[Array, "b L"], ...],
-    *,
-    tokens: _Axes,
-    vocab: _Axes,
-    width: _Axes,
-    chunk: int,
-) -> tuple[Num[Array, "_ _"], ...]:
-    """One device's part, where heads are sharded over `vocab` and `width`."""
-    shape, size = of_tokens[0].shape, of_tokens[0].size
-    chunk = min(chunk, size)
-    missing = -size % chunk
-
-    def prepare(y: Array, head: Array) -> _Chunks:
-        # In float32, so that the head's gradient is summed in it over chunks and devices. The
-        # gradient of a value is summed over devices where it is made to vary over them: here, so
-        # that this happens once, and before the gather, so that it is a sum of shards.
-        dtype, head = head.dtype, _vary(head.astype(jnp.float32), tokens, (*vocab, *width))
-        if width:
-            head = _gather(head, width, dtype)
-        y = _vary(y, (*vocab, *width), tokens)
-        states = jnp.pad(y.reshape(-1, y.shape[-1]), ((0, missing), (0, 0)))
-        return states.reshape(-1, chunk, y.shape[-1]), head
-
-    in_chunks = [jnp.pad(x.reshape(-1), (0, missing)).reshape(-1, chunk) for x in of_tokens]
-    found = of_chunks([prepare(*model) for model in models], *in_chunks)
-    return tuple(x.reshape(-1)[:size].reshape(shape) if x.ndim else x.reshape(1, 1) for x in found)
-
-
-def _losses(
-    vocabulary: Vocabulary, models: list[_Chunks], targets: Int[Array, "chunks chunk"]
-) -> tuple[Array, ...]:
-    """The losses of all chunks."""
-    states, heads = _in_dtype_of_states(models)
-
-    def of_chunk(chunk: tuple) -> tuple[Array, ...]:
-        states, targets = chunk
-        return logits_of(vocabulary, states, heads, targets).losses().given()
-
-    return jax.lax.map(of_chunk, (states, targets))
+    return on_shards(on_device, in_specs, (by_token,) * results)(models, of_tokens)
 
 
 def _in_dtype_of_states(models: list[_Chunks]) -> tuple[tuple[Array, ...], tuple[Array, ...]]:

@@ -3,11 +3,15 @@
 Each depth counts by the rows that it reads, so that all tokens that are read count alike: few rows
 with the weight of many would make the gradient noisy. What is reported is the plain mean over the
 depths. Both are of means over the tokens that have a loss in a depth's rows.
+
+A term has a weight, and a name under which its mean is reported, unweighted. A new term is a line
+in `terms_of`, and a key for its weight (`config/keys/train.py`).
 """
 
 from collections import defaultdict
+from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,28 +22,45 @@ from t5x_diffeq.config.config import TrainKeys
 from t5x_diffeq.model.language_model import LanguageModel
 from t5x_diffeq.model.layers.array_types import Places, State, Weights
 from t5x_diffeq.training.depths import Rows, rows_of_depths
-from t5x_diffeq.training.losses import StateAndHead, charged_losses, token_losses
-from t5x_diffeq.training.terms import Outcome, TokenTerm, charge, terms_of
+from t5x_diffeq.training.logits import TokenLosses
+from t5x_diffeq.training.losses import StateAndHead, charged_losses, losses_and_choices
 
 Batch = dict[str, jax.Array]
 Params = dict
-Means = dict[str, Array]  # what is reported of a batch: means over its tokens, by name
+MetricMeans = dict[str, Array]  # what is reported of a batch: means over its tokens, by name
+
+
+class Term(NamedTuple):
+    """A mean over tokens, each of which is charged for its own logits."""
+
+    name: str
+    weight: float
+    value: Callable[[TokenLosses], Any]  # `[...]`, of each token
+
+
+def terms_of(keys: TrainKeys, share_of_teacher: float | None) -> list[Term]:
+    """The terms of a forward pass, which are made of its logits.
+
+    They are the cross entropy; KL(teacher || model) of the next token (Hinton et al. 2015), which
+    takes the place of a share of it; and the square of the log of the softmax's normaliser, which
+    keeps logits near 0. A share of None means that there is no teacher.
+    """
+    share = share_of_teacher or 0.0
+    terms = [Term("loss", 1 - share, lambda of_tokens: of_tokens.losses)]
+    if share_of_teacher is not None:
+        terms.append(Term("distillation", share, lambda of_tokens: of_tokens.divergences))
+    if keys.z_loss:
+        terms.append(Term("z_loss", keys.z_loss, lambda t: jnp.square(t.normalisers)))
+    return terms
 
 
 class Pass(NamedTuple):
-    """A forward pass of an optimizer step.
+    """A forward pass of an optimizer step."""
 
-    Attributes:
-      model: the model on the pass's grid.
-      rows: the rows of a batch, or of each microbatch, that it reads.
-      share: its share in what is minimised.
-      learns: the weight of distilling the largest depth's predictions; 0: no distillation.
-    """
-
-    model: LanguageModel
-    rows: Rows
-    share: float
-    learns: float
+    model: LanguageModel  # the model on the pass's grid
+    rows: Rows  # the rows of a batch, or of each microbatch, that it reads
+    share: float  # its share in what is minimised
+    learns: float  # the weight of distilling the largest depth's predictions; 0: no distillation
 
 
 class PassEnd(NamedTuple):
@@ -91,18 +112,12 @@ def objective(
     keys: TrainKeys,
     key: Array | None,
     teacher: StateAndHead | None = None,
-) -> tuple[Float[Array, ""], Means]:
+) -> tuple[Float[Array, ""], MetricMeans]:
     """The minimised loss and the reported means; for a microbatch, its part of them.
 
-    Args:
-      passes: the passes of the step.
-      params: the parameters, of which the source's are not needed.
-      weights: those of each pass.
-      batch: the batch or a microbatch.
-      tokens: what `count_tokens` returns for the whole batch.
-      keys: `PlacedModel.train_keys`.
-      key: the dropout key.
-      teacher: the last state of these rows, and the head, of a model that doesn't train.
+    `weights` are those of each pass, `tokens` what `count_tokens` returns for the whole batch, and
+    `keys` those of `PlacedModel.train_keys`. The parameters needn't hold the source's. A teacher,
+    which doesn't train, is given by its last state of these rows, and its head.
     """
     chunk = keys.loss_chunk
     assert chunk is not None  # `PlacedModel.train_keys` has chosen it
@@ -118,10 +133,9 @@ def objective(
         if of_teacher:
             of_teacher = each.rows.take(of_teacher[0]), of_teacher[1]
         terms = terms_of(keys, each.learns or (keys.distill_weight if teacher else None))
-        of_logits = tuple(term for term in terms if isinstance(term, TokenTerm))
         with jax.named_scope("loss"):
             charged, losses = charged_losses(
-                partial(charge, of_logits),
+                partial(_charge, terms),
                 (end.y, end.head),
                 of_teacher,
                 rows["targets"],
@@ -130,13 +144,19 @@ def objective(
                 chunk=chunk,
             )
         total += charged
-        outcome = Outcome(losses, end.velocities, rows["mask"], count)
-        for term in terms:
-            mean = term.mean(outcome)
-            reported[term.name].append(mean)
-            if term not in of_logits:
-                total += each.share * term.weight * mean
+        values = {term.name: term.value(losses) for term in terms}
+        if end.velocities is not None:  # an ODE that is easy to solve (Finlay et al. 2020)
+            values["velocity"] = end.velocities
+        for name, of_tokens in values.items():
+            reported[name].append((of_tokens * rows["mask"]).sum() / count)
+        if end.velocities is not None:
+            total += each.share * keys.velocity_penalty * reported["velocity"][-1]
     return total, {name: sum(x, start=jnp.zeros(())) / len(x) for name, x in reported.items()}
+
+
+def _charge(terms: list[Term], of_tokens: TokenLosses) -> Float[Array, "..."]:
+    """What each token is charged by all terms."""
+    return sum((t.weight * t.value(of_tokens) for t in terms), start=jnp.zeros(()))
 
 
 def places_of(batch: Batch) -> Places | None:
@@ -147,17 +167,10 @@ def places_of(batch: Batch) -> Places | None:
 def batch_losses(
     model: LanguageModel, params: Params, batch: Batch, chunk: int
 ) -> Float[Array, "B L"]:
-    """-log p of each target of a batch, without dropout and without a gradient.
-
-    Args:
-      model: the model.
-      params: its parameters.
-      batch: the batch.
-      chunk: tokens per device whose logits exist at once.
-    """
+    """-log p of each target of a batch, without dropout and without a gradient."""
     end = end_of_pass(model, params, batch)
     sizes = {"vocab_size": model.config.vocab_size, "chunk": chunk}
-    return token_losses(end.y, end.head, batch["targets"], **sizes).losses
+    return losses_and_choices(end.y, end.head, batch["targets"], **sizes)[0]
 
 
 def end_of_pass(
@@ -170,13 +183,8 @@ def end_of_pass(
 ) -> PassEnd:
     """Where the model's pass over a batch ends; with dropout, if a key is given.
 
-    Args:
-      model: the model.
-      params: its parameters; if weights are given, the source's are not needed.
-      batch: the batch.
-      weights: the weights of the pass; None: made from the parameters.
-      key: the dropout key.
-      velocity: whether tokens are charged for their velocity.
+    Without weights, they are made from the parameters, which else needn't hold the source's.
+    `velocity` says whether tokens are charged for theirs.
     """
     rngs = None if key is None or model.config.dropout_rate == 0 else {"dropout": key}
     y, head, velocities = nn.apply(LanguageModel.state_and_head, model)(

@@ -31,17 +31,7 @@ def make_mesh(
     devices: Sequence[jax.Device] | None = None,
     slices: int | None = None,
 ) -> Mesh:
-    """The mesh over all devices.
-
-    An axis of -1 takes the devices that the other axes leave; on one machine, only as many as
-    divide the batch. `mesh.data=None` means the number of TPU slices or GPU nodes; where no axis is
-    -1, it means what the others leave.
-
-    Args:
-      mesh: `config.mesh`.
-      batch_size: sequences in a global batch.
-      devices: the devices of the mesh; None: those that this process sees.
-      slices: the number of slices or nodes; None: what the devices say.
+    """The mesh over these devices, or over those that this process sees; sizes as in `mesh_sizes`.
 
     Raises:
       InputError: if the axes don't multiply to the number of devices, don't divide the batch, or
@@ -57,11 +47,10 @@ def mesh_sizes(
 ) -> dict[str, int]:
     """The size of each mesh axis on these devices.
 
-    Args:
-      mesh: `config.mesh`.
-      batch_size: sequences in a global batch.
-      devices: objects with a device's attributes `platform`, `process_index` and `slice_index`.
-      slices: the number of slices or nodes; None: what the devices say.
+    An axis of -1 takes the devices that the other axes leave; on one machine, only as many as
+    divide the batch. `mesh.data=None` means the number of TPU slices or GPU nodes (`slices`, or
+    what the devices say); where no axis is -1, it means what the others leave. Devices are objects
+    with the attributes `platform`, `process_index` and `slice_index`.
 
     Raises:
       InputError: if the axes don't multiply to the number of devices or don't divide the batch.
@@ -266,25 +255,6 @@ def batch_sharding(mesh: Mesh, rules: Rules) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(rows, length) if length else PartitionSpec(rows))
 
 
-def state_shardings(declared: object, mesh: Mesh, rules: Rules) -> object:
-    """A tree of shardings for a tree with boxed parameters; all other leaves are replicated.
-
-    Raises:
-      InputError: if a dimension isn't divisible by its mesh axes; gives both numbers.
-    """
-
-    def sharding(path: tuple, leaf: object) -> NamedSharding:
-        if not isinstance(leaf, Parameter):
-            return NamedSharding(mesh, PartitionSpec())
-        spec = (
-            _spec_of_reduced(leaf, rules) if _is_reduced(path, leaf) else spec_of(leaf.names, rules)
-        )
-        _check_divides(jax.tree_util.keystr(path, simple=True, separator="/"), leaf, spec, mesh)
-        return NamedSharding(mesh, spec)
-
-    return jax.tree_util.tree_map_with_path(sharding, declared, is_leaf=is_parameter)
-
-
 def _is_reduced(path: tuple, leaf: Parameter) -> bool:
     """Whether a part of the optimizer's state has another shape than its parameter.
 
@@ -317,16 +287,22 @@ def _check_divides(path: str, leaf: Parameter, spec: PartitionSpec, mesh: Mesh) 
 
 
 def shard_shapes(boxed: Any, mesh: Mesh, rules: Rules) -> Any:
-    """Shape, dtype and sharding of each array of a tree with boxed parameters.
+    """Shape, dtype and sharding of each array of a tree, in which what has no box is replicated.
 
     Raises:
       InputError: if a dimension isn't divisible by its mesh axes; gives both numbers.
     """
-    return jax.tree.map(
-        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
-        unbox(boxed),
-        state_shardings(boxed, mesh, rules),
-    )
+
+    def shard(path: tuple, leaf: Any) -> jax.ShapeDtypeStruct:
+        x, spec = leaf, PartitionSpec()
+        if isinstance(leaf, Parameter):
+            reduced = _is_reduced(path, leaf)
+            spec = _spec_of_reduced(leaf, rules) if reduced else spec_of(leaf.names, rules)
+            _check_divides(jax.tree_util.keystr(path, simple=True, separator="/"), leaf, spec, mesh)
+            x = leaf.value
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, spec))
+
+    return jax.tree_util.tree_map_with_path(shard, boxed, is_leaf=is_parameter)
 
 
 def shard_bytes(arrays: Any) -> int:

@@ -13,12 +13,12 @@ from t5x_diffeq.config.config import Config, TrainKeys
 from t5x_diffeq.config.plugins import is_plugin
 from t5x_diffeq.model.config import ModelConfig
 from t5x_diffeq.model.language_model import LanguageModel
-from t5x_diffeq.model.layers.mesh import axes_of
+from t5x_diffeq.model.layers.context import length_shards
+from t5x_diffeq.model.layers.mesh import axes_of, mesh_axes, shards_over
 from t5x_diffeq.model.source_checks import check_source
 from t5x_diffeq.system.chips import chip
 from t5x_diffeq.training import partitioning
-from t5x_diffeq.training.mesh_checks import check_context
-from t5x_diffeq.training.state import declared_params
+from t5x_diffeq.training.config_checks import check_context
 
 _SMALLEST_CHUNK = 2048  # tokens
 _LOGITS_PART = 1 / 64  # of a device's memory, which the logits of a chunk may take
@@ -27,25 +27,15 @@ Placed = TypeVar("Placed", bound="PlacedModel")
 
 @dataclass(frozen=True, eq=False)
 class PlacedModel:
-    """A model, and how its parameters and batches are sharded.
-
-    Attributes:
-      config: the run's config.
-      model: the language model.
-      mesh: the device mesh.
-      rules: the rules from logical to mesh axes.
-      batch_sharding: the sharding of a batch: its rows, and their tokens, over devices.
-      abstract_params: shape, dtype and sharding of each parameter.
-      attention_reason: why this attention kernel was chosen.
-    """
+    """A model, and how its parameters and batches are sharded."""
 
     config: Config
     model: LanguageModel
     mesh: Mesh
-    rules: partitioning.Rules
-    batch_sharding: NamedSharding
-    abstract_params: Any
-    attention_reason: str
+    rules: partitioning.Rules  # the rules from logical to mesh axes
+    batch_sharding: NamedSharding  # of rows, and of their tokens
+    abstract_params: Any  # shape, dtype and sharding of each parameter
+    attention_reason: str  # why this attention kernel was chosen
 
     def at_depth(self: Placed, num_steps: int | None, scheme: str | None = None) -> Placed:
         """The same model, with the same parameters, on another grid; see `ModelConfig.at_depth`."""
@@ -134,3 +124,17 @@ def place_model(config: Config, vocab_size: int, mesh: Mesh) -> PlacedModel:
         abstract_params=partitioning.shard_shapes(declared_params(model), mesh, rules),
         attention_reason=attention_reason,
     )
+
+
+def declared_params(model: LanguageModel) -> dict:
+    """The parameters' shapes, boxed with their declarations; nothing is computed."""
+    rows, length = least_batch(model)
+    if (shards := length_shards()) > 1:  # they may not divide the model's own length
+        length = 2 * shards
+    tokens = jax.ShapeDtypeStruct((rows, length), jnp.int32)
+    return jax.eval_shape(model.init, jax.random.key(0), tokens)["params"]
+
+
+def least_batch(model: LanguageModel) -> tuple[int, int]:
+    """Its rows and length: a row for each part of a batch, as layers may compute on their parts."""
+    return shards_over(mesh_axes("batch")), model.config.max_length

@@ -80,18 +80,9 @@ class Profiler(Hook):
 
     @classmethod
     def check(cls, config: Config, setup: Setup) -> None:
-        """Checks that the run has these steps and processes."""
-        train = config.train
-        if train.profile is not None:
-            first, last = Steps.of(train.profile)
-            if not 1 <= first <= last <= train.total_steps:
-                raise InputError(
-                    f"train.profile={train.profile}: the first step must be at least 1, the last "
-                    f"no earlier, and at most train.total_steps={train.total_steps}; such as "
-                    "100:105"
-                )
+        """Checks that the run has these processes."""
         count = jax.process_count()
-        if missing := [n for n in train.profile_processes if n >= count]:
+        if missing := [n for n in config.train.profile_processes if n >= count]:
             raise InputError(
                 f"train.profile_processes names process {missing[0]}, and there are {count}: give "
                 f"numbers from 0 to {count - 1}"

@@ -1,6 +1,7 @@
 """What training needs besides a model on a mesh: optimizer, schedule, shapes of the state."""
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -12,37 +13,29 @@ from jax.sharding import Mesh
 from jaxtyping import Array
 
 from t5x_diffeq.checkpoints.stored import TrainState
-from t5x_diffeq.config.config import Config
-from t5x_diffeq.system.chips import chip
+from t5x_diffeq.config.config import Config, TrainKeys
+from t5x_diffeq.model.language_model import LanguageModel
+from t5x_diffeq.system.chips import GIB, chip
+from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.training import partitioning
-from t5x_diffeq.training.mesh_checks import check_microbatches
+from t5x_diffeq.training.config_checks import check_microbatches
 from t5x_diffeq.training.optimizers import optimizer as optimizers
-from t5x_diffeq.training.placed_model import PlacedModel, place_model
+from t5x_diffeq.training.placed_model import PlacedModel, declared_params, least_batch, place_model
 from t5x_diffeq.training.spikes import RecentSteps
-from t5x_diffeq.training.state import declared_params, init_state, trainable_parts
 
 _SHARE_OF_STATE = 0.75  # of a GPU's memory, with the gradient; activations need the rest
 
 
 @dataclass(frozen=True, eq=False)
 class Setup(PlacedModel):
-    """Everything about training a model that is known before a single array exists.
+    """Everything about training a model that is known before a single array exists."""
 
-    Attributes:
-      optimizer: the optimizer of the parameters that train.
-      trains: whether a part of the parameters, given its name, trains.
-      schedule: the learning rate schedule.
-      abstract_state: shape, dtype and sharding of each array of the train state.
-      init_key: determines the initial parameters.
-      dropout_key: determines dropout, together with the optimizer step.
-    """
-
-    optimizer: optax.GradientTransformation
-    trains: Callable[[str], bool]
-    schedule: optax.Schedule
-    abstract_state: TrainState
-    init_key: Array
-    dropout_key: Array
+    optimizer: optax.GradientTransformation  # of the parameters that train
+    trains: Callable[[str], bool]  # whether a part of the parameters, given its name, trains
+    schedule: optax.Schedule  # of the learning rate
+    abstract_state: TrainState  # shape, dtype and sharding of each array of the train state
+    init_key: Array  # determines the initial parameters
+    dropout_key: Array  # determines dropout, together with the optimizer step
 
     def init_state(self) -> TrainState:
         """A new state, each array created with its sharding; call within `context`."""
@@ -55,7 +48,7 @@ class Setup(PlacedModel):
 
         def init(key: Array) -> TrainState:
             keys = self.config.train
-            state = init_state(self.model, self.optimizer, self.trains, keys, key)
+            state = _new_state(self.model, self.optimizer, self.trains, keys, key)
             return partitioning.unbox(state)
 
         # It runs once, and most of its time is compilation. On CPUs, LLVM's level 1 takes 0.4 times
@@ -94,16 +87,12 @@ def make_setup(
     devices: Sequence[jax.Device] | None = None,
     slices: int | None = None,
 ) -> Setup:
-    """The setup of `config`, for a tokenizer with `vocab_size` tokens.
+    """The setup of `config` on `devices`, or on those that this process sees.
 
     If the config leaves `mesh.data` open, weights don't leave a node of GPUs. Where a GPU has too
     little memory for that, the setup's config has `mesh.data=1`: all nodes share the weights.
-
-    Args:
-      config: the run's config.
-      vocab_size: the vocabulary size of its tokenizer.
-      devices: the devices to run on; None: those that this process sees.
-      slices: the number of TPU slices or GPU nodes; None: what the devices say.
+    `vocab_size` is the tokenizer's, `slices` the number of TPU slices or GPU nodes, if the devices
+    don't say it.
 
     Raises:
       InputError: if values of the config are invalid or contradict each other.
@@ -132,11 +121,11 @@ def _setup_on(mesh: Mesh, config: Config, vocab_size: int) -> Setup:
     model, keys = placed.model, config.train
     schedule = optimizers.learning_rate_schedule(config.optimizer, keys.total_steps)
     declared = declared_params(model)
-    trains = trainable_parts(keys.trainable, declared)
+    trains = _trainable_parts(keys.trainable, declared)
     training = {name: part for name, part in declared.items() if trains(name)}
     optimizer = optimizers.make_optimizer(config.optimizer, training, schedule)
     init_key, dropout_key = jax.random.split(jax.random.key(config.seed))
-    boxed = jax.eval_shape(lambda key: init_state(model, optimizer, trains, keys, key), init_key)
+    boxed = jax.eval_shape(lambda key: _new_state(model, optimizer, trains, keys, key), init_key)
     return Setup(
         **vars(placed),
         optimizer=optimizer,
@@ -146,3 +135,70 @@ def _setup_on(mesh: Mesh, config: Config, vocab_size: int) -> Setup:
         init_key=init_key,
         dropout_key=dropout_key,
     )
+
+
+def _trainable_parts(names: Sequence[str], parts: Collection[str]) -> Callable[[str], bool]:
+    """`config.train.trainable` as a function from a part's name to whether it trains.
+
+    "embeddings" are those of tokens and positions; without names, all parts train.
+    """
+    kinds = {part: "embeddings" if part.endswith("_embedding") else part for part in parts}
+    for name in names:
+        if name not in kinds.values():
+            there = ", ".join(sorted({*kinds.values()}))
+            raise InputError(f"train.trainable names {name!r}; this model has {there}")
+    return lambda part: not names or kinds[part] in names
+
+
+def _new_state(
+    model: LanguageModel,
+    optimizer: optax.GradientTransformation,
+    trains: Callable[[str], bool],
+    keys: TrainKeys,
+    key: Array,
+) -> TrainState:
+    """A new state, its parameters boxed (for `partitioning.shard_shapes` and `unbox`)."""
+    params = model.init(key, jnp.zeros(least_batch(model), jnp.int32))["params"]
+    training = {name: part for name, part in params.items() if trains(name)}
+    return TrainState(
+        jnp.zeros((), jnp.int32),
+        params,
+        optimizer.init(training),
+        averages=training if keys.ema_decay else None,
+        recent=None if keys.on_spike == "nothing" else RecentSteps.new(keys.spike_window),
+    )
+
+
+def check_fits(setup: Setup, batch_size: int) -> None:
+    """Checks that a device has enough memory for the least that training needs; allocates nothing.
+
+    This is its part of the train state, of the gradient, of the batch and of one state of the
+    residual stream. An optimizer step needs more: `plan` says how much.
+    """
+    c, needed = setup.model.config, least_memory(setup, batch_size)
+    there = _device_memory(setup.mesh.local_devices)
+    if there is not None and needed > there:
+        raise InputError(
+            f"training needs at least {needed / GIB:,.0f} GiB on each device, which has "
+            f"{there / GIB:,.0f}: model.embed_dim={c.embed_dim}, model.num_steps={c.num_steps}, "
+            f"data.sequence_length={c.max_length}, train.batch_size={batch_size} on "
+            f"{setup.mesh.size} devices; make one of them smaller, or take more devices"
+        )
+
+
+def least_memory(setup: Setup, batch_size: int) -> int:
+    """The bytes that `check_fits` adds up, for a global batch of so many sequences."""
+    c, shards = setup.model.config, partitioning.batch_shards(setup.mesh.shape)
+    gradient = setup.abstract_state.params
+    arrays = setup.abstract_state, setup.abstract_batch(batch_size), gradient
+    rows = max(1, batch_size // shards // setup.config.train.microbatches)
+    length = c.max_length // setup.mesh.shape["context"]
+    stream = rows * length * c.embed_dim * c.compute_dtype.itemsize
+    return stream + partitioning.shard_bytes(arrays)
+
+
+def _device_memory(devices: Sequence[jax.Device]) -> int | None:
+    """Bytes that one of these devices can hold; for a CPU, its share of the machine's memory."""
+    if devices[0].platform == "cpu":
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // len(devices)
+    return (devices[0].memory_stats() or {}).get("bytes_limit")

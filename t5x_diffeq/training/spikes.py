@@ -21,45 +21,15 @@ _LEAST_SCALE = 0.01  # of the median
 
 @struct.dataclass
 class RecentSteps:
-    """The loss and gradient norm of the last steps; also a tree of its shapes or shardings.
+    """The loss and gradient norm of the last steps; also a tree of its shapes or shardings."""
 
-    Attributes:
-      values: `[2, window]`, by step modulo the window's length; NaN where there is none.
-      spikes: how many spikes the run has had, an int32 scalar.
-    """
-
-    values: Any
-    spikes: Any
+    values: Any  # `[2, window]`, by step modulo the window's length; NaN where there is none
+    spikes: Any  # how many spikes the run has had, an int32 scalar
 
     @classmethod
     def new(cls, window: int) -> "RecentSteps":
         """Of a run that has taken no step."""
         return cls(jnp.full((2, window), jnp.nan, jnp.float32), jnp.zeros((), jnp.int32))
-
-    def take(
-        self,
-        step: Int[Array, ""],
-        loss: Float[Array, ""],
-        norm: Float[Array, ""],
-        targets: Float[Array, ""],
-        k: float,
-    ) -> tuple["RecentSteps", Bool[Array, ""]]:
-        """The recent steps with the next one added, and whether that one is a spike.
-
-        Args:
-          step: its number.
-          loss: its loss.
-          norm: the norm of its gradient.
-          targets: the number of its tokens that have a loss. If there are none, loss and norm are 0
-            and say nothing: the step leaves no value.
-          k: a value is a spike if it is more than k robust deviations above the median.
-        """
-        new = jnp.stack([loss, norm])
-        finite = jnp.isfinite(new)
-        is_spike = jnp.any(_far_above(self.values, new, k)) | ~jnp.all(finite)
-        at = step % self.values.shape[1]
-        values = self.values.at[:, at].set(jnp.where(finite & (targets > 0), new, jnp.nan))
-        return RecentSteps(values, self.spikes + is_spike), is_spike
 
 
 def look_for_spike(
@@ -72,12 +42,17 @@ def look_for_spike(
 ) -> tuple[Bool[Array, ""], RecentSteps | None, dict[str, Array]]:
     """Whether a step is a spike, the recent steps after it, and what is reported of spikes.
 
-    Without recent steps, only what isn't finite is a spike. The arguments are those of
-    `RecentSteps.take`.
+    Without recent steps, only what isn't finite is a spike. A step without `targets`, tokens that
+    have a loss, leaves no value: its loss and norm are 0 and say nothing.
     """
+    new = jnp.stack([loss, norm])
+    finite = jnp.isfinite(new)
     if recent is None:
-        return ~(jnp.isfinite(loss) & jnp.isfinite(norm)), None, {}
-    recent, is_spike = recent.take(step, loss, norm, targets, k)
+        return ~jnp.all(finite), None, {}
+    is_spike = jnp.any(_far_above(recent.values, new, k)) | ~jnp.all(finite)
+    at = step % recent.values.shape[1]
+    values = recent.values.at[:, at].set(jnp.where(finite & (targets > 0), new, jnp.nan))
+    recent = RecentSteps(values, recent.spikes + is_spike)
     return is_spike, recent, {"spike": is_spike, "spikes": recent.spikes}
 
 

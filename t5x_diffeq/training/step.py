@@ -1,6 +1,7 @@
 """One optimizer step: forward, terms, backward, norm, update."""
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -8,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float
 
 from t5x_diffeq.checkpoints.stored import TrainState
@@ -15,7 +17,7 @@ from t5x_diffeq.config.config import TrainKeys
 from t5x_diffeq.model.language_model import LanguageModel
 from t5x_diffeq.model.layers.array_types import Weights
 from t5x_diffeq.model.ode.weight_source import Embeddings
-from t5x_diffeq.training.depth_norms import watch_gradient
+from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.training.gradient import (
     NodesOfPasses,
     accumulate,
@@ -24,29 +26,37 @@ from t5x_diffeq.training.gradient import (
     make_weights,
     trained_rest,
 )
-from t5x_diffeq.training.objective import Batch, Means, Params, count_tokens, objective, passes_of
+from t5x_diffeq.training.objective import (
+    Batch,
+    MetricMeans,
+    Params,
+    count_tokens,
+    objective,
+    passes_of,
+)
 from t5x_diffeq.training.setup import Setup
 from t5x_diffeq.training.spikes import look_for_spike
+from t5x_diffeq.training.watch import watch_gradient
 
 Metrics = dict[str, Array]  # of an optimizer step, never a running mean
 
 
+class Teacher(NamedTuple):
+    """The frozen model whose predictions a run distils."""
+
+    model: LanguageModel  # the model, on its own grid
+    params: dict  # its parameters, sharded over the run's mesh
+
+
 class BatchGradient(NamedTuple):
-    """The gradient of a batch.
+    """The gradient of a batch."""
 
-    Attributes:
-      gradient: of the parts that train.
-      norm: its global norm.
-      means: what is reported of the batch, by name.
-      embeddings: e(t) at the times at which the step read W, each once, by the name of the
-        generated layer.
-      d_weights: the gradient of W(t) on the model's own grid; {} if the step had other grids alone.
-    """
-
-    gradient: Params
-    norm: Float[Array, ""]
-    means: Means
+    gradient: Params  # of the parts that train
+    norm: Float[Array, ""]  # its global norm
+    means: MetricMeans  # what is reported of the batch, by name
+    # e(t) at the times at which the step read W, each once, by the name of the generated layer
     embeddings: Embeddings
+    # the gradient of W(t) on the model's own grid; {} if the step had other grids alone
     d_weights: Weights
 
 
@@ -59,15 +69,9 @@ def make_gradient(
 ) -> Callable[..., BatchGradient]:
     """The function from parameters, a batch and a dropout key to the gradient and more.
 
-    With a teacher, its fourth argument is the teacher's parameters. The means are those of the
-    terms (`training/terms.py`).
-
-    Args:
-      model: the language model.
-      trains: whether a part of the parameters, given its name, trains.
-      keys: `config.train`: each device's rows must be divisible by its microbatches.
-      depths: numbers of solver steps over which the loss is the mean; None is the model's own.
-      teacher: the model on its own grid whose predictions are distilled, if any.
+    With a teacher, whose predictions are distilled, its fourth argument is the teacher's
+    parameters. The loss is the mean over `depths`, numbers of solver steps; None is the model's
+    own. Each device's rows must be divisible by the microbatches of `keys`.
     """
     passes = passes_of(model, depths, keys)
     nodes = NodesOfPasses.of(passes)
@@ -79,7 +83,9 @@ def make_gradient(
         tokens = count_tokens(passes, batch["mask"], keys.microbatches)
         read = make_reader(teacher, teacher_params) if teacher and teacher_params else None
 
-        def loss(rest: Params, trained: Weights, rows: Batch, key: Array) -> tuple[Array, Means]:
+        def loss(
+            rest: Params, trained: Weights, rows: Batch, key: Array
+        ) -> tuple[Array, MetricMeans]:
             weights = nodes.split({**made.frozen, **trained})
             of_teacher = read(rows) if read else None
             everything = {**params, **rest}
@@ -107,13 +113,8 @@ def make_train_step(
 ) -> Callable[..., tuple[TrainState, Metrics]]:
     """The function from a state and a batch to the next state and the step's metrics.
 
-    With a teacher, its third argument is the teacher's parameters. The metrics are scalars; with
-    `train.watch_every`, also the norms of the gradient of W(t) (`depth_norms`).
-
-    Args:
-      setup: the model, the optimizer and what belongs to them.
-      depths: numbers of solver steps over which the loss is the mean; None is the model's own.
-      teacher: the model whose predictions are distilled, if any.
+    Teacher and depths are those of `make_gradient`; the third argument is the teacher's parameters.
+    The metrics are scalars; with `train.watch_every`, also the norms of the gradient of W(t).
     """
     keys = setup.train_keys
     gradient_of = make_gradient(setup.model, setup.trains, keys, depths, teacher)
@@ -165,3 +166,49 @@ def _pass_over(state: TrainState) -> TrainState:
         return optax.ScaleByScheduleState(node.count + 1) if counts_steps(node) else node
 
     return replace(state, opt_state=jax.tree.map(keep, state.opt_state, is_leaf=counts_steps))
+
+
+# ------------------------------------------------------------------------------ as a program
+
+
+def lower_train_step(
+    setup: Setup,
+    batch_size: int,
+    depths: tuple[int, ...] | None = None,
+    teacher: Teacher | None = None,
+) -> jax.stages.Lowered:
+    """The train step as a program for the setup's shardings; it donates the state.
+
+    Its arguments are the state, the batch and, with a teacher, the teacher's parameters. A config
+    that names a teacher needs one here (`InputError`).
+    """
+    source = setup.config.train.distill_from
+    if source and teacher is None:
+        raise InputError(
+            f"train.distill_from={source}: only train and finetune compile a step with a teacher; "
+            "leave the key out here"
+        )
+    shardings = jax.tree.map(lambda x: x.sharding, setup.abstract_state)
+    everywhere = NamedSharding(setup.mesh, PartitionSpec())
+    step = jax.jit(
+        make_train_step(setup, depths, teacher.model if teacher else None),
+        donate_argnums=0,
+        out_shardings=(shardings, everywhere),
+    )
+    arguments = setup.abstract_state, setup.abstract_batch(batch_size)
+    return step.lower(*arguments, teacher.params) if teacher else step.lower(*arguments)
+
+
+def compile_train_steps(
+    setup: Setup,
+    batch_size: int,
+    depths: Sequence[tuple[int, ...]],
+    teacher: Teacher | None = None,
+) -> tuple[dict[tuple[int, ...], jax.stages.Compiled], float]:
+    """The compiled train step for each of `depths`, and the seconds that it took; for a thread."""
+    began = time.perf_counter()
+    with setup.context():
+        steps = {
+            each: lower_train_step(setup, batch_size, each, teacher).compile() for each in depths
+        }
+    return steps, time.perf_counter() - began

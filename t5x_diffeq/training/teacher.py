@@ -10,10 +10,10 @@ from t5x_diffeq.model.language_model import LanguageModel
 from t5x_diffeq.system.console import say
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.files import AnyPath, parse_path
+from t5x_diffeq.training.config_checks import check_context
 from t5x_diffeq.training.load import PretrainedRun
-from t5x_diffeq.training.mesh_checks import check_context
-from t5x_diffeq.training.programs import Teacher
 from t5x_diffeq.training.setup import Setup
+from t5x_diffeq.training.step import Teacher
 
 _KEY = "train.distill_from"
 
@@ -58,22 +58,18 @@ def load_teacher(setup: Setup) -> Teacher | None:
     if workdir is None:
         return None
     run = PretrainedRun(workdir, setup.model.config.vocab_size, setup.config.train.distill_step)
-    check_context(replace(run.model, max_length=setup.model.config.max_length), setup.mesh)
+    length, mesh = setup.model.config.max_length, setup.mesh
+    model = replace(run.model, attention="auto", max_length=length)
+    check_context(model, mesh)
     try:
-        params, step = run.params(setup.mesh, setup.rules)
+        params, step = run.params(mesh, setup.rules)
     except InputError as error:
         raise InputError(f"the teacher in {_KEY}={workdir}: {error}") from error
     say(f"learns from {workdir} at its step {step}")
-    return Teacher(LanguageModel(replace(run.model, attention=_kernel_for(setup, run))), params)
-
-
-def _kernel_for(setup: Setup, run: PretrainedRun) -> str:
-    """The fastest kernel of attention for the run's heads and the setup's sequences and devices."""
-    length = setup.model.config.max_length
-    auto = replace(run.model, attention="auto", max_length=length)
-    mesh, segments = setup.mesh, not setup.config.data.cross_documents
-    platform, shards = mesh.devices.flat[0].platform, mesh.shape["context"]
-    return auto.with_attention_for(platform, segments, shards)[0].attention
+    # The fastest kernel for the teacher's heads and the setup's sequences and devices.
+    platform, segments = mesh.devices.flat[0].platform, not setup.config.data.cross_documents
+    fastest, _ = model.with_attention_for(platform, segments, mesh.shape["context"])
+    return Teacher(LanguageModel(replace(run.model, attention=fastest.attention)), params)
 
 
 def _workdir_of(config: Config) -> AnyPath | None:

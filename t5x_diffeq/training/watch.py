@@ -15,12 +15,14 @@ Only the train step has dL/dW. The other curves come from two small programs of 
 before and after it, so the train step holds nothing longer than it did.
 """
 
+from collections import defaultdict
 from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from flax.traverse_util import flatten_dict
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float
 
@@ -32,13 +34,32 @@ from t5x_diffeq.model.layers.linear import ADAPTERS
 from t5x_diffeq.model.ode.integrate import StepInputs, step_function, step_inputs
 from t5x_diffeq.model.ode.solvers import SubField, VectorField
 from t5x_diffeq.model.ode.sources import source_of
+from t5x_diffeq.model.ode.weight_source import layer_name
 from t5x_diffeq.model.sub_fields import vector_field
-from t5x_diffeq.training.depth_norms import Curves, named, norms
 from t5x_diffeq.training.objective import Batch, Params, places_of
 from t5x_diffeq.training.partitioning import batch_shards
 from t5x_diffeq.training.setup import Setup
 
+Curves = dict[str, Float[Array, " n"]]
 _ROWS = 4  # of the batch, for f, g and the state: at least so many, and one per batch shard
+
+
+def _norms(kind: str, weights: Weights) -> Curves:
+    """The norm of each layer at each node: leaves `[nodes, ...]` become `[nodes]`, `KIND/LAYER`."""
+    squares: dict[str, Array] = defaultdict(lambda: jnp.zeros(()))
+    for path, leaf in flatten_dict(weights).items():
+        kernel = tuple(range(1, leaf.ndim))
+        squares[layer_name(path[:-1])] += jnp.square(leaf.astype(jnp.float32)).sum(kernel)
+    return {f"{kind}/{layer}": jnp.sqrt(square) for layer, square in squares.items()}
+
+
+def watch_gradient(d_weights: Weights, every: int | None) -> Curves:
+    """The norms of the gradient of W(t_n); {} if no step is watched.
+
+    They belong to every step's program, not to a branch for the steps to watch: in a branch, XLA's
+    CPU devices of several processes sometimes waited for each other's sums without end.
+    """
+    return {} if every is None else _norms("gradient", d_weights)
 
 
 def _exact_weights(model: LanguageModel, params: Params) -> Weights:
@@ -119,12 +140,12 @@ def compile_programs(setup: Setup, batch_size: int) -> Programs:
         places = places_of(rows) or in_one_document(rows["inputs"])
         y = nn.apply(LanguageModel.embed, model)({"params": params}, rows["inputs"], places)
         used = nn.apply(LanguageModel.weights, model)({"params": params})
-        curves = named("weights", norms(weights)) | sizes(model.config, used, y, places)
-        return weights, curves | named("dW_dt", norms(_rates(model, params, weights)))
+        curves = _norms("weights", weights) | sizes(model.config, used, y, places)
+        return weights, curves | _norms("dW_dt", _rates(model, params, weights))
 
     def after(params: Params, before: Weights) -> Curves:
         change = jax.tree.map(jnp.subtract, _exact_weights(model, params), before)
-        return named("update", norms(change))
+        return _norms("update", change)
 
     first = jax.jit(before, out_shardings=(None, whole)).lower(params, batch).compile()
     shapes, _ = jax.eval_shape(before, params, batch)

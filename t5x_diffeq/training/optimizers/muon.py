@@ -36,7 +36,7 @@ decay suit Muon. This holds for W(t_n) as it does for the W_n of a layer. The st
 the hypernetwork give Adam's steps of P that property; Muon doesn't need them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import prod
 from typing import Any, NamedTuple
@@ -54,7 +54,6 @@ from t5x_diffeq.model.layers.parameter import Parameter, flatten_parameters, num
 from t5x_diffeq.model.ode.time_dependent_weights import offset_path
 from t5x_diffeq.model.ode.weight_source import Embeddings, LeafPath
 from t5x_diffeq.system.errors import InputError
-from t5x_diffeq.training.optimizers.whole_matrices import map_whole_matrices
 
 _COEFFICIENTS = 3.4445, -4.7750, 2.0315  # a, b, c (Jordan et al. 2024)
 _ITERATIONS = 5
@@ -66,23 +65,14 @@ _CUTOFF = 1e-3
 
 
 class Kernel(NamedTuple):
-    """A kernel of the block, and where its parameters are.
+    """A kernel of the block, and where its parameters are."""
 
-    Attributes:
-      path: the path of W, or of P if W is a function of time.
-      offset: the path of W0; None unless W is a function of time.
-      stacked: whether the parameter at `path` has a leading axis, of nodes or of T.
-      shape: the kernel's shape.
-      names: its logical axes.
-      num_inputs: how many dimensions are inputs, of those that don't count separate maps.
-    """
-
-    path: LeafPath
-    offset: LeafPath | None
-    stacked: bool
+    path: LeafPath  # the path of W, or of P if W is a function of time
+    offset: LeafPath | None  # the path of W0; None unless W is a function of time
+    stacked: bool  # whether the parameter at `path` has a leading axis, of nodes or of T
     shape: tuple[int, ...]
-    names: tuple[str | None, ...]
-    num_inputs: int
+    names: tuple[str | None, ...]  # its logical axes
+    num_inputs: int  # how many dimensions are inputs, of those that don't count separate maps
 
 
 class MuonState(NamedTuple):
@@ -92,10 +82,7 @@ class MuonState(NamedTuple):
 
 
 def kernels_of_block(declared: dict) -> list[Kernel]:
-    """The kernels that the weight source holds or makes; the head and LoRA's factors are not.
-
-    Args:
-      declared: the parameters that train, in their boxes.
+    """The kernels that the weight source holds or makes, of the parameters that train.
 
     Raises:
       InputError: if a kernel's axes don't say what its inputs are.
@@ -125,13 +112,10 @@ def _kernel(path: LeafPath, leaf: Parameter) -> Kernel:
 
 
 def scale_by_muon(kernels: list[Kernel], beta: float) -> optax.GradientTransformationExtraArgs:
-    """From gradients to Muon's directions with Nesterov momentum; it scales them as said above.
+    """From gradients to Muon's directions with Nesterov momentum, which decays by `beta`.
 
-    `update` takes `embeddings`, the e(t) at the nodes of the step, if weights depend on time.
-
-    Args:
-      kernels: the kernels; no other parameter may reach the transformation.
-      beta: decay of the momentum.
+    `update` takes `embeddings`, the e(t) at the nodes of the step, if weights depend on time. No
+    parameter but those of the kernels may reach the transformation.
     """
 
     def init(params: dict) -> MuonState:
@@ -185,8 +169,7 @@ def pseudo_inverse(
 ) -> tuple[Float[Array, "features nodes"], Float[Array, "nodes nodes"]]:
     """Phi^+ in the metric that the module's docstring names, and Q = Phi Phi^+; T + 1 features.
 
-    Args:
-      e: time embeddings at the nodes, float32; nodes may repeat.
+    `e` are time embeddings at the nodes, float32; nodes may repeat.
     """
     Phi = jnp.concatenate((e, jnp.ones_like(e[:, :1])), axis=1)
     squares = jnp.ones(Phi.shape[1]).at[:-1].set(1 / jnp.maximum(jnp.square(e).mean(), 1e-30))
@@ -258,3 +241,41 @@ def newton_schulz(X: Float[Array, "many m k"]) -> Float[Array, "many m k"]:
             default=lambda X: iterate(X, jnp.bfloat16),
         )
         return X.mT if tall else X
+
+
+def map_whole_matrices(
+    function: Callable[[Float[Array, "some m k"]], Float[Array, "some m k"]],
+    parts: Float[Array, "many rows columns"],
+    row_axes: Sequence[str] = (),
+    column_axes: Sequence[str] = (),
+) -> Float[Array, "many rows columns"]:
+    """This device's parts of `function(matrices)`; under `jax.shard_map`, if there is a mesh.
+
+    The devices exchange parts so that each has some of the matrices whole, and get their own parts
+    back afterwards. While the function runs, they exchange nothing. If the compiler gathered what
+    each product needs, it would move every matrix in every iteration.
+
+    The function maps each matrix of a stack by itself, and zeros to zeros. It may get rows and
+    columns in another order: those that were on one device are contiguous. `row_axes` and
+    `column_axes` are the mesh axes that split them.
+    """
+    sizes = mesh_sizes()
+    exchanges = [(axis, 1) for axis in row_axes] + [(axis, 2) for axis in column_axes]
+    splitting = {*row_axes, *column_axes}
+    copies = tuple(axis for axis in sizes if sizes[axis] > 1 and axis not in splitting)
+    num_copies = prod(sizes[axis] for axis in copies)
+    holders = num_copies * prod(sizes[axis] for axis, _ in exchanges)
+
+    # Zero matrices fill up the stack, so that all devices get equally many.
+    whole = jnp.pad(parts, ((0, -len(parts) % holders), (0, 0), (0, 0)))
+    for axis, dimension in exchanges:
+        whole = jax.lax.all_to_all(whole, axis, 0, dimension, tiled=True)
+    if copies:  # of the same matrices: each takes its share
+        share = len(whole) // num_copies
+        whole = jax.lax.dynamic_slice_in_dim(whole, jax.lax.axis_index(copies) * share, share)
+    whole = function(whole)
+    if copies:
+        whole = jax.lax.all_gather(whole, copies, tiled=True)
+    for axis, dimension in reversed(exchanges):
+        whole = jax.lax.all_to_all(whole, axis, dimension, 0, tiled=True)
+    return whole[: len(parts)]

@@ -24,7 +24,7 @@ from t5x_diffeq.config.config import OptimizerKeys
 from t5x_diffeq.config.plugins import check_returns, is_plugin, load_plugin
 from t5x_diffeq.model.layers.parameter import ROLES, Parameter, flatten_parameters, map_parameters
 from t5x_diffeq.system.errors import InputError
-from t5x_diffeq.training.optimizers.moments import Coded, Keeper, Whole, scale_by_moments
+from t5x_diffeq.training.optimizers.moments import Coded, MomentStore, Whole, scale_by_moments
 from t5x_diffeq.training.optimizers.muon import kernels_of_block, scale_by_muon
 
 # The roles that weight decay applies to, for each value of `optimizer.decay`.
@@ -94,23 +94,22 @@ def make_optimizer(
 
     The directions are Adam's, times each parameter's multiplier, or those of what `optimizer.name`
     names. The factor of a role scales the decay too, as the learning rate of a parameter group
-    does in PyTorch.
-
-    Args:
-      optimizer: `config.optimizer`.
-      declared: the parameters in their boxes, which say what decays and how it is scaled.
-      schedule: the learning rate schedule.
+    does in PyTorch. The boxes of the declared parameters say what decays and how it is scaled.
 
     Raises:
       InputError: if `optimizer.name`, `optimizer.moments` or `optimizer.role_multipliers` is
         invalid.
     """
+    make = _plugin if is_plugin(optimizer.name) else OPTIMIZERS[optimizer.name]
+    steps = map_parameters(lambda leaf: leaf.step_multiplier, declared)
+    directions, multipliers = make(optimizer, declared, steps)
     decays = map_parameters(lambda leaf: leaf.role in DECAYED[optimizer.decay], declared)
     factors = _role_factors(optimizer.role_multipliers)
     by_role = map_parameters(lambda leaf: factors.get(leaf.role, 1.0), declared)
     return optax.chain(
         _clip(optimizer.max_grad_norm),
-        *_directions(optimizer, declared),
+        directions,
+        optax.stateless(lambda u, params: jax.tree.map(lambda m, u: m * u, multipliers, u)),
         optax.add_decayed_weights(optimizer.weight_decay, decays),
         _scale_by_rates(schedule, by_role),
     )
@@ -131,11 +130,7 @@ def _scale_by_rates(schedule: optax.Schedule, factors: dict) -> optax.GradientTr
 
 
 def _role_factors(pairs: tuple[Any, ...]) -> dict[str, float]:
-    """`optimizer.role_multipliers` as factors by role.
-
-    Raises:
-      InputError: if it is something else.
-    """
+    """`optimizer.role_multipliers` as factors by role, if it is that."""
     factors: dict[str, float] = {}
     for pair in pairs:
         if fault := _fault_of_pair(pair, factors):
@@ -157,16 +152,6 @@ def _fault_of_pair(pair: Any, earlier: Collection[str]) -> str | None:
 
 
 Directions = tuple[optax.GradientTransformation, dict]  # and the multiplier of each one's steps
-
-
-def _directions(
-    optimizer: OptimizerKeys, declared: dict
-) -> tuple[optax.GradientTransformation, optax.GradientTransformation]:
-    """What `optimizer.name` names, and the multipliers of the steps that it makes."""
-    make = _plugin if is_plugin(optimizer.name) else OPTIMIZERS[optimizer.name]
-    multipliers = map_parameters(lambda leaf: leaf.step_multiplier, declared)
-    transformation, multipliers = make(optimizer, declared, multipliers)
-    return transformation, _scale_each(multipliers)
 
 
 def _muon_and_adam(optimizer: OptimizerKeys, declared: dict, multipliers: dict) -> Directions:
@@ -200,12 +185,11 @@ def _adam(optimizer: OptimizerKeys, declared: dict) -> optax.GradientTransformat
     if optimizer.moments == "float32":
         return optax.scale_by_adam(*betas)
     leaves = flatten_parameters(declared)
-    keepers = {path: _keeper(optimizer.moments, leaf) for path, leaf in leaves.items()}
-    return scale_by_moments(keepers, *betas)
+    stores = {path: _moment_store(optimizer.moments, leaf) for path, leaf in leaves.items()}
+    return scale_by_moments(stores, *betas)
 
 
-def _keeper(moments: str, leaf: Parameter) -> Keeper:
-    """How the moments of a parameter are kept."""
+def _moment_store(moments: str, leaf: Parameter) -> MomentStore:
     if moments == "bfloat16":
         return Whole(leaf.names, "bfloat16")
     if leaf.role == "kernel" and leaf.names[0] in ("time_embed", "steps"):
@@ -236,10 +220,3 @@ def _clip(max_norm: float) -> optax.GradientTransformationExtraArgs:
         return jax.tree.map(lambda u: factor * u, updates), state
 
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
-
-
-def _scale_each(multipliers: dict) -> optax.GradientTransformation:
-    """Scales each parameter's update by its own constant."""
-    return optax.stateless(
-        lambda updates, params: jax.tree.map(lambda m, u: m * u, multipliers, updates)
-    )

@@ -55,7 +55,7 @@ class Worker:
         self.name, self.tolerant = name, tolerant
         self.tasks: queue.Queue[Callable[[], None] | None] = queue.Queue(most)
         self.failed = self.dropped = False
-        self.said: set[str] = set()
+        self.reported: set[str] = set()
         self.thread = threading.Thread(target=self._work, name=name, daemon=True)
         self.thread.start()
 
@@ -83,8 +83,8 @@ class Worker:
         reason = f"{type(error).__name__}: {describe_error(error)}"
         self.failed = not self.tolerant
         consequence = "" if self.tolerant else " and is disabled"
-        if reason not in self.said:
-            self.said.add(reason)
+        if reason not in self.reported:
+            self.reported.add(reason)
             say(f"warning: {self.name} failed ({reason}){consequence}; training continues")
 
     def stop(self, deadline: float) -> None:

@@ -18,12 +18,12 @@ from t5x_diffeq.system.extras import need_package
 from t5x_diffeq.system.files import AnyPath, parse_json, write_whole
 from t5x_diffeq.training.tracking.interface import Array, BackgroundTracker, Scalar, Tracker, Worker
 from t5x_diffeq.training.tracking.jsonl import JsonlWriter
-from t5x_diffeq.training.tracking.tensorboard import TensorBoardTracker
+from t5x_diffeq.training.tracking.services import TensorBoardTracker, WandbTracker, check_login
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_FILE = "trackers.json"  # the run's id in each tracker
+_FILE = "trackers.json"  # the run's id in W&B
 _SECONDS_TO_CLOSE = 30.0  # for all trackers together, at the end of a run
 _MOST_FIGURES = 32  # that can wait to be drawn
 _DRAWING = threading.Lock()  # matplotlib's caches of fonts are not made for several threads
@@ -35,8 +35,6 @@ def check_trackers(trackers: Sequence[str]) -> None:
         if name != "tensorboard":
             need_package(name, f"train.trackers={name}", "leave it out")
     if "wandb" in trackers and jax.process_index() == 0:
-        from t5x_diffeq.training.tracking.wandb import check_login
-
         check_login()
 
 
@@ -150,8 +148,7 @@ def open_writer(workdir: AnyPath, step: int, trackers: Sequence[str]) -> Iterato
         yield RunWriter(None, [])
         return
     files = JsonlWriter(workdir, step)
-    ids = _run_ids(workdir, trackers)
-    named = [_tracker(name, workdir, step, ids) for name in dict.fromkeys(trackers)]
+    named = [_tracker(name, workdir, step) for name in dict.fromkeys(trackers)]
     writer = RunWriter(files, named)
     try:
         yield writer
@@ -159,30 +156,29 @@ def open_writer(workdir: AnyPath, step: int, trackers: Sequence[str]) -> Iterato
         writer.close()
 
 
-def _tracker(name: str, workdir: AnyPath, step: int, ids: Mapping[str, str]) -> BackgroundTracker:
+def _tracker(name: str, workdir: AnyPath, step: int) -> BackgroundTracker:
     """A tracker; its library is imported in its thread, because that takes seconds."""
+
+    run_id = _wandb_id(workdir) if name == "wandb" else ""
 
     def make() -> Tracker:
         if name == "wandb":
-            from t5x_diffeq.training.tracking.wandb import WandbTracker
-
-            return WandbTracker(workdir, ids[name], _SECONDS_TO_CLOSE)
+            return WandbTracker(workdir, run_id, _SECONDS_TO_CLOSE)
         return TensorBoardTracker(workdir, step)
 
     return BackgroundTracker(name, make)
 
 
-def _run_ids(workdir: AnyPath, trackers: Sequence[str]) -> dict[str, str]:
-    """The run's id in each tracker, made once and kept in the workdir."""
+def _wandb_id(workdir: AnyPath) -> str:
+    """The run's id in W&B, made once and kept in the workdir."""
     path = workdir / _FILE
     try:
         known = parse_json(path.read_bytes()) if path.exists() else {}
-        ids = {**known, **{name: known.get(name) or secrets.token_hex(4) for name in trackers}}
+        run_id = known.get("wandb") or secrets.token_hex(4)
     except (OSError, ValueError, AttributeError, TypeError) as error:
         raise InputError(
             f"{path} can't be read: {error}; remove it, and the trackers begin new runs"
         ) from error
-    ids.pop("tensorboard", None)
-    if ids != known:
-        write_whole(path, json.dumps(ids).encode())
-    return ids
+    if known.get("wandb") != run_id:
+        write_whole(path, json.dumps({**known, "wandb": run_id}).encode())
+    return run_id
