@@ -71,8 +71,7 @@ def main() -> int:
         raise InputError(f"--experiment={name} must be {', '.join(EXPERIMENTS)}")
 
     def experiment(scale: str) -> "Experiment":
-        from t5x_diffeq.experiments.laptop import LAPTOP  # importing JAX takes seconds
-        from t5x_diffeq.experiments.paper import PAPER
+        from t5x_diffeq.experiments.paper import LAPTOP, PAPER  # importing JAX takes seconds
 
         return {"laptop": LAPTOP, "paper": PAPER}[scale][name]
 
@@ -87,7 +86,6 @@ def carry_out_at_scale(
     Args:
       name: the experiment's name, that of the folder of its tables and figures.
       at_scale: the experiment at the scale `laptop` or `paper`.
-      flags: the parsed flags.
 
     Raises:
       InputError: if a flag's value can't be used.
@@ -97,8 +95,12 @@ def carry_out_at_scale(
     output = command_line.parse_folder(flags["output"], "reproduce")
     i, n = command_line.parse_part(flags["part"])
 
-    from t5x_diffeq.experiments.child import StoppedError  # importing JAX takes seconds
-    from t5x_diffeq.experiments.runs import carry_out, part_of, read_results
+    from t5x_diffeq.experiments.runs import (
+        StoppedError,  # importing JAX takes seconds
+        carry_out,
+        part_of,
+        read_results,
+    )
     from t5x_diffeq.experiments.tokenizers import check_tokenizer_files, remark
 
     experiment = at_scale(flags.scale)
@@ -131,11 +133,7 @@ def carry_out_at_scale(
 
 
 def _texts(flags: ExperimentFlags) -> dict[str, dict[str, object]]:
-    """The keys of the config for each text, by the text's name.
-
-    Raises:
-      InputError: if a --text flag is malformed, repeats a name, or names no known source or file.
-    """
+    """The keys of the config for each text, by the text's name."""
     from t5x_diffeq.data.sources import SOURCES, WITHOUT_PATH
     from t5x_diffeq.experiments.tokenizers import KEY, OWN
 
@@ -186,10 +184,6 @@ def present(
     """Prints the tables; writes tables, figures and the outcomes that they show to `folder`.
 
     Args:
-      experiment: the experiment.
-      runs: all of its runs, which are done.
-      output: the folder of the runs.
-      folder: the folder to write to.
       caveats: paragraphs on why the numbers don't compare with the paper's; figures then say so.
     """
     from t5x_diffeq.experiments.drawing import draw
