@@ -9,7 +9,6 @@ import pytest
 from helpers import ROOT, call
 
 from t5x_diffeq.cli import sweep
-from t5x_diffeq.experiments.child import StoppedError
 from t5x_diffeq.experiments.drawing import draw
 from t5x_diffeq.experiments.grid import Axis, parse_grid, points
 from t5x_diffeq.experiments.grid_runs import (
@@ -20,7 +19,14 @@ from t5x_diffeq.experiments.grid_runs import (
     format_table,
     summarise,
 )
-from t5x_diffeq.experiments.runs import ExperimentRun, carry_out, finished, read_results, steps_done
+from t5x_diffeq.experiments.runs import (
+    ExperimentRun,
+    StoppedError,
+    carry_out,
+    finished,
+    read_results,
+    steps_done,
+)
 from t5x_diffeq.system import console
 from t5x_diffeq.system.errors import InfrastructureError, InputError
 

@@ -28,8 +28,7 @@ from scipy.sparse.csgraph import connected_components
 
 from t5x_diffeq.model.layers.array_types import State, Weights
 from t5x_diffeq.model.ode.integrate import trajectory
-from t5x_diffeq.model.ode.schemes import grid
-from t5x_diffeq.model.ode.solvers import VectorField
+from t5x_diffeq.model.ode.solvers import VectorField, grid
 
 POWERS = (0, 1, 2, 3, 4)  # 0: constant weights
 _SCALES = ("peak", "work", "time")
@@ -42,7 +41,6 @@ class Clustering:
 
     Attributes:
       times: times of the states, in the units of the horizon.
-      states: positions of the particles.
       clusters: groups of particles linked by distances below `LINK` of the root mean square of |x|;
         like the other measures, NaN where a particle overflows float32.
       spread: mean pairwise distance over the root mean square of |x|: 0 if all coincide.
@@ -72,9 +70,6 @@ def simulate_clustering(
     Args:
       power: p of a(t) = c t^p; 0 for constant weights.
       seeds: number of draws of weights and particles, the same for every power.
-      tokens: number of particles.
-      dim: dimension of the space.
-      steps: number of Euler steps.
       horizon: the final time, in the units in which weights are of size 1; the paper's is 1.
       half_range: particles start uniformly in [-half_range, half_range]^dim.
       scale: the choice of c: "peak", "work" or "time", see the top of this file.

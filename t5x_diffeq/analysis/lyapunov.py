@@ -71,8 +71,6 @@ def lyapunov_exponents(
     """Finite-time exponents of each prompt's output token for every input token, in float32.
 
     Args:
-      model: the model.
-      params: its parameters.
       tokens: prompts, padded at the end to one length.
       outputs: index of each prompt's output token; None for the last token.
       convention: "pair", "official" or "full"; see the top of this file.
@@ -125,9 +123,7 @@ def pair_exponents(
 
     Args:
       step: S_n, given the state and the weights of step n.
-      weights: weights of all steps, leaves `[N, ...]`.
       states: states at which the steps are linearised.
-      outputs: the output token of each row.
       memory: approximate limit in GiB.
       convention: whether exponents are from singular values of M or from sums over the frame.
     """

@@ -1,26 +1,29 @@
 """The report's section on token-level sensitivity."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
+import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, Int
+from flax import linen as nn
+from jaxtyping import Array, Float, Int
 
 from t5x_diffeq.analysis.figures import make_drawing, render_image
 from t5x_diffeq.analysis.lyapunov import Exponents, lyapunov_exponents
-from t5x_diffeq.analysis.prompt_plots import (
+from t5x_diffeq.analysis.report import Drawing, Section, Table, as_code, prompt_markup
+from t5x_diffeq.analysis.run_plots import (
     escape_piece,
     exponents_over_depth,
     scale_to_unit,
     shaded_prompt,
 )
-from t5x_diffeq.analysis.report import Drawing, Section, Table, as_code, prompt_markup
-from t5x_diffeq.analysis.rollout import attention_rollout
 from t5x_diffeq.analysis.spectra import rank_correlation
-from t5x_diffeq.model.language_model import LanguageModel
-from t5x_diffeq.model.layers.array_types import Tokens
-from t5x_diffeq.model.sub_fields import has_method
+from t5x_diffeq.model.language_model import LanguageModel, in_one_document
+from t5x_diffeq.model.layers.array_types import State, Tokens, Weights
+from t5x_diffeq.model.ode.solvers import find_scheme
+from t5x_diffeq.model.sub_fields import has_method, make_block, need_methods
 
 _LINES = 6  # tokens whose exponents are drawn over depth
 _COLUMNS = ("token", "largest exponent", "mean exponent")
@@ -65,10 +68,6 @@ def lyapunov_section(
     """The section on the tokens of each prompt that the last token's output is sensitive to.
 
     Args:
-      model: the model.
-      params: its parameters.
-      prompts: the prompts' tokens.
-      pieces: the text of each token.
       convention: see `lyapunov`.
     """
     tokens, outputs = _pad_prompts(prompts)
@@ -161,3 +160,39 @@ def _arrays_of(
     if found.by_step is None:
         return arrays
     return arrays | {"by_step": (found.by_step, "[step, prompt, input token, D]: log |diag R|")}
+
+
+def attention_rollout(
+    model: LanguageModel, params: dict, tokens: Tokens, outputs: Int[np.ndarray, " B"]
+) -> Float[np.ndarray, "B L"]:
+    """How much of each input token attention carries to the output token; a row sums to 1.
+
+    It is the product over the steps of (A + I) / 2, with A the mean over heads, at the weights and
+    states with which each step begins.
+
+    Args:
+      tokens: prompts, padded at the end to one length.
+      outputs: index of each prompt's output token.
+
+    Raises:
+      InputError: if the block has no `attention_matrix`.
+    """
+    config = replace(model.config.in_float32(), attention="xla", remat="none")
+    model, nodes = LanguageModel(config), len(find_scheme(config.scheme).nodes)
+    weights = jax.jit(partial(model.apply, method="merged_weights"))({"params": params})
+    states = jax.jit(partial(model.apply, method="trajectory"))({"params": params}, tokens, weights)
+    first = jax.tree.map(lambda leaf: leaf[::nodes], weights)
+    need_methods(config, ("attention_matrix",))
+    block = make_block(config)
+
+    @jax.jit
+    def matrix(W: Weights, y: State) -> Float[Array, "B H L L"]:
+        return nn.apply(type(block).attention_matrix, block)(
+            {"params": W}, y, in_one_document(tokens)
+        )
+
+    flow = np.eye(tokens.shape[1])
+    for n in range(config.num_steps):
+        A = np.asarray(matrix(jax.tree.map(lambda leaf, n=n: leaf[n], first), states[n]))
+        flow = (A.mean(1) + np.eye(tokens.shape[1])) / 2 @ flow
+    return flow[np.arange(len(outputs)), outputs]

@@ -32,9 +32,6 @@ class Drawing:
     """A figure and its caption, which describes it.
 
     Attributes:
-      caption: the caption, as plain text.
-      png: the figure as a PNG file.
-      pdf: the figure as a PDF file.
       svgs: the figure for a page and for a narrow screen, as SVG elements whose text and axes have
         the page's colour; none if the page shows it by other means.
     """
@@ -51,10 +48,7 @@ class Section:
 
     Attributes:
       name: stem of its files' names.
-      title: title of the section.
       method: how it was computed: paragraphs.
-      tables: tables of numbers.
-      drawings: figures by name.
       arrays: results by name: the array, with its axes and unit in words.
       findings: numbers that no table or figure has: paragraphs.
       markup: additional HTML, shown before the figures.
@@ -78,11 +72,7 @@ def write_report(
     """Writes the page, and for each section its arrays, its figures and its manifest.
 
     Args:
-      folder: folder to write to.
-      page: name of the page's file.
-      title: title of the page.
       facts: what was analysed; shown at the top and in each manifest.
-      sections: sections of the page.
 
     Raises:
       RunError: if a file can't be written.
@@ -225,9 +215,7 @@ def prompt_markup(
 
     Args:
       title: what the shade means.
-      pieces: the tokens' text.
       shades: shade of each token but the last.
-      values: value of each token.
     """
     shown = np.append(0.75 * shades, 0)
     spans = "".join(

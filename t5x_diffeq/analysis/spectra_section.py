@@ -13,7 +13,7 @@ from t5x_diffeq.analysis.figures import make_drawing
 from t5x_diffeq.analysis.report import Drawing, Row, Section, Table
 from t5x_diffeq.model.config import ModelConfig
 from t5x_diffeq.model.language_model import LanguageModel
-from t5x_diffeq.model.ode.schemes import grid
+from t5x_diffeq.model.ode.solvers import grid
 from t5x_diffeq.model.ode.sources import source_of
 from t5x_diffeq.model.sub_fields import make_block
 
@@ -28,8 +28,6 @@ def spectra_section(
     """The section on eigenvalues at the model's nodes or layers; between nodes if W(t) is smooth.
 
     Args:
-      model: the model.
-      params: its parameters.
       times: number of times between 0 and 1.
       perplexities: by number of solver steps: the model's own and one with nodes in between.
     """

@@ -40,16 +40,7 @@ def _blocks(
     start: Int[Array, ""],
     chunks: Chunks,
 ) -> Tangents:
-    """d S(y)_j / d y_k for the output token j of each row and the tokens k of one chunk.
-
-    Args:
-      step: S, given a state and the step's weights.
-      W: the step's weights.
-      y: the state at which S is linearised.
-      outputs: the output token j of each row.
-      start: first token of the chunk.
-      chunks: sizes of the chunks.
-    """
+    """d S(y)_j / d y_k for the output token j of each row and the tokens k of one chunk."""
     rows = jnp.arange(len(y))
     _, pull_back = jax.vjp(lambda y: step(y, W)[rows, outputs], y)
 
@@ -77,11 +68,7 @@ def pair_growth(
 
     Args:
       step: S_n, given the state and the weights of step n.
-      weights: weights of all steps, leaves `[N, ...]`.
       states: states at which the steps are linearised.
-      outputs: the output token j of each row.
-      start: first token of the chunk.
-      chunks: sizes of the chunks.
 
     Returns:
       log |diag R| of each step; and R_N ... R_1, whose singular values are those of M.
@@ -117,10 +104,7 @@ def full_tangent(
     """Rows of d y_j(1) / d y(0) over all paths through all tokens, backwards along the trajectory.
 
     Args:
-      step: S_n.
-      weights: weights of all steps, leaves `[N, ...]`.
       states: states before each step.
-      outputs: the output token j of each row.
       units: the rows, as vectors by which the output token's state is multiplied.
       products: number of vector-Jacobian products computed together.
     """

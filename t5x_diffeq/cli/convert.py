@@ -139,12 +139,6 @@ def load_folder(config: Config, folder: Path) -> "tuple[Config, Tokenizer, dict]
 def write_run(config: Config, tokenizer: "Tokenizer", params: dict, workdir: Path) -> None:
     """Writes a complete workdir at step 0: config, data, tokenizer, checkpoint; all or nothing.
 
-    Args:
-      config: the run's config.
-      tokenizer: the model's tokenizer.
-      params: the model's parameters.
-      workdir: the folder, new or empty.
-
     Raises:
       InputError: if the config, the data or the folder is invalid.
       RunError: if the workdir can't be written.

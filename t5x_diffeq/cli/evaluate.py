@@ -156,12 +156,7 @@ def _evaluate_grid(run: "Run", corpus: "Corpus", num_steps: int | None, scheme: 
 
 
 def _show_table(results: list[dict], trained: Config) -> None:
-    """Prints a line per grid, and draws the figure if one is asked for.
-
-    Args:
-      results: results of each grid.
-      trained: the config with which the model was trained.
-    """
+    """Prints a line per grid, and draws the figure if one is asked for."""
     from t5x_diffeq.inference.run_figures import import_plots
 
     per_byte = "eval/bits_per_byte" in results[0]

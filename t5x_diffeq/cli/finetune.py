@@ -44,7 +44,6 @@ def complete_config(given: Mapping[str, object], pretrained: Config) -> Config:
     Args:
       given: the values of the config file by dotted key; None for a key of the grid means the
         pretrained run's value.
-      pretrained: the pretrained run's config.
 
     Raises:
       InputError: if a key is set that the pretrained run determines, naming it.
@@ -71,7 +70,7 @@ def _check_same(key: str, given: object, own: object, untouched: object) -> None
 
 def _take_over(given: Mapping[str, object], workdir: AnyPath, first: bool) -> Config:
     """The completed config; for a new workdir it is checked, and the tokenizer is copied there."""
-    from t5x_diffeq.checkpoints.trained_params import find_step
+    from t5x_diffeq.checkpoints.restoring import find_step
     from t5x_diffeq.checkpoints.workdir import CONFIG_FILE, check_config, read_config
     from t5x_diffeq.data.corpus import check_tokenizers
     from t5x_diffeq.data.recipe import adopt_tokenizer

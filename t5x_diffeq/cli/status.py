@@ -59,7 +59,6 @@ class RunStatus:
     """What the files of a run say at some time.
 
     Attributes:
-      workdir: the run's workdir.
       now: seconds since 1970.
     """
 

@@ -59,9 +59,14 @@ def main() -> int:
         raise InputError(f"--seeds={_SEEDS.value} from config.seed={first} on goes beyond {SEEDS}")
     seeds = range(first, first + _SEEDS.value)
 
-    from t5x_diffeq.experiments.child import StoppedError  # importing JAX takes seconds
     from t5x_diffeq.experiments.grid_runs import GridSweep, check_same
-    from t5x_diffeq.experiments.runs import carry_out, finished, part_of, read_results
+    from t5x_diffeq.experiments.runs import (
+        StoppedError,  # importing JAX takes seconds
+        carry_out,
+        finished,
+        part_of,
+        read_results,
+    )
 
     plan = GridSweep(file, verb, overrides, axes, seeds)
     if verb == "train":

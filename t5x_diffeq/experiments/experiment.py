@@ -29,7 +29,6 @@ class Training:
     """A model that is trained on each text with each seed.
 
     Attributes:
-      variant: the variant of the config.
       keys: the keys that it sets. A function makes its value of all values of the config.
       model: its name in tables; None: the variant's.
       config: the config's file, such as "gpt_small.py"; None: the text's own for a laptop.
@@ -55,11 +54,6 @@ class Training:
         """Its run, named after everything that sets it apart, so that experiments can share it.
 
         Its labels are text, size, model, seed, T, and the last part of each key that it sets.
-
-        Args:
-          text: the text's name.
-          of_text: keys of the config for the text.
-          seed: seed of the config.
         """
         config = self.config_for(text)
         defaults = values_of(config, self.variant)
@@ -100,7 +94,6 @@ def trainings(
     """Every variant with every choice of values, in every config.
 
     Args:
-      variants: variants of the config.
       choices: the values of each key in which the trainings differ.
       configs: by config file, the keys that all its trainings set; None: the text's own file.
     """
@@ -118,11 +111,9 @@ class Experiment:
     """Runs, and the tables and figures made from their outcomes.
 
     Attributes:
-      trainings: its trainings.
       trainings_on: by the name of a text, its trainings where they differ.
       follow_up: makes the runs that follow a training, whose outcomes are shown instead of its own.
       others: runs that need no text and have no seed.
-      tables: the tables, each with its figure.
       seeds: number of seeds of each training: the default of --seeds.
     """
 
@@ -142,8 +133,6 @@ class Experiment:
         compare, and tables of unfinished experiments too.
 
         Args:
-          texts: the texts to train on.
-          seeds: seeds of the trainings.
           done: outcomes so far, by the name of their run.
 
         Raises:
@@ -166,17 +155,12 @@ class Experiment:
 
         Args:
           outcomes: outcomes of the runs that have labels.
-          output: the folder of the runs.
         """
         return [*list_pages(outcomes), *paired_table(outcomes, output)]
 
 
 def _need_text(texts: Texts) -> None:
-    """Checks that there is a text.
-
-    Raises:
-      InputError: if there is none.
-    """
+    """Checks that there is a text."""
     if not texts:
         raise InputError("this experiment needs a text; set --text=NAME=PATH or --text=stdlib")
 
@@ -215,9 +199,6 @@ class Sweep(Experiment):
         """The runs; and each group's best rate, {} while there are still rates to try.
 
         Args:
-          texts: the texts to train on.
-          seeds: seeds of the trainings.
-          done: outcomes so far, by the name of their run.
           first_rates: the rates with which each group begins; None for those of its training.
         """
         _need_text(texts)

@@ -24,10 +24,8 @@ class GridSweep:
     """Trainings of every point of a grid, each with several seeds.
 
     Attributes:
-      file: the config file.
       verb: train or finetune.
       overrides: keys of the config that all runs set.
-      axes: the grid.
       seeds: seeds of the config.
 
     Raises:

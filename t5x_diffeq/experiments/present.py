@@ -182,8 +182,6 @@ class PairedDifference(NamedTuple):
     """The difference of two models' accuracies.
 
     Attributes:
-      difference: difference of the means over documents and seeds.
-      error: its standard error.
       p: two-sided p-value by the normal approximation, so it takes hundreds of documents.
     """
 

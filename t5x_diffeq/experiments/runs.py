@@ -2,20 +2,94 @@
 
 import json
 import re
+import signal
+import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from os import SEEK_END
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from t5x_diffeq.checkpoints.workdir import read_config
-from t5x_diffeq.cluster.peers import EXIT_INFRASTRUCTURE
-from t5x_diffeq.experiments.child import Commands
+from t5x_diffeq.cluster.peers import EXIT_INFRASTRUCTURE, EXIT_INTERRUPTED, EXIT_PREEMPTED
 from t5x_diffeq.system.console import Progress, format_duration, say
 from t5x_diffeq.system.errors import InfrastructureError, RunError
 from t5x_diffeq.system.files import write_whole
+
+_STATUSES = {signal.SIGTERM: EXIT_PREEMPTED, signal.SIGINT: EXIT_INTERRUPTED}
+
+
+class StoppedError(Exception):
+    """A run was stopped, and saved."""
+
+    def __init__(self, status: int):
+        super().__init__(status)
+        self.status = status
+
+
+class Commands:
+    """A context in which SIGTERM and Ctrl-C are handed on to the command that runs.
+
+    The command has a process group of its own: a terminal sends Ctrl-C to a whole group, and a
+    training would take a second one as a request to stop without saving.
+    """
+
+    def __init__(self) -> None:
+        self.child: subprocess.Popen | None = None
+        self.received: int | None = None
+
+    def __enter__(self) -> "Commands":
+        self.before = {number: signal.signal(number, self._hand_on) for number in _STATUSES}
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+
+    def check(self) -> None:
+        """Raises a `StoppedError` if a signal has come."""
+        if self.received is not None:
+            raise StoppedError(_STATUSES[signal.Signals(self.received)])
+
+    def run(
+        self, command: Sequence[str], log: Path, watch: Callable[[], None] = lambda: None
+    ) -> tuple[int, str]:
+        """Runs a command, with its messages in a log; returns its status and standard output.
+
+        Args:
+          log: the file to which its standard error is appended.
+          watch: called every second while it runs.
+
+        Raises:
+          StoppedError: if a signal ended it.
+        """
+        with log.open("ab") as words:
+            self.child = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=words, process_group=0
+            )
+            if self.received is not None:  # it came while the command started
+                self.child.send_signal(self.received)
+            said = None
+            while said is None:
+                with suppress(subprocess.TimeoutExpired):
+                    said, _ = self.child.communicate(timeout=1)
+                watch()
+        status, self.child = self.child.returncode, None
+        if status in _STATUSES.values():
+            raise StoppedError(status)
+        if status != 0:
+            self.check()
+        return status, said.decode()
+
+    def _hand_on(self, number: int, frame: FrameType | None) -> None:
+        self.received = number
+        if self.child is not None:
+            self.child.send_signal(number)
+
 
 _RESULTS = "results.jsonl"
 _BITS = "eval/bits_per_byte"
@@ -100,7 +174,6 @@ def carry_out(
     A run whose loss was not finite has `diverged`, which is an outcome.
 
     Args:
-      runs: the runs, in order.
       output: the experiment's folder, which holds workdirs, a log of each run, and results.
       results: name of the file to which outcomes are appended.
       go_on: whether to continue when a run fails otherwise. Its outcome is then `failed`, and the
@@ -229,7 +302,6 @@ def training_seconds(metrics: list[dict], tokens: int) -> float:
     """The time that the optimizer steps took, without start, compilation and evaluations.
 
     Args:
-      metrics: the lines of the run's metrics.jsonl.
       tokens: tokens of an optimizer step.
     """
     seconds, before = 0.0, 0

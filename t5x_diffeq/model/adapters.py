@@ -24,12 +24,9 @@ class Adapter(nn.Module):
     """The two factors added to one kernel, at every node; b is initialised to zero.
 
     Attributes:
-      kernel: the kernel's declaration.
       num_inputs: how many of its leading dimensions are inputs.
-      num_nodes: number of nodes of the grid.
       rank: rank r of the product.
       scale: factor on the product.
-      dtype: dtype of the computation.
     """
 
     kernel: Parameter
@@ -67,13 +64,9 @@ class Adapters(nn.Module):
     """Adapters of the block's kernels.
 
     Attributes:
-      block: the block.
       inputs: shapes of its inputs.
       kernels: names of the linears that have an adapter; if empty, all have one.
-      num_nodes: number of nodes of the grid.
-      rank: rank r.
       alpha: the product of the factors is scaled by alpha / r.
-      dtype: dtype of the computation.
     """
 
     block: nn.Module

@@ -73,10 +73,6 @@ def solve(
     checkpointing of Stumm and Walther 2010.
 
     Args:
-      model: the model.
-      params: its parameters.
-      tokens: the batch.
-      adaptive: the solver.
       places: positions and documents of the tokens; None if each row is one document.
 
     Raises:

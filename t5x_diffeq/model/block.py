@@ -123,7 +123,6 @@ class Block(nn.Module):
         """f of tokens that follow those in the cache, and the cache with them added.
 
         Args:
-          y: their states.
           places: their places; the positions of a row's real tokens follow the cached ones.
           real: whether each is a token of its sequence; after the last one rows are padded.
           cache: what `empty_cache` or `extend` returned.

@@ -11,7 +11,7 @@ from t5x_diffeq.config.keys.key import VocabSize
 from t5x_diffeq.model.layers.attention_kernels import check, choose
 from t5x_diffeq.model.layers.rotary import BASE, check_scaling
 from t5x_diffeq.model.ode.integrate import kept_names
-from t5x_diffeq.model.ode.schemes import grid
+from t5x_diffeq.model.ode.solvers import grid
 from t5x_diffeq.model.ode.sources import source_of
 from t5x_diffeq.system.errors import InputError
 
@@ -93,9 +93,6 @@ class ModelConfig(ModelKeys):
         (docs/lab/h100.md): what the loop stacks is neither zeroed nor copied. With `remat=full`
         little is stacked, and the compiler would recompute many unrolled steps at once, in five
         times the memory.
-
-        Args:
-          platform: "cpu", "gpu" or "tpu".
         """
         if self.scan_unroll is not None:
             return self
@@ -105,10 +102,6 @@ class ModelConfig(ModelKeys):
 
     def at_depth(self, num_steps: int | None, scheme: str | None = None) -> "ModelConfig":
         """The same model, with the same parameters, on another grid.
-
-        Args:
-          num_steps: the number of solver steps; None for the model's own.
-          scheme: the scheme; None for the model's own.
 
         Raises:
           InputError: if the model has per-layer weights, and the grid isn't their own; or there are

@@ -15,7 +15,7 @@ from t5x_diffeq.model.config import ModelConfig
 from t5x_diffeq.model.language_model import make_source
 from t5x_diffeq.model.layers.attention_kernels import LANES, splash_blocks
 from t5x_diffeq.model.ode.integrate import kept_names
-from t5x_diffeq.model.ode.schemes import find_scheme
+from t5x_diffeq.model.ode.solvers import find_scheme
 from t5x_diffeq.model.sub_fields import block_of_shapes, need_methods
 
 
@@ -144,8 +144,6 @@ def mfu(model_flops: float, seconds: float, num_devices: int, peak_flops: float)
 
     Args:
       model_flops: `StepFlops.model` of an optimizer step.
-      seconds: the time that the step takes.
-      num_devices: the number of devices that share the step.
       peak_flops: peak FLOP/s of a device (`chips.py`).
     """
     return model_flops / (seconds * num_devices * peak_flops)

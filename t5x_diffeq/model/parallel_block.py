@@ -10,11 +10,10 @@ Chowdhery et al. 2022). Euler's step reads y once, so with `model.scheme=euler` 
 import jax
 from flax import linen as nn
 
-from t5x_diffeq.model.attention_block import AttentionBlock
+from t5x_diffeq.model.attention_block import AttentionBlock, mlp_factors, mlp_flops
 from t5x_diffeq.model.block import Factors, SubFieldFlops, kernel_flops
 from t5x_diffeq.model.config_layers import mlp_of
 from t5x_diffeq.model.layers.array_types import State, Weights
-from t5x_diffeq.model.transformer_block import mlp_factors, mlp_flops
 
 
 class ParallelBlock(AttentionBlock):

@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from t5x_diffeq.checkpoints.restoring import restore_params
 from t5x_diffeq.checkpoints.stored import TrainState
-from t5x_diffeq.checkpoints.trained_params import restore_params
 from t5x_diffeq.checkpoints.workdir import read_config
 from t5x_diffeq.config.config import Config
 from t5x_diffeq.model.config import ModelConfig

@@ -48,10 +48,6 @@ def choose(
 
     Args:
       platform: "cpu", "gpu" or "tpu".
-      dtype: dtype of the computation.
-      head_dim: width of a head.
-      length: sequence length in tokens.
-      segments: whether rows have several segments.
       shards: the number of devices that share each sequence.
       capability: CUDA's compute capability of the GPU, such as "9.0"; None if unknown.
     """
@@ -155,9 +151,6 @@ def splash_blocks(kernel: str, length: int, head_dim: int, shards: int = 1) -> S
     don't fit on every kind of TPU.
 
     Args:
-      kernel: either of these names.
-      length: sequence length in tokens.
-      head_dim: width of a head.
       shards: the number of devices that share each sequence.
     """
     _, _, block_size = kernel.partition(":")
@@ -180,7 +173,6 @@ def causal_attention(
     Args:
       q: queries, in the dtype of the keys or in float32.
       k: keys; K divides H, and each key head serves H / K query heads in a row.
-      v: values.
       kernel: one of `values.KERNELS`, or splash with a block size, such as `splash:512`.
       segments: a token attends only to its own segment; None stands for a single segment.
       order: see `Places`; with it, each device gathers the keys and values of its rows, and
@@ -212,9 +204,7 @@ def triton_attention(
     """Attention by JAX's kernel in Triton; each device computes its own rows and heads.
 
     Args:
-      q: queries.
       k: keys, which the kernel takes once for each query head.
-      v: values, likewise.
       segments: a token attends only to its own segment; None stands for a single segment.
       interpret: interpret the kernel, so that tests need no GPU.
     """
@@ -234,9 +224,6 @@ def splash_attention(
     """Attention by the Pallas kernel; each device computes its own rows and heads.
 
     Args:
-      q: queries.
-      k: keys.
-      v: values.
       segments: a token attends only to its own segment; None stands for a single segment.
       order: see `Places`; with it, each device computes its own tokens only.
       kernel: `splash`, or `splash:SIZE` with a block size.

@@ -20,10 +20,7 @@ class Embedding(nn.Module):
     """A table `[size, D]`.
 
     Attributes:
-      size: number of rows.
-      embed_dim: width D.
       axis: logical axis of the rows.
-      init_std: standard deviation of the initialisation.
       dtype: dtype in which devices exchange and read the table.
       state_dtype: dtype of the vectors.
     """
@@ -68,12 +65,7 @@ def _rows(
     twice the bytes.
 
     Args:
-      table: the parameter, float32.
-      indices: the rows to read.
-      size: number of rows V.
-      axis: logical axis of the rows.
       dtype: dtype to which the table is rounded before devices exchange it.
-      state_dtype: dtype of the result.
     """
     # The table is gathered along its width first, so that the look-up moves no activations.
     whole = nn.with_logical_constraint(table.astype(dtype), (axis, None))

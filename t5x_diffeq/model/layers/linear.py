@@ -27,9 +27,6 @@ class Linear(nn.Module):
       axes: the kernel's logical axes, one per dimension.
       num_inputs: number of leading dimensions that are contracted; the bias has the others.
       use_bias: whether to add a bias.
-      init_std: standard deviation of the kernel's normal initialisation.
-      writes_residual: whether the result is added to the residual stream.
-      dtype: dtype of the computation.
       fp8: whether `x W` is computed on fp8 operands (`fp8.fp8_tensordot`); a branch's never is.
     """
 

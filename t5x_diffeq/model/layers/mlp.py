@@ -45,14 +45,8 @@ class MLP(nn.Module):
     """`down(a(up(x)))`, or gated, `down(a(gate(x)) * up(x))` (Shazeer 2020), a the activation.
 
     Attributes:
-      embed_dim: width D of the state.
-      mlp_dim: width F of the hidden layer.
       activation: "gelu" (its tanh form), "relu" or "silu".
       gated: whether the output of `up` is multiplied by a gate.
-      use_bias: whether all linears have biases.
-      writes_residual: whether the result is added to the residual stream.
-      output_std: standard deviation of the down kernel's initialisation.
-      dtype: dtype of the computation.
       fp8: whether the products are computed on fp8 operands.
       unrolled: whether a program has several MLPs outside of any loop.
     """

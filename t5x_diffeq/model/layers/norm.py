@@ -16,10 +16,7 @@ class Norm(nn.Module):
       centred: whether to subtract the mean (LayerNorm), or only divide by the root mean square
         (RMSNorm, Zhang and Sennrich 2019).
       use_shift: whether to add a shift.
-      epsilon: added to the variance.
       axes: logical axes of the scale, one per axis of `x` that is normalised.
-      writes_residual: whether the result is added to the residual stream.
-      dtype: dtype of the result.
     """
 
     centred: bool

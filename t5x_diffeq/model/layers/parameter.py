@@ -25,7 +25,6 @@ class Parameter(nn.LogicallyPartitioned):
     """A parameter's value, boxed with its declarations; Linen unboxes it on use.
 
     Attributes:
-      value: the array.
       names: logical axis of each dimension (inherited from `nn.LogicallyPartitioned`).
       role: one of `ROLES`.
       writes_residual: whether it belongs to the last map before the residual stream, so that

@@ -34,8 +34,6 @@ def rotate(
     """Rotates the pairs (x[i], x[i + G/2]) of each head by `position * frequency[i]` radians.
 
     Args:
-      x: queries or keys.
-      positions: position of each token.
       base: the frequencies are `base^(-2i/G)`.
       scaling: `model.rope_scaling`.
       dtype: dtype of the result; None for that of x. The rotation is computed in float32.
@@ -74,13 +72,7 @@ def _swap_halves(x: Float[Array, "B L H G"]) -> Float[Array, "B L H G"]:
 
 @cache
 def rotary_table(width: int, base: float, scaling: Scaling) -> tuple[Frequencies, float]:
-    """The frequencies `[G/2]` in radians per token, and the factor on cosines and sines.
-
-    Args:
-      width: width G of a head.
-      base: `model.rope_theta`.
-      scaling: `model.rope_scaling`.
-    """
+    """The frequencies `[G/2]` in radians per token, and the factor on cosines and sines."""
     exponents = (np.arange(0, width, 2) / np.float32(width)).astype(np.float32)
     if (base, scaling) == (BASE, ()):
         # Runs from before the base was a key were trained with this rounding.

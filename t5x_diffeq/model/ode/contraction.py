@@ -44,9 +44,7 @@ def contract(
 
     Args:
       e: time embeddings, float32.
-      P: the projection.
       axes: logical axes of the kernel that P makes.
-      dtype: dtype of the result.
       W0: what is added, float32; None: nothing.
     """
 
@@ -146,12 +144,7 @@ contract.defvjp(_contract_forward, _contract_backward)
 def projection_square(
     e: Float[Array, "nodes T"], dW: Float[Array, "nodes ..."]
 ) -> Float[Array, ""]:
-    """|dP|^2 for dP = e^T dW, as <e e^T, dW dW^T>: from `[nodes, nodes]` matrices, without dP.
-
-    Args:
-      e: time embeddings, float32.
-      dW: the gradient of what they have made.
-    """
+    """|dP|^2 for dP = e^T dW, as <e e^T, dW dW^T>: from `[nodes, nodes]` matrices, without dP."""
     e = e.astype(dW.dtype).astype(jnp.float32)
     return jnp.sum((e @ e.T) * _gram(dW))
 

@@ -109,11 +109,7 @@ class Sinusoids(TimeBasis):
 
 @dataclass(frozen=True)
 class Legendre(TimeBasis):
-    """P_0, ..., P_(K-1) of 2 t - 1.
-
-    Attributes:
-      count: K.
-    """
+    """P_0, ..., P_(K-1) of 2 t - 1."""
 
     count: int
 
@@ -140,11 +136,7 @@ class Legendre(TimeBasis):
 
 @dataclass(frozen=True)
 class Table(TimeBasis):
-    """Hats, which interpolate K values at 1/K, 2/K, ..., 1 by straight lines.
-
-    Attributes:
-      count: K.
-    """
+    """Hats, which interpolate K values at 1/K, 2/K, ..., 1 by straight lines."""
 
     count: int
 

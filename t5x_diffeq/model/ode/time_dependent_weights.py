@@ -36,8 +36,6 @@ class GeneratedLayer(nn.Module):
 
     Attributes:
       leaves: what the linear or norm declares, by name.
-      scales: initial scales and step multipliers of its parameters.
-      dtype: dtype of the generated kernels and biases.
     """
 
     leaves: dict[str, Parameter]
