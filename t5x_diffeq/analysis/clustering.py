@@ -37,21 +37,16 @@ LINK = 0.05  # particles closer than this times the root mean square of |x| are 
 
 @dataclass(frozen=True)
 class Clustering:
-    """Trajectories and how clustered they are; each seed draws its own weights and particles.
+    """Trajectories and how clustered they are; each seed draws its own weights and particles."""
 
-    Attributes:
-      times: times of the states, in the units of the horizon.
-      clusters: groups of particles linked by distances below `LINK` of the root mean square of |x|;
-        like the other measures, NaN where a particle overflows float32.
-      spread: mean pairwise distance over the root mean square of |x|: 0 if all coincide.
-      distance: mean pairwise distance over its initial value.
-    """
-
-    times: Float[np.ndarray, " states"]
+    times: Float[np.ndarray, " states"]  # times of the states, in the units of the horizon
     states: Float[np.ndarray, "seeds states tokens dim"]
+    # groups of particles linked by distances below `LINK` of the root mean square of |x|; like the
+    # other measures, NaN where a particle overflows float32
     clusters: Float[np.ndarray, "seeds states"]
+    # mean pairwise distance over the root mean square of |x|: 0 if all coincide
     spread: Float[np.ndarray, "seeds states"]
-    distance: Float[np.ndarray, "seeds states"]
+    distance: Float[np.ndarray, "seeds states"]  # mean pairwise distance over its initial value
 
 
 def simulate_clustering(

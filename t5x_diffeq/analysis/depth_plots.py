@@ -22,8 +22,8 @@ def eigenvalues_over_depth(
     name: str,
     nodes: tuple[Float[np.ndarray, " n"], Complex[np.ndarray, "n H M"]] | None = None,
     depth: str = "depth t",
-    heads: Int[np.ndarray, " heads"] | None = None,
     width: float = WIDTH,
+    heads: Int[np.ndarray, " heads"] | None = None,
 ) -> Figure:
     """A panel per head: |lambda| or Re lambda of every eigenvalue over depth (figures 2a, 2b, E).
 

@@ -42,15 +42,12 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Exponents:
-    """Exponents of each prompt, for each input token; NaN for those after the output token.
+    """Exponents of each prompt, for each input token; NaN for those after the output token."""
 
-    Attributes:
-      exponents: per unit of depth time, in decreasing order (`official`: in the frame's order).
-      by_step: log |diag R| of each step; its sum over steps and D is that of `exponents`. None for
-        `full`, which has no frame per pair.
-    """
-
+    # per unit of depth time, in decreasing order (`official`: in the frame's order)
     exponents: Float[np.ndarray, "B L D"]
+    # log |diag R| of each step; its sum over steps and D is that of `exponents`. None for `full`,
+    # which has no frame per pair.
     by_step: Float[np.ndarray, "N B L D"] | None
 
     @property

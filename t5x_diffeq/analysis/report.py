@@ -29,40 +29,30 @@ class Table:
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure and its caption, which describes it.
-
-    Attributes:
-      svgs: the figure for a page and for a narrow screen, as SVG elements whose text and axes have
-        the page's colour; none if the page shows it by other means.
-    """
+    """A figure and its caption, which describes it."""
 
     caption: str
     png: bytes
     pdf: bytes
+    # the figure for a page and for a narrow screen, as SVG elements whose text and axes have the
+    # page's colour; none if the page shows it by other means
     svgs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Section:
-    """One analysis; all texts are plain text, see `typeset`.
+    """One analysis; all texts are plain text, see `typeset`."""
 
-    Attributes:
-      name: stem of its files' names.
-      method: how it was computed: paragraphs.
-      arrays: results by name: the array, with its axes and unit in words.
-      findings: numbers that no table or figure has: paragraphs.
-      markup: additional HTML, shown before the figures.
-      numbers: its main results by name, which `analyze` prints.
-    """
-
-    name: str
+    name: str  # stem of its files' names
     title: str
-    method: Sequence[str]
+    method: Sequence[str]  # how it was computed: paragraphs
     tables: Sequence[Table]
     drawings: dict[str, Drawing]
+    # results by name: the array, with its axes and unit in words
     arrays: dict[str, tuple[np.ndarray, str]]
-    findings: Sequence[str] = ()
-    markup: str = ""
+    findings: Sequence[str] = ()  # numbers that no table or figure has: paragraphs
+    markup: str = ""  # additional HTML, shown before the figures
+    # its main results by name, which `analyze` prints
     numbers: dict[str, float] = field(default_factory=dict)
 
 

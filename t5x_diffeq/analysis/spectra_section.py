@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
-from matplotlib.figure import Figure
 
 from t5x_diffeq.analysis import depth_plots, spectra
 from t5x_diffeq.analysis.figures import make_drawing
@@ -166,24 +165,10 @@ def _spectra_drawings(
             name, values = spectra.title_of(kind), (curves or own)[kind]
             if kind not in heads:
                 values, dots = values[:, None], dots[:, None]
+            tex, trained = f"${depth_plots.tex(name)}$", (at, dots) if curves else None
             drawings[f"{kind}_{part}"] = make_drawing(
-                partial(
-                    _draw_product, t, values, part, name, (at, dots) if curves else None, depth
-                ),
+                partial(depth_plots.eigenvalues_over_depth, t, values, part, tex, trained, depth),
                 f"{title} of every eigenvalue of {name}, at the {nodes} (dots). {line}, from the "
                 "largest (red) to the smallest (orange).",
             )
     return drawings
-
-
-def _draw_product(
-    t: np.ndarray,
-    values: np.ndarray,
-    part: str,
-    name: str,
-    nodes: tuple[np.ndarray, np.ndarray] | None,
-    depth: str,
-    width: float,
-) -> Figure:
-    tex = f"${depth_plots.tex(name)}$"
-    return depth_plots.eigenvalues_over_depth(t, values, part, tex, nodes, depth, width=width)

@@ -21,15 +21,10 @@ Tangents = Float[Array, "B K D D"]
 
 
 class Chunks(NamedTuple):
-    """What is held in memory at once.
+    """What is held in memory at once."""
 
-    Attributes:
-      tokens: number of input tokens whose `[D, D]` tangents are carried together.
-      products: number of vector-Jacobian products computed together.
-    """
-
-    tokens: int
-    products: int
+    tokens: int  # number of input tokens whose `[D, D]` tangents are carried together
+    products: int  # number of vector-Jacobian products computed together
 
 
 def _blocks(

@@ -7,7 +7,6 @@ command again resumes it.
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from t5x_diffeq.cli import command_line
 from t5x_diffeq.cli.train import train_to_end
@@ -16,10 +15,6 @@ from t5x_diffeq.config.config import KEYS, Config, flatten
 from t5x_diffeq.system.console import say
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.files import AnyPath, parse_path
-
-if TYPE_CHECKING:
-    from t5x_diffeq.checkpoints.stored import TrainState
-    from t5x_diffeq.training.setup import Setup
 
 FLAGS = VerbFlags(__name__)
 CONFIG = FLAGS.define_config("configs/finetune.py:lora, :full or :hypernetwork.")
@@ -121,7 +116,7 @@ def finetune(given: Mapping[str, object], workdir: AnyPath) -> int:
         lambda first: _take_over(given, workdir, first), "the tokenizer is taken over"
     )
 
-    def make_state(setup: "Setup") -> "TrainState":
+    def make_state(setup):
         source = parse_path(str(config.init_from), "config.init_from")
         vocab_size = setup.model.config.vocab_size
         state, step = init_from_pretrained(
@@ -137,7 +132,7 @@ def finetune(given: Mapping[str, object], workdir: AnyPath) -> int:
             say(f"these kernels have no adapters, and are frozen: {', '.join(without)}")
         return state
 
-    def keep_adapters(setup: "Setup", state: "TrainState") -> None:
+    def keep_adapters(setup, state) -> None:
         if config.model.adapter_rank:
             trained = [name for name in state.params if setup.trains(name)]
             save_adapters(config, state.params, trained, workdir)

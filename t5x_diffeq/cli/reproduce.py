@@ -95,12 +95,7 @@ def carry_out_at_scale(
     output = command_line.parse_folder(flags["output"], "reproduce")
     i, n = command_line.parse_part(flags["part"])
 
-    from t5x_diffeq.experiments.runs import (
-        StoppedError,  # importing JAX takes seconds
-        carry_out,
-        part_of,
-        read_results,
-    )
+    from t5x_diffeq.experiments.runs import StoppedError, carry_out, part_of, read_results
     from t5x_diffeq.experiments.tokenizers import check_tokenizer_files, remark
 
     experiment = at_scale(flags.scale)
@@ -111,7 +106,7 @@ def carry_out_at_scale(
         return 0
     check_tokenizer_files(runs)
     results = "results.jsonl" if n == 1 else f"results-{i}.jsonl"
-    while _remaining_runs(runs, output):
+    while _remaining(runs, read_results(output)):
         try:
             carry_out(part_of(runs, i, n), output, results)
         except StoppedError as stopped:
@@ -120,7 +115,7 @@ def carry_out_at_scale(
                 present(experiment, shown, output, output / name, [])
             say(f"stopped, saved; {len(shown)} runs are done; the same command continues")
             return stopped.status
-        if others := _remaining_runs(runs, output):
+        if others := _remaining(runs, read_results(output)):
             say(
                 f"this part is done; {len(others)} runs of other parts are not; once they are, the "
                 "same command makes tables and figures"
@@ -157,20 +152,13 @@ def _texts(flags: ExperimentFlags) -> dict[str, dict[str, object]]:
             keys_by_text[name][KEY] = f"{flags.tokenizers}/{{tokenizer_file}}"
     for name, keys in keys_by_text.items():
         if keys["data.source"] == "text_files":
-            _check_text(name, keys["data.path"])
+            file = parse_path(keys["data.path"], f"--text={name}")
+            if not (file.exists() or files_matching(file)):
+                raise InputError(f"--text={name}={file}: there is no such file or folder; check it")
     return keys_by_text
 
 
-def _check_text(name: str, path: str) -> None:
-    file = parse_path(path, f"--text={name}")
-    if not (file.exists() or files_matching(file)):
-        raise InputError(f"--text={name}={path}: there is no such file or folder; check the path")
-
-
-def _remaining_runs(runs: "list[ExperimentRun]", output: AnyPath) -> "list[ExperimentRun]":
-    from t5x_diffeq.experiments.runs import read_results
-
-    done = read_results(output)
+def _remaining(runs: "list[ExperimentRun]", done: dict[str, dict]) -> "list[ExperimentRun]":
     return [run for run in runs if run.name not in done]
 
 

@@ -26,20 +26,15 @@ _WIDTH, _RATE = "model.time_embed_dim", f"optimizer.{RATE_NAME}"
 
 @dataclass(frozen=True)
 class Training:
-    """A model that is trained on each text with each seed.
-
-    Attributes:
-      keys: the keys that it sets. A function makes its value of all values of the config.
-      model: its name in tables; None: the variant's.
-      config: the config's file, such as "gpt_small.py"; None: the text's own for a laptop.
-      rates: the learning rates that a sweep begins with.
-    """
+    """A model that is trained on each text with each seed."""
 
     variant: str
+    # the keys that it sets. A function makes its value of all values of the config.
     keys: Keys = field(default_factory=dict)
-    model: str | None = None
+    model: str | None = None  # its name in tables; None: the variant's
+    # the config's file, such as "gpt_small.py"; None: the text's own for a laptop
     config: str | None = None
-    rates: tuple[float, ...] = ()
+    rates: tuple[float, ...] = ()  # the learning rates that a sweep begins with
 
     @property
     def name(self) -> str:
@@ -108,21 +103,16 @@ def trainings(
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """Runs, and the tables and figures made from their outcomes.
-
-    Attributes:
-      trainings_on: by the name of a text, its trainings where they differ.
-      follow_up: makes the runs that follow a training, whose outcomes are shown instead of its own.
-      others: runs that need no text and have no seed.
-      seeds: number of seeds of each training: the default of --seeds.
-    """
+    """Runs, and the tables and figures made from their outcomes."""
 
     trainings: tuple[Training, ...] = ()
+    # by the name of a text, its trainings where they differ
     trainings_on: Mapping[str, tuple[Training, ...]] = field(default_factory=dict)
+    # makes the runs that follow a training, whose outcomes are shown instead of its own
     follow_up: Callable[[ExperimentRun], list[ExperimentRun]] | None = None
-    others: tuple[ExperimentRun, ...] = ()
+    others: tuple[ExperimentRun, ...] = ()  # runs that need no text and have no seed
     tables: tuple[TableSpec, ...] = ()
-    seeds: int = 3
+    seeds: int = 3  # number of seeds of each training: the default of --seeds
 
     def runs(
         self, texts: Texts, seeds: Sequence[int], done: dict[str, dict]

@@ -119,18 +119,12 @@ _TUNINGS = {  # methods and grids
 
 @dataclass(frozen=True, kw_only=True)
 class Figure5(Experiment):
-    """Training on each of two texts, and every way of tuning on the other.
-
-    Attributes:
-      base: keys of the trainings, by variant.
-      tuning: keys of every tuning.
-      of_method: further keys of tunings, by method.
-    """
+    """Training on each of two texts, and every way of tuning on the other."""
 
     config: str
-    base: dict[str, Keys] = field(default_factory=dict)
-    tuning: Keys
-    of_method: dict[str, Keys]
+    base: dict[str, Keys] = field(default_factory=dict)  # keys of the trainings, by variant
+    tuning: Keys  # keys of every tuning
+    of_method: dict[str, Keys]  # further keys of tunings, by method
     tables: tuple[TableSpec, ...] = (
         TableSpec(("trained on", "tuned on", "method"), "steps", "perplexity", over_steps=True),
     )

@@ -23,20 +23,15 @@ _COLUMNS = {  # of the table, by the number of an outcome that each shows
 class GridSweep:
     """Trainings of every point of a grid, each with several seeds.
 
-    Attributes:
-      verb: train or finetune.
-      overrides: keys of the config that all runs set.
-      seeds: seeds of the config.
-
     Raises:
       InputError: if both the file and the grid name a variant.
     """
 
     file: str
-    verb: str
-    overrides: Mapping[str, object]
+    verb: str  # train or finetune
+    overrides: Mapping[str, object]  # keys of the config that all runs set
     axes: tuple[Axis, ...]
-    seeds: Sequence[int]
+    seeds: Sequence[int]  # seeds of the config
 
     def __post_init__(self) -> None:
         if ":" in self.file and any(axis.key == VARIANT for axis in self.axes):
@@ -73,15 +68,10 @@ class GridSweep:
 
 @dataclass(frozen=True)
 class PointSummary:
-    """What is known of a point.
+    """What is known of a point."""
 
-    Attributes:
-      labels: its value on each axis.
-      outcomes: the outcome of each of its seeds; {} of one that was not run.
-    """
-
-    labels: tuple[Label, ...]
-    outcomes: tuple[dict, ...]
+    labels: tuple[Label, ...]  # its value on each axis
+    outcomes: tuple[dict, ...]  # the outcome of each of its seeds; {} of one that was not run
 
     def values(self, key: str) -> list[float]:
         """A number of every seed that ended with a loss; empty if one has none."""

@@ -102,21 +102,15 @@ Label = str | int | float
 
 @dataclass(frozen=True)
 class ExperimentRun:
-    """A command of an experiment.
+    """A command of an experiment."""
 
-    Attributes:
-      name: name of the run, and of its workdir if it has one.
-      verb: the verb that it calls.
-      arguments: arguments of the verb; `{output}` stands for the experiment's folder.
-      labels: where its outcome stands in tables and figures.
-      needs: the name of a run that must come before it, in the same part.
-    """
-
-    name: str
-    verb: str
+    name: str  # name of the run, and of its workdir if it has one
+    verb: str  # the verb that it calls
+    # arguments of the verb; `{output}` stands for the experiment's folder
     arguments: tuple[str, ...]
+    # where its outcome stands in tables and figures
     labels: dict[str, Label] = field(default_factory=dict)
-    needs: str | None = None
+    needs: str | None = None  # the name of a run that must come before it, in the same part
 
     def command(self, output: Path) -> list[str]:
         """The whole command."""

@@ -21,19 +21,13 @@ from t5x_diffeq.system.errors import InputError
 
 
 class Adapter(nn.Module):
-    """The two factors added to one kernel, at every node; b is initialised to zero.
-
-    Attributes:
-      num_inputs: how many of its leading dimensions are inputs.
-      rank: rank r of the product.
-      scale: factor on the product.
-    """
+    """The two factors added to one kernel, at every node; b is initialised to zero."""
 
     kernel: Parameter
-    num_inputs: int
+    num_inputs: int  # how many of its leading dimensions are inputs
     num_nodes: int
-    rank: int
-    scale: float
+    rank: int  # rank r of the product
+    scale: float  # factor on the product
     dtype: DTypeLike
 
     @nn.compact
@@ -61,20 +55,14 @@ class Adapter(nn.Module):
 
 
 class Adapters(nn.Module):
-    """Adapters of the block's kernels.
-
-    Attributes:
-      inputs: shapes of its inputs.
-      kernels: names of the linears that have an adapter; if empty, all have one.
-      alpha: the product of the factors is scaled by alpha / r.
-    """
+    """Adapters of the block's kernels."""
 
     block: nn.Module
-    inputs: tuple
-    kernels: tuple[str, ...]
+    inputs: tuple  # shapes of its inputs
+    kernels: tuple[str, ...]  # names of the linears that have an adapter; if empty, all have one
     num_nodes: int
     rank: int
-    alpha: float
+    alpha: float  # the product of the factors is scaled by alpha / r
     dtype: DTypeLike = jnp.float32
 
     @nn.compact

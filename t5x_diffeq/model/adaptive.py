@@ -25,17 +25,13 @@ SOLVERS = {"bosh3": "Bosh3", "tsit5": "Tsit5", "dopri5": "Dopri5", "dopri8": "Do
 
 
 class Adaptive(NamedTuple):
-    """An adaptive solver, its tolerances and its step limit.
+    """An adaptive solver, its tolerances and its step limit."""
 
-    Attributes:
-      solver: a key of `SOLVERS`: Bogacki-Shampine (order 3), Tsitouras (5), Dormand-Prince (5, 8).
-      rtol: tolerance per step, relative and absolute, on the root mean square over the state.
-      max_steps: number of solver steps after which it gives up.
-    """
-
+    # a key of `SOLVERS`: Bogacki-Shampine (order 3), Tsitouras (5), Dormand-Prince (5, 8)
     solver: str = "tsit5"
+    # tolerance per step, relative and absolute, on the root mean square over the state
     rtol: float = 1e-3
-    max_steps: int = 512
+    max_steps: int = 512  # number of solver steps after which it gives up
 
 
 class Solution(NamedTuple):

@@ -121,21 +121,13 @@ class TransformerBlock(AttentionBlock):
     @nn.nowrap
     def flops(self, length: int) -> tuple[SubFieldFlops, SubFieldFlops]:
         """Attention's, and those of the MLP's linears."""
-        return self.attention_flops(length), mlp_flops(kernel_flops(self))
+        of = {path[1]: x for path, x in kernel_flops(self).items() if path[0] == "mlp"}
+        wide = sum(x for name, x in of.items() if name != "down")
+        mlp = SubFieldFlops(products=sum(of.values()), last=of["down"], named={"mlp": wide})
+        return self.attention_flops(length), mlp
 
     @nn.nowrap
     def spectral_factors(self, weights: Weights) -> Factors:
         """QK and OV of each head, and W_up W_down; a gate is left out."""
-        return {**self.attention_factors(weights), **mlp_factors(weights)}
-
-
-def mlp_flops(of_kernels: dict[tuple[str, ...], float]) -> SubFieldFlops:
-    """The FLOPs of a g that is an MLP of the name `mlp`, from those of all kernels."""
-    of = {path[1]: flops for path, flops in of_kernels.items() if path[0] == "mlp"}
-    wide = sum(flops for name, flops in of.items() if name != "down")
-    return SubFieldFlops(products=sum(of.values()), last=of["down"], named={"mlp": wide})
-
-
-def mlp_factors(weights: Weights) -> Factors:
-    """W_up and W_down of an MLP of the name `mlp`."""
-    return {"mlp": (weights["mlp"]["up"]["kernel"], weights["mlp"]["down"]["kernel"])}
+        up, down = (weights["mlp"][name]["kernel"] for name in ("up", "down"))
+        return {**self.attention_factors(weights), "mlp": (up, down)}

@@ -17,9 +17,7 @@ from t5x_diffeq.system.errors import InputError
 
 VOCAB_MULTIPLE = 128
 ACTIVATIONS = {"gpt": ("gelu", "relu"), "llama": ("silu", "gelu")}  # the first is the default
-_MOST_UNROLLED = (
-    32  # solver steps in a loop's body, for which compilation takes 2 to 3 times as long
-)
+_MOST_UNROLLED = 32  # solver steps in a loop's body: compilation takes 2 to 3 times as long
 # Keys of llama alone, with the values that change nothing: gpt has learned positions, biases
 # everywhere and a tied head.
 _LLAMAS = {"qkv_bias": False, "rope_theta": BASE, "rope_scaling": (), "tied_head": False}
@@ -27,15 +25,10 @@ _LLAMAS = {"qkv_bias": False, "rope_theta": BASE, "rope_scaling": (), "tied_head
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig(ModelKeys):
-    """The keys of `config.model`, with what its data determine.
+    """The keys of `config.model`, with what its data determine."""
 
-    Attributes:
-      vocab_size: the vocabulary size of the tokenizer.
-      max_length: the longest sequence, in tokens: `config.data.sequence_length`.
-    """
-
-    vocab_size: VocabSize = field()
-    max_length: int
+    vocab_size: VocabSize = field()  # the vocabulary size of the tokenizer
+    max_length: int  # the longest sequence, in tokens: `config.data.sequence_length`
 
     @classmethod
     def of(cls, keys: ModelKeys, vocab_size: int, max_length: int) -> "ModelConfig":
@@ -72,15 +65,8 @@ class ModelConfig(ModelKeys):
         Raises:
           InputError: if the kernel that the config names isn't available there.
         """
-        shapes = (
-            platform,
-            self.dtype,
-            self.head_width,
-            self.max_length,
-            segments,
-            shards,
-            capability,
-        )
+        shapes = (platform, self.dtype, self.head_width, self.max_length)
+        shapes = (*shapes, segments, shards, capability)
         if self.attention != "auto":
             return self, check(self.attention, *shapes)
         kernel, reason = choose(*shapes)
@@ -101,7 +87,7 @@ class ModelConfig(ModelKeys):
         return replace(self, scan_unroll=-(-self.num_steps // parts) if unrolled else 1)
 
     def at_depth(self, num_steps: int | None, scheme: str | None = None) -> "ModelConfig":
-        """The same model, with the same parameters, on another grid.
+        """The same model, with the same parameters, on another grid; None: its own N, or scheme.
 
         Raises:
           InputError: if the model has per-layer weights, and the grid isn't their own; or there are
@@ -166,12 +152,9 @@ class ModelConfig(ModelKeys):
                 f"model.norm_position=after with model.block={self.block}: the key is of the "
                 "architecture's own block, and another places its norms itself; leave one out"
             )
-        self._check_time_embedding()
         check_scaling(self.rope_scaling)
         if self.remat.startswith("keep:"):
             kept_names(self.remat)
-
-    def _check_time_embedding(self):
         if self.attention_time_embed_dim is not None and self.time_embedding == "common":
             raise InputError(
                 f"model.attention_time_embed_dim={self.attention_time_embed_dim} with "

@@ -13,7 +13,7 @@ from functools import cache
 from t5x_diffeq.model.block import SubFieldFlops
 from t5x_diffeq.model.config import ModelConfig
 from t5x_diffeq.model.language_model import make_source
-from t5x_diffeq.model.layers.attention_kernels import LANES, splash_blocks
+from t5x_diffeq.model.layers.attention_kernels import LANES, splash_block
 from t5x_diffeq.model.ode.integrate import kept_names
 from t5x_diffeq.model.ode.solvers import find_scheme
 from t5x_diffeq.model.sub_fields import block_of_shapes, need_methods
@@ -21,30 +21,21 @@ from t5x_diffeq.model.sub_fields import block_of_shapes, need_methods
 
 @dataclass(frozen=True)
 class StepFlops:
-    """FLOPs of an optimizer step on the whole batch, forward and backward.
+    """FLOPs of an optimizer step on the whole batch, forward and backward."""
 
-    Attributes:
-      projections: products with f's weights: q, k, v and output of attention.
-      attention: what tokens compute with each other in f: scores and weighted sums of values, half
-        of the square.
-      mlp: g, the MLP.
-      head: logits.
-      hypernetwork: making W(t) from t, once per optimizer step; 0 for other weights.
-      recomputed: recomputation in the backward pass, by `model.remat`.
-      attention_kernels: what a fused attention kernel computes: forward, recomputed and backward.
-        It recomputes scores itself, computes whole blocks where the mask cuts one, and pads narrow
-        heads; of all this, only what the model needs is counted above.
-      head_width: the width of the heads, on which the speed of such a kernel depends.
-    """
-
-    projections: float
+    projections: float  # products with f's weights: q, k, v and output of attention
+    # what tokens compute with each other in f: scores and weighted sums of values, half of the
+    # square
     attention: float
-    mlp: float
-    head: float
-    hypernetwork: float
-    recomputed: float
+    mlp: float  # g, the MLP
+    head: float  # logits
+    hypernetwork: float  # making W(t) from t, once per optimizer step; 0 for other weights
+    recomputed: float  # recomputation in the backward pass, by `model.remat`
+    # what a fused attention kernel computes: forward, recomputed and backward. It recomputes scores
+    # itself, computes whole blocks where the mask cuts one, and pads narrow heads; of all this,
+    # only what the model needs is counted above.
     attention_kernels: float
-    head_width: int
+    head_width: int  # the width of the heads, on which the speed of such a kernel depends
 
     @property
     def model(self) -> float:
@@ -127,10 +118,10 @@ def _kernel_work(config: ModelConfig) -> float:
         # Triton, dq and (dk, dv) each compute scores and their gradient.
         return 1 + again + (7 if config.attention == "triton" else 5) / 2
     head_dim = config.head_width
-    blocks = splash_blocks(config.attention, config.max_length, head_dim)
+    block = splash_block(config.attention, config.max_length, head_dim)
     widened = (head_dim + -head_dim % LANES) / head_dim
     # Of n blocks in a row of the mask, (n + 1) / 2 are visited on average; n / 2 are needed.
-    visited = 1 + blocks.size / config.max_length
+    visited = 1 + block / config.max_length
     return widened * visited * (1 + again + 7 / 2)  # dq and (dk, dv) each compute the scores
 
 

@@ -53,19 +53,6 @@ def make_source(config: ModelConfig, **module: Any) -> WeightSource:
     )
 
 
-def _make_adapters(config: ModelConfig) -> Adapters:
-    block = block_of_shapes(config)
-    return Adapters(
-        block=block,
-        inputs=block.input_shapes(),
-        kernels=config.adapter_kernels,
-        num_nodes=config.num_nodes,
-        rank=config.adapter_rank,
-        alpha=config.adapter_alpha,
-        dtype=config.compute_dtype,
-    )
-
-
 def nodes(config: ModelConfig) -> Float[np.ndarray, " nodes"]:
     """The times at which a forward pass reads the weights, in the order in which it reads them."""
     return grid(config.scheme, config.num_steps).reshape(-1)
@@ -102,7 +89,16 @@ class LanguageModel(nn.Module):
         self.embedding_dropout = nn.Dropout(c.dropout_rate)
         self.source = make_source(c)
         if c.adapter_rank:
-            self.adapters = _make_adapters(c)
+            block = block_of_shapes(c)
+            self.adapters = Adapters(
+                block,
+                block.input_shapes(),
+                c.adapter_kernels,
+                c.num_nodes,
+                c.adapter_rank,
+                c.adapter_alpha,
+                c.compute_dtype,
+            )
         self.final_norm = Norm(
             centred=gpt, use_shift=gpt, epsilon=c.final_norm_eps, dtype=c.compute_dtype
         )

@@ -17,20 +17,14 @@ Vectors = Float[Array, "B L D"]
 
 
 class Embedding(nn.Module):
-    """A table `[size, D]`.
-
-    Attributes:
-      axis: logical axis of the rows.
-      dtype: dtype in which devices exchange and read the table.
-      state_dtype: dtype of the vectors.
-    """
+    """A table `[size, D]`."""
 
     size: int
     embed_dim: int
-    axis: str | None = "vocab"
+    axis: str | None = "vocab"  # logical axis of the rows
     init_std: float = 0.02
-    dtype: DTypeLike = jnp.float32
-    state_dtype: DTypeLike = jnp.float32
+    dtype: DTypeLike = jnp.float32  # dtype in which devices exchange and read the table
+    state_dtype: DTypeLike = jnp.float32  # dtype of the vectors
 
     def setup(self):  # noqa: D102
         self.table = declare(

@@ -39,21 +39,14 @@ from t5x_diffeq.model.ode.time_basis import TimeBasis
 
 
 class TimeEmbedding(nn.Module):
-    """e(t) = Linear2(SiLU(Linear1(gamma(t)))), in float32 (paper, section 4.2).
+    """e(t) = Linear2(SiLU(Linear1(gamma(t)))), in float32 (paper, section 4.2)."""
 
-    Attributes:
-      width: output width T of both linears.
-      hidden_std: standard deviation of Linear1's kernel at initialisation.
-      output_std: the same for Linear2's kernel.
-      step_multiplier: factor on the optimizer's step for Linear1's kernel and both biases.
-      output_multiplier: the same for Linear2's kernel.
-    """
-
-    width: int
-    hidden_std: float = 0.02
-    output_std: float = 0.02
+    width: int  # output width T of both linears
+    hidden_std: float = 0.02  # standard deviation of Linear1's kernel at initialisation
+    output_std: float = 0.02  # the same for Linear2's kernel
+    # factor on the optimizer's step for Linear1's kernel and both biases
     step_multiplier: float = 1.0
-    output_multiplier: float = 1.0
+    output_multiplier: float = 1.0  # the same for Linear2's kernel
 
     @nn.compact
     def __call__(self, features: Float[Array, "nodes features"]) -> Float[Array, "nodes T"]:
@@ -90,15 +83,11 @@ class LinearTimeEmbedding(nn.Module):
     """e(t) = C^T gamma(t), in float32: a row of C for each feature.
 
     If the features are the hats of `table:K`, the rows are the values of e at their knots.
-
-    Attributes:
-      std: standard deviation of C at initialisation.
-      step_multiplier: factor on the optimizer's step for C.
     """
 
     width: int
-    std: float = 0.02
-    step_multiplier: float = 1.0
+    std: float = 0.02  # standard deviation of C at initialisation
+    step_multiplier: float = 1.0  # factor on the optimizer's step for C
 
     @nn.compact
     def __call__(self, features: Float[Array, "nodes features"]) -> Float[Array, "nodes T"]:
@@ -120,16 +109,11 @@ _SILU_SECOND_MOMENT = 0.36
 
 @dataclass(frozen=True)
 class HyperInit:
-    """Scales and step multipliers of the hypernetwork: one column of the table above.
+    """Scales and step multipliers of the hypernetwork: one column of the table above."""
 
-    Attributes:
-      init: "paper" or "invariant".
-      basis: what the time embedding reads.
-    """
-
-    init: str
+    init: str  # "paper" or "invariant"
     T: int
-    basis: TimeBasis
+    basis: TimeBasis  # what the time embedding reads
 
     @property
     def single(self) -> float:

@@ -89,18 +89,12 @@ def rk4(field: VectorField, W: tuple[Tree, Tree, Tree], y: Vector, dt: float) ->
 
 @dataclass(frozen=True)
 class Scheme:
-    """A step and the nodes at which it reads the weights, in units of the step size.
-
-    Attributes:
-      nodes: times within a step, in units of the step size.
-      order: order of accuracy, for a field that is not split.
-      evaluations: how many times a step evaluates f, and g.
-    """
+    """A step and the nodes at which it reads the weights, in units of the step size."""
 
     step: Callable[..., Vector]
-    nodes: tuple[float, ...]
-    order: int
-    evaluations: tuple[int, int]
+    nodes: tuple[float, ...]  # times within a step, in units of the step size
+    order: int  # order of accuracy, for a field that is not split
+    evaluations: tuple[int, int]  # how many times a step evaluates f, and g
 
 
 # Euler and the splittings read W at the right end of the step, as the official implementation does.

@@ -49,11 +49,6 @@ class LayerWeights(WeightSource):
         return init_stacked(self.block, self.inputs, self.num_nodes, key)
 
     @nn.nowrap
-    def flops(self) -> float:
-        """None are made."""
-        return 0.0
-
-    @nn.nowrap
     def describe(self) -> str:
         """What it is, in a phrase."""
         return "one set of weights per layer"
@@ -71,11 +66,6 @@ class SharedWeights(WeightSource):
         # Repeated before rounding, so that their gradient is summed over the times in float32.
         repeated = jax.tree.map(lambda w: jnp.broadcast_to(w, (len(times), *w.shape)), weights)
         return cast_by_role(repeated, block_parameters(self.block, self.inputs), self.dtype)
-
-    @nn.nowrap
-    def flops(self) -> float:
-        """None are made."""
-        return 0.0
 
     @nn.nowrap
     def describe(self) -> str:

@@ -35,17 +35,14 @@ class TimeBasis:
 
     Another one is named by `model.time_basis="package.module:Name(9)"`; the arguments are the
     subclass's (`docs/extending.md`).
-
-    Attributes:
-      count: the number of functions.
-      polynomial: whether all are polynomials of t, of degree count - 1 at most.
-      linear: whether e(t) is a linear function of them; else two linear layers, as in the paper.
-      rough: whether e(t) between the nodes is not what its values there suggest.
     """
 
-    count: int
+    count: int  # the number of functions
+    # whether all are polynomials of t, of degree count - 1 at most
     polynomial: ClassVar[bool] = False
+    # whether e(t) is a linear function of them; else two linear layers, as in the paper
     linear: ClassVar[bool] = True
+    # whether e(t) between the nodes is not what its values there suggest
     rough: ClassVar[bool] = False
 
     def __call__(self, times: Times) -> Features:
@@ -72,15 +69,10 @@ class TimeBasis:
 
 @dataclass(frozen=True)
 class Sinusoids(TimeBasis):
-    """[t, sin(c t w), cos(c t w)], w_j = 10000^(-j/S).
+    """[t, sin(c t w), cos(c t w)], w_j = 10000^(-j/S)."""
 
-    Attributes:
-      num_frequencies: S.
-      time_scale: c, 1000 in the paper. As bfloat16, 1000 t would be noise.
-    """
-
-    num_frequencies: int = 64
-    time_scale: float = 1000.0
+    num_frequencies: int = 64  # S
+    time_scale: float = 1000.0  # c, 1000 in the paper. As bfloat16, 1000 t would be noise.
     count: int = field(init=False)  # 2 S + 1
 
     linear: ClassVar[bool] = False

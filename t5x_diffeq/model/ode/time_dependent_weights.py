@@ -32,13 +32,9 @@ from t5x_diffeq.system.errors import InputError
 
 
 class GeneratedLayer(nn.Module):
-    """The leaves of one linear or norm of the block, as functions of time.
+    """The leaves of one linear or norm of the block, as functions of time."""
 
-    Attributes:
-      leaves: what the linear or norm declares, by name.
-    """
-
-    leaves: dict[str, Parameter]
+    leaves: dict[str, Parameter]  # what the linear or norm declares, by name
     scales: HyperInit
     dtype: DTypeLike
 
