@@ -74,7 +74,9 @@ def simulate_clustering(
     a = jnp.asarray(magnitudes(power, steps, horizon, scale), jnp.float32)
     states = np.asarray(_simulate(W, x, a, horizon / steps), np.float64)
     times = np.append(0.0, horizon * grid("euler", steps)[:, 0])
-    return Clustering(times, states, *_measure_states(states))
+    clusters, spread, mean = np.stack([measure_state(x) for x in states], 1)
+    distance = mean / np.maximum(mean[:, :1], np.finfo(float).tiny)
+    return Clustering(times, states, clusters, spread, distance)
 
 
 def magnitudes(power: int, steps: int, horizon: float, scale: str) -> Float[np.ndarray, " steps"]:
@@ -99,7 +101,6 @@ def _simulate(
     scales: Float[Array, " steps"],
     dt: float,
 ) -> Float[Array, "seeds states tokens dim"]:
-    """The trajectories of all seeds, computed by the models' integrator."""
     field = VectorField(f=attention, g=lambda W, y: jnp.zeros_like(y))
 
     def one(W: Float[Array, "3 dim dim"], x: Float[Array, "tokens dim"]) -> Array:
@@ -115,14 +116,6 @@ def attention(W: Weights, y: State) -> State:
     q, k, v = (y @ matrix.T for matrix in W["qkv"])
     scores = jnp.einsum("bid,bjd->bij", q, k) / y.shape[-1] ** 0.5
     return jax.nn.softmax(scores) @ v
-
-
-def _measure_states(
-    states: Float[np.ndarray, "seeds states tokens dim"],
-) -> tuple[Float[np.ndarray, "seeds states"], ...]:
-    """The measures `clusters`, `spread` and `distance`."""
-    clusters, spread, mean = np.stack([measure_state(x) for x in states], 1)
-    return clusters, spread, mean / np.maximum(mean[:, :1], np.finfo(float).tiny)
 
 
 def measure_state(x: Float[np.ndarray, "states tokens dim"]) -> Float[np.ndarray, "3 states"]:

@@ -66,7 +66,6 @@ def _clustering_drawings(
     longer: dict[str, Clustering],
     seeds: int,
 ) -> dict[str, Drawing]:
-    """Trajectories of the first seed, and measures over all seeds."""
     shown = {
         "trajectories": (found, "1, the paper's,"),
         "trajectories_longer": (longer, f"{_LONG:g}"),

@@ -147,7 +147,6 @@ def means_with_errors(
 
 
 def _styles(names: Iterable[str]) -> dict[str, tuple[str, str]]:
-    """Colour and format of each line."""
     others, lines_of = cycle(_OTHER_COLOURS), Counter[str]()
     styles = {}
     for name in names:

@@ -1,7 +1,6 @@
 """The report's section on token-level sensitivity."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 
 import jax
@@ -11,7 +10,7 @@ from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
 from t5x_diffeq.analysis.figures import make_drawing, render_image
-from t5x_diffeq.analysis.lyapunov import Exponents, lyapunov_exponents
+from t5x_diffeq.analysis.lyapunov import Exponents, exact_trajectory, lyapunov_exponents
 from t5x_diffeq.analysis.report import Drawing, Section, Table, as_code, prompt_markup
 from t5x_diffeq.analysis.run_plots import (
     escape_piece,
@@ -86,7 +85,9 @@ def lyapunov_section(
                 f"Prompt {p + 1}: the rank correlation of the largest exponents with attention "
                 f"rollout, over the {len(text) - 1} tokens before the last, is {rank:.2f}."
             )
-        markup += "".join(_shade_prompt(p, text, title, values) for title, values in shown.items())
+        for title, values in shown.items():
+            shades = scale_to_unit(values[:-1])
+            markup += prompt_markup(f"Prompt {p + 1}: {title}", text, shades, values)
         drawings |= _prompt_drawings(p, text, shown, found)
         rows += list(_prompt_rows(p, text, found, flow))
     return Section(
@@ -108,10 +109,6 @@ def _pad_prompts(prompts: Sequence[Sequence[int]]) -> tuple[Tokens, Int[np.ndarr
     for row, prompt in zip(tokens, prompts, strict=True):
         row[: len(prompt)] = prompt
     return jnp.asarray(tokens), outputs
-
-
-def _shade_prompt(p: int, text: Sequence[str], title: str, values: Float[np.ndarray, " L"]) -> str:
-    return prompt_markup(f"Prompt {p + 1}: {title}", text, scale_to_unit(values[:-1]), values)
 
 
 def _prompt_drawings(
@@ -177,10 +174,8 @@ def attention_rollout(
     Raises:
       InputError: if the block has no `attention_matrix`.
     """
-    config = replace(model.config.in_float32(), attention="xla", remat="none")
-    model, nodes = LanguageModel(config), len(find_scheme(config.scheme).nodes)
-    weights = jax.jit(partial(model.apply, method="merged_weights"))({"params": params})
-    states = jax.jit(partial(model.apply, method="trajectory"))({"params": params}, tokens, weights)
+    config, weights, states = exact_trajectory(model, params, tokens)
+    nodes = len(find_scheme(config.scheme).nodes)
     first = jax.tree.map(lambda leaf: leaf[::nodes], weights)
     need_methods(config, ("attention_matrix",))
     block = make_block(config)

@@ -119,7 +119,6 @@ def _page_markup(title: str, facts: dict[str, object], sections: Sequence[Sectio
 
 
 def _section_markup(section: Section) -> str:
-    """A section in HTML: findings, figures, tables and method."""
     found = "".join(f"<p>{typeset(text)}</p>" for text in section.findings)
     how = "".join(f'<p class="small">{typeset(text)}</p>' for text in section.method)
     figures = "".join(

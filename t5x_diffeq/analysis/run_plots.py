@@ -143,7 +143,6 @@ def _write_tokens(
     pieces: Sequence[str],
     shades: Float[np.ndarray, "L 4"],
 ) -> None:
-    """Writes a line of tokens, one column per character."""
     column = 0
     for token in line:
         text = escape_piece(pieces[token])

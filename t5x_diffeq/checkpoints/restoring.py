@@ -129,7 +129,6 @@ def read_parts(folder: AnyPath, choose: Callable[[Mapping[str, Any]], dict], ver
 
 
 def _check_shapes(folder: AnyPath, asked: dict, there: Mapping[str, Any]) -> None:
-    """Checks that the parameters of a checkpoint have the shapes that the config makes."""
     wanted, saved = (
         {name: tuple(leaf.shape) for name, leaf in flatten_dict(tree, sep="/").items()}
         for tree in (asked, there)
@@ -205,7 +204,6 @@ def _end_together(folder: AnyPath, faults: Mapping[int, tuple[str, str]]) -> NoR
 
 
 def _is_the_same_everywhere(folder: AnyPath) -> bool:
-    """Whether all processes see the same files, of the same sizes."""
     try:
         sizes = checksums.sizes_in(folder)
     except OSError:

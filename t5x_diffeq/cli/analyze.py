@@ -132,7 +132,6 @@ def main() -> None:
 
 
 def _encode_prompt(tokenizer, text: str, limit: int) -> list[int]:
-    """A prompt's tokens."""
     try:
         (tokens,) = tokenizer.encode([text])
     except UnicodeEncodeError as error:

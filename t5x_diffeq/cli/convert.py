@@ -104,7 +104,6 @@ def main() -> None:
 
 
 def _check_overrides(keys: Iterable[str]) -> None:
-    """Checks that no key is set that the folder determines."""
     for key in keys:
         section, _, name = key.partition(".")
         if (section == "model" and name not in _FREE) or key == "data.sequence_length":

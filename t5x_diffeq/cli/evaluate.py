@@ -107,7 +107,6 @@ def main() -> None:
 
 
 def _load_run(workdir: AnyPath, tokenizer, grids: _Grids, methods: tuple[str, ...] = ()):
-    """Loads the run, if it exists on the grids and its block has the methods."""
     import jax
 
     from t5x_diffeq.training.load import load_run
@@ -143,7 +142,6 @@ def _evaluate_grid(run, corpus, num_steps: int | None, scheme: str | None) -> di
 
 
 def _show_table(results: list[dict], trained: Config) -> None:
-    """Prints a line per grid, and draws the figure if one is asked for."""
     from t5x_diffeq.inference.run_figures import import_plots
 
     per_byte = "eval/bits_per_byte" in results[0]
@@ -178,7 +176,6 @@ def _is_trained(values: dict, trained: Config) -> bool:
 
 
 def _evaluate_tasks(workdir: AnyPath, grids: _Grids) -> None:
-    """Prints a line for each grid with the results of the harness's tasks."""
     need_package("lm_eval", "--tasks", "leave it out")
     import jax
 

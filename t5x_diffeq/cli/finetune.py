@@ -49,18 +49,14 @@ def complete_config(given: Mapping[str, object], pretrained: Config) -> Config:
         if key.finetune is True and not from_run:
             continue
         if key.finetune != "if set" or given[name] == key.default:
-            _check_same(name, given[name], own[name], key.default)
+            if given[name] is not None and given[name] not in (own[name], key.default):
+                raise InputError(
+                    f"{name}={given[name]} can't be set: model and tokenizer come from init_from, "
+                    f"where it is {own[name]}; leave it out (model.num_steps, model.scheme and "
+                    "adapters may differ)"
+                )
             values[name] = own[name]
     return pretrained.with_values(values)
-
-
-def _check_same(key: str, given: object, own: object, untouched: object) -> None:
-    """Checks that a key that the pretrained run determines is untouched or has the run's value."""
-    if given is not None and given not in (own, untouched):
-        raise InputError(
-            f"{key}={given} can't be set: model and tokenizer come from init_from, where it is "
-            f"{own}; leave it out (model.num_steps, model.scheme and adapters may differ)"
-        )
 
 
 def _take_over(given: Mapping[str, object], workdir: AnyPath, first: bool) -> Config:

@@ -128,7 +128,6 @@ def carry_out_at_scale(
 
 
 def _texts(flags: ExperimentFlags) -> dict[str, dict[str, object]]:
-    """The keys of the config for each text, by the text's name."""
     from t5x_diffeq.data.sources import SOURCES, WITHOUT_PATH
     from t5x_diffeq.experiments.tokenizers import KEY, OWN
 

@@ -100,24 +100,21 @@ def _check_points(plan) -> None:
 
     It must not start JAX's devices, which the runs need for themselves.
     """
-    from t5x_diffeq.data.examples import check_data
-    from t5x_diffeq.data.sources import check_paths
+    from t5x_diffeq.data import examples, sources
     from t5x_diffeq.model.config import ModelConfig
-    from t5x_diffeq.training.config_checks import check_new
-    from t5x_diffeq.training.depths import check_depths
-    from t5x_diffeq.training.setup import expected_vocab_size
+    from t5x_diffeq.training import config_checks, depths, setup
 
     for point in points(plan.axes):
         config = load_config(*plan.config_of(point))
-        ModelConfig.of(config.model, expected_vocab_size(config), config.data.sequence_length)
-        check_new(config)
-        check_depths(config)
-        check_data(config.data)
-        check_paths(config.data)
+        vocab_size = setup.expected_vocab_size(config)
+        ModelConfig.of(config.model, vocab_size, config.data.sequence_length)
+        config_checks.check_new(config)
+        depths.check_depths(config)
+        examples.check_data(config.data)
+        sources.check_paths(config.data)
 
 
 def _present(plan, output: AnyPath) -> None:
-    """Prints the table; writes it and the figures."""
     from t5x_diffeq.experiments.drawing import draw
     from t5x_diffeq.experiments.grid_runs import best_of, figure_spec, format_table, summarise
     from t5x_diffeq.experiments.runs import read_results

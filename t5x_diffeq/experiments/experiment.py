@@ -150,7 +150,6 @@ class Experiment:
 
 
 def _need_text(texts: Texts) -> None:
-    """Checks that there is a text."""
     if not texts:
         raise InputError("this experiment needs a text; set --text=NAME=PATH or --text=stdlib")
 

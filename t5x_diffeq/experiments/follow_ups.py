@@ -158,7 +158,6 @@ class Figure5(Experiment):
     def _train_and_tune(
         self, source: str, target: str, variant: str, texts: Texts, seed: int
     ) -> list[ExperimentRun]:
-        """A training on one text and its tunings on the other."""
         suffix, with_seed = (f"-seed={seed}", {"seed": seed}) if seed else ("", {})
         keys = {"model.num_steps": _STEPS[variant], **self.base.get(variant, {}), **with_seed}
         config = f"--config=configs/{self.config}:{variant}"

@@ -79,7 +79,6 @@ def step_flops(config: ModelConfig, batch_size: int) -> StepFlops:
 
 
 def _evaluations(config: ModelConfig) -> tuple[int, int]:
-    """How many times a forward pass evaluates f, and g."""
     f, g = find_scheme(config.scheme).evaluations
     return config.num_steps * f, config.num_steps * g
 

@@ -96,7 +96,6 @@ class Attention(nn.Module):
         return jax.nn.softmax(jnp.where(causal, scores, -jnp.inf))
 
     def _heads(self, x: State, positions: Positions) -> tuple[Float[Array, "B L _ G"], ...]:
-        """q, k and v by head."""
         if self.fused:
             qkv = self.qkv(x)
             q, k, v = qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2]

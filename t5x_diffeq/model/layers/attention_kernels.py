@@ -260,7 +260,6 @@ def _local_splash(
     kernel: str,
     interpret: bool,
 ) -> Queries:
-    """One device's share."""
     length, heads, head_dim = q.shape[1:]
     size = splash_block(kernel, length, head_dim)
     attend = _splash_kernel(heads, splash.CausalMask((length, length)), size, 1, interpret)

@@ -130,15 +130,10 @@ contract.defvjp(_contract_forward, _contract_backward)
 def projection_square(e: E, dW: Kernels) -> Float[Array, ""]:
     """|dP|^2 for dP = e^T dW, as <e e^T, dW dW^T>: from `[nodes, nodes]` matrices, without dP."""
     e = e.astype(dW.dtype).astype(jnp.float32)
-    return jnp.sum((e @ e.T) * _gram(dW))
-
-
-def _gram(dW: Kernels) -> Float[Array, "nodes nodes"]:
-    """The inner products <dW_n, dW_m> of the gradients at all nodes, in float32."""
     kernel = tuple(range(1, dW.ndim))
-    return jax.lax.dot_general(
-        dW, dW, ((kernel, kernel), ((), ())), preferred_element_type=jnp.float32
-    )
+    products = ((kernel, kernel), ((), ()))
+    gram = jax.lax.dot_general(dW, dW, products, preferred_element_type=jnp.float32)
+    return jnp.sum((e @ e.T) * gram)
 
 
 def _kernel_spec(axes: Axes) -> PartitionSpec:

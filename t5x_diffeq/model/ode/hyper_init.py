@@ -135,7 +135,10 @@ class HyperInit:
         """A time embedding at these scales; `module` holds Linen's own arguments."""
         module = {"width": self.T, "name": "time_embedding", **module}
         if self.basis.linear:
-            return LinearTimeEmbedding(**self._linear_scales, **module)
+            if self.init == "paper":
+                return LinearTimeEmbedding(**module)
+            std, multiplier = sqrt(1 / self.basis.mean_square), 1 / self.basis.mean_sum
+            return LinearTimeEmbedding(std=std, step_multiplier=multiplier, **module)
         if self.init == "paper":
             return TimeEmbedding(**module)
         return TimeEmbedding(
@@ -150,10 +153,3 @@ class HyperInit:
     def embedding_products(self) -> int:
         """Multiply-adds of e(t) at one time."""
         return self.T * self.basis.count + (0 if self.basis.linear else self.T * self.T)
-
-    @property
-    def _linear_scales(self) -> dict[str, Any]:
-        if self.init == "paper":
-            return {}
-        std, multiplier = sqrt(1 / self.basis.mean_square), 1 / self.basis.mean_sum
-        return {"std": std, "step_multiplier": multiplier}

@@ -5,6 +5,7 @@ per_layer         one set of weights per node of the grid: GPT, Llama; a discret
 shared            one set for all times (Zhong et al. 2022; ALBERT)
 """
 
+from functools import partial
 from typing import Any, ClassVar
 
 import jax
@@ -42,11 +43,9 @@ class LayerWeights(WeightSource):
                 f"per-layer weights exist only at their own {self.num_nodes} nodes, and "
                 f"{len(times)} were asked for; time-dependent and shared weights can change grid"
             )
-        stacked = self.param("weights", self._init_stacked)
+        init = partial(init_stacked, self.block, self.inputs, self.num_nodes)
+        stacked = self.param("weights", init)
         return cast_by_role(stacked, block_parameters(self.block, self.inputs), self.dtype)
-
-    def _init_stacked(self, key: jax.Array) -> Weights:
-        return init_stacked(self.block, self.inputs, self.num_nodes, key)
 
     @nn.nowrap
     def describe(self) -> str:
