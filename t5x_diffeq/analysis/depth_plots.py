@@ -28,7 +28,6 @@ def eigenvalues_over_depth(
     """A panel per head: |lambda| or Re lambda of every eigenvalue over depth (figures 2a, 2b, E).
 
     Args:
-      times: times of the curves, or layer numbers.
       values: the eigenvalues there; each rank by magnitude (or by real part) is one curve.
       part: "magnitude" or "real".
       nodes: times at which the model was trained, and the eigenvalues there, drawn as dots; None if

@@ -116,7 +116,6 @@ def means_with_errors(
     Args:
       panels: by title, lines by name: lists of (horizontal coordinate, mean, standard error or
         None). Each panel has a vertical axis of its own.
-      log: whether the horizontal axis is logarithmic.
       ticks: horizontal coordinates to mark; none: matplotlib chooses them.
     """
     columns = min(len(panels), 3)

@@ -126,8 +126,6 @@ def pair_exponents(
     """The exponents of the conventions `pair` and `official`, for any step of any field.
 
     Args:
-      step: S_n, given the state and the weights of step n.
-      states: states at which the steps are linearised.
       memory: approximate limit in GiB.
       convention: whether exponents are from singular values of M or from sums over the frame.
     """

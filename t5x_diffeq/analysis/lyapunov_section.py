@@ -64,11 +64,7 @@ def lyapunov_section(
     pieces: Sequence[Sequence[str]],
     convention: str,
 ) -> Section:
-    """The section on the tokens of each prompt that the last token's output is sensitive to.
-
-    Args:
-      convention: see `lyapunov`.
-    """
+    """The section on the tokens of each prompt that the last token's output is sensitive to."""
     tokens, outputs = _pad_prompts(prompts)
     found = lyapunov_exponents(model, params, tokens, outputs=outputs, convention=convention)
     rolls_out = has_method(model.config, "attention_matrix")
@@ -166,10 +162,6 @@ def attention_rollout(
 
     It is the product over the steps of (A + I) / 2, with A the mean over heads, at the weights and
     states with which each step begins.
-
-    Args:
-      tokens: prompts, padded at the end to one length.
-      outputs: index of each prompt's output token.
 
     Raises:
       InputError: if the block has no `attention_matrix`.

@@ -61,9 +61,6 @@ def write_report(
 ) -> AnyPath:
     """Writes the page, and for each section its arrays, its figures and its manifest.
 
-    Args:
-      facts: what was analysed; shown at the top and in each manifest.
-
     Raises:
       RunError: if a file can't be written.
     """

@@ -68,7 +68,6 @@ def figure_of_curves(
     """Norms of gradient, weights, update and dW/dt by layer; rms of f, g and the state.
 
     Args:
-      curves: those of `diagnostics.watch`, by name.
       times: the nodes t_n; None for weights of layers, which are drawn over layer numbers.
     """
     figure = Figure(figsize=(10.5, 5.6), dpi=110)

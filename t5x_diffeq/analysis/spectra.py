@@ -67,7 +67,6 @@ def weights_at(config: ModelConfig, params: dict, times: Float[Array, " times"])
     The weights of a model trained on one grid are meaningful only at that grid's nodes.
 
     Args:
-      config: config of the model, with time-dependent or shared weights.
       times: times in units of the whole depth.
 
     Raises:
@@ -148,9 +147,6 @@ def roughness(config: ModelConfig, params: dict) -> float:
 
     It is measured in half the distance between the nodes, root mean square over all weights: 0 if
     W(t) is straight or constant, sqrt(3) if each time has weights of its own.
-
-    Args:
-      config: config of the model, with time-dependent or shared weights.
     """
     nodes = np.unique(grid(config.scheme, config.num_steps))
     times = np.sort(np.concatenate((nodes, (nodes[1:] + nodes[:-1]) / 2)))

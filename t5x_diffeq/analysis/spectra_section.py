@@ -27,7 +27,6 @@ def spectra_section(
     """The section on eigenvalues at the model's nodes or layers; between nodes if W(t) is smooth.
 
     Args:
-      times: number of times between 0 and 1.
       perplexities: by number of solver steps: the model's own and one with nodes in between.
     """
     config = model.config

@@ -61,10 +61,6 @@ def pair_growth(
 
     For Euler's step (dS_n - I)_jk is dt J_jk, J the field's Jacobian (paper, equation 7).
 
-    Args:
-      step: S_n, given the state and the weights of step n.
-      states: states at which the steps are linearised.
-
     Returns:
       log |diag R| of each step; and R_N ... R_1, whose singular values are those of M.
     """
@@ -99,9 +95,7 @@ def full_tangent(
     """Rows of d y_j(1) / d y(0) over all paths through all tokens, backwards along the trajectory.
 
     Args:
-      states: states before each step.
       units: the rows, as vectors by which the output token's state is multiplied.
-      products: number of vector-Jacobian products computed together.
     """
     rows = jnp.arange(len(outputs))
 

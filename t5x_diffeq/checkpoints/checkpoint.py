@@ -40,9 +40,7 @@ class Checkpoints:
     """The checkpoints of a workdir, newest last; all processes must create and use it together.
 
     Args:
-      workdir: contains them as `checkpoints/<step>/`.
       keep: which ones to keep; a number is that of the newest.
-      verify: compare checksums before a checkpoint is read.
       local: a folder on a local disk or in memory for local checkpoints; None: there are none.
     """
 

@@ -88,12 +88,10 @@ def read_parts(folder: AnyPath, choose: Callable[[Mapping[str, Any]], dict], ver
 
     Args:
       choose: gives shapes, dtypes and shardings by part, given the metadata of what is there.
-      verify: compare checksums first, each process those of its part of the files.
 
     Raises:
       DamagedError: if it is damaged.
       InfrastructureError: if a process can't reach it, or sees other files than the others.
-      InputError: if `choose` does.
     """
 
     def read() -> tuple[dict, dict | None]:

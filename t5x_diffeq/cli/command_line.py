@@ -267,11 +267,7 @@ def _say_first_failure(message: Warning | str, *_: object, **__: object) -> None
 
 
 def parse(argv: list[str], verb_flags: flags.FlagValues) -> None:
-    """Parses the verb's flags, and the config's if it has one.
-
-    Raises:
-      InputError: if a flag or key is invalid; names it, its value, and what to do instead.
-    """
+    """Parses the verb's flags, and the config's if it has one."""
     offer_configs()
     add_common_flags(verb_flags)
     argv = [argv[0], *map(_find_config_file, argv[1:])]

@@ -111,11 +111,7 @@ def _check_overrides(keys: Iterable[str]) -> None:
 
 
 def load_folder(config: Config, folder: Path) -> "tuple[Config, Tokenizer, dict]":
-    """The config with the folder's model, the tokenizer and the parameters.
-
-    Raises:
-      InputError: if the folder is invalid.
-    """
+    """The config with the folder's model, the tokenizer and the parameters."""
     from t5x_diffeq.hf.from_pretrained import (
         check_vocabulary,
         pretrained_params,
@@ -172,11 +168,7 @@ def write_run(config: Config, tokenizer: "Tokenizer", params: dict, workdir: Pat
 
 
 def perplexity(run: "Run", corpus: "Corpus", num_steps: int) -> str:
-    """The perplexity on the first sequences of the validation split with N solver steps.
-
-    Raises:
-      RunError: if the loss isn't finite.
-    """
+    """The perplexity on the first sequences of the validation split with N solver steps."""
     from t5x_diffeq.inference.split_loss import evaluate_split
 
     values = evaluate_split(run.at_depth(num_steps), corpus, _ROWS, limit=_BATCHES)

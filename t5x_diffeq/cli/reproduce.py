@@ -81,15 +81,7 @@ def main() -> int:
 def carry_out_at_scale(
     name: str, at_scale: Callable[[str], "Experiment"], flags: ExperimentFlags
 ) -> int:
-    """Carries out the runs of an experiment, then presents them; returns the exit status.
-
-    Args:
-      name: the experiment's name, that of the folder of its tables and figures.
-      at_scale: the experiment at the scale `laptop` or `paper`.
-
-    Raises:
-      InputError: if a flag's value can't be used.
-    """
+    """Carries out the runs of an experiment, then presents them; returns the exit status."""
     if flags.scale not in _SCALES:
         raise InputError(f"--scale={flags.scale} must be laptop or paper")
     output = command_line.parse_folder(flags["output"], "reproduce")

@@ -90,11 +90,7 @@ def _name(label: str, value: Label) -> str:
 
 
 def losses_over_steps(outcomes: Sequence[dict], table: TableSpec, output: AnyPath) -> Panels:
-    """The validation loss over optimizer steps: a line for each cell, the mean over its seeds.
-
-    Args:
-      output: the folder of the runs, whose metrics.jsonl are read.
-    """
+    """The validation loss over optimizer steps: a line for each cell, the mean over its seeds."""
     panels: Panels = {}
     for row, columns in group_outcomes(outcomes, table).items():
         for column, tried in columns.items():

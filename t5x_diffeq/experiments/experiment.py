@@ -89,7 +89,6 @@ def trainings(
     """Every variant with every choice of values, in every config.
 
     Args:
-      choices: the values of each key in which the trainings differ.
       configs: by config file, the keys that all its trainings set; None: the text's own file.
     """
     choices = choices or {}
@@ -122,9 +121,6 @@ class Experiment:
         All models are trained with the first seed, then all with the second, so that their times
         compare, and tables of unfinished experiments too.
 
-        Args:
-          done: outcomes so far, by the name of their run.
-
         Raises:
           InputError: if there are too few texts, or too many.
         """
@@ -141,11 +137,7 @@ class Experiment:
         return [*runs, *self.others]
 
     def notes(self, outcomes: Sequence[dict], output: AnyPath) -> list[str]:
-        """Further paragraphs in Markdown, shown after the tables.
-
-        Args:
-          outcomes: outcomes of the runs that have labels.
-        """
+        """Further paragraphs in Markdown, shown after the tables."""
         return [*list_pages(outcomes), *paired_table(outcomes, output)]
 
 

@@ -137,7 +137,6 @@ class Figure5(Experiment):
 
         Args:
           texts: two texts, or one besides the standard library.
-          done: ignored.
 
         Raises:
           InputError: if there are not two texts.

@@ -137,11 +137,7 @@ def figure_spec(axes: Sequence[Axis]) -> TableSpec:
 
 
 def check_same(runs: Sequence[ExperimentRun], done: Mapping[str, dict[str, Any]]) -> None:
-    """Checks that runs that are done were done with the same settings.
-
-    Raises:
-      InputError: if one wasn't; names it and what differs.
-    """
+    """Checks that runs that are done were done with the same settings."""
     for run in runs:
         then = set(done.get(run.name, {}).get("arguments", run.arguments))
         if differing := sorted(then ^ set(run.arguments)):

@@ -192,12 +192,7 @@ def compare_pairs(
 
 
 def paired_table(outcomes: Sequence[dict], output: AnyPath) -> list[str]:
-    """The table of paired tests, ODE against baseline, as one paragraph.
-
-    Args:
-      outcomes: those of tasks have the labels `text`, `shots`, `model` and `seed`.
-      output: the folder of the runs, which hold the accuracies by document.
-    """
+    """The table of paired tests, ODE against baseline, as one paragraph."""
     answers: dict[tuple, dict[tuple[str, int], list[float]]] = {}
     for outcome in outcomes:
         if "shots" in outcome and "task" not in outcome:

@@ -168,8 +168,6 @@ def carry_out(
     A run whose loss was not finite has `diverged`, which is an outcome.
 
     Args:
-      output: the experiment's folder, which holds workdirs, a log of each run, and results.
-      results: name of the file to which outcomes are appended.
       go_on: whether to continue when a run fails otherwise. Its outcome is then `failed`, and the
         same command retries it.
 
@@ -293,11 +291,7 @@ def read_numbers(run: ExperimentRun, output: Path, said: str) -> dict:
 
 
 def training_seconds(metrics: list[dict], tokens: int) -> float:
-    """The time that the optimizer steps took, without start, compilation and evaluations.
-
-    Args:
-      tokens: tokens of an optimizer step.
-    """
+    """The time that the optimizer steps took, without start, compilation and evaluations."""
     seconds, before = 0.0, 0
     for line in metrics:
         if "train/tokens_per_second" in line:

@@ -38,11 +38,7 @@ def fill_in_tokenizer(of_text: Mapping[str, Any], architecture: str) -> dict[str
 
 
 def check_tokenizer_files(runs: Sequence[ExperimentRun]) -> None:
-    """Checks that the tokenizer files that the trainings name exist.
-
-    Raises:
-      InputError: if one doesn't, with the address to download it from.
-    """
+    """Checks that the tokenizer files that the trainings name exist."""
     flag = f"--config.{KEY}="
     paths = [each.removeprefix(flag) for run in runs for each in run.arguments if flag in each]
     for path in dict.fromkeys(paths):

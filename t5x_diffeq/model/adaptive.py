@@ -43,11 +43,7 @@ class Solution(NamedTuple):
 
 
 def check_adaptive(config: ModelConfig, adaptive: Adaptive) -> None:
-    """Checks that the model is an ordinary differential equation and that diffrax is installed.
-
-    Raises:
-      InputError: if either is not so.
-    """
+    """Checks that the model is an ordinary differential equation and that diffrax is installed."""
     if not source_of(config).any_time or config.step_size != "1/N":
         raise InputError(
             f"{adaptive.solver} needs W(t) at any t in [0, 1]: weights time_dependent or shared "
@@ -67,12 +63,6 @@ def solve(
 
     The gradient is that of the steps taken (discretise, then optimise), by the online recursive
     checkpointing of Stumm and Walther 2010.
-
-    Args:
-      places: positions and documents of the tokens; None if each row is one document.
-
-    Raises:
-      InputError: if the model has no adaptive solution, see `check_adaptive`.
     """
     check_adaptive(model.config, adaptive)
     import diffrax

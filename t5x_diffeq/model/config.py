@@ -54,22 +54,16 @@ class ModelConfig(ModelKeys):
         shards: int = 1,
         capability: str | None = None,
     ) -> tuple["ModelConfig", str]:
-        """The config with "auto" attention resolved, and the reason.
-
-        Args:
-          platform: "cpu", "gpu" or "tpu".
-          segments: whether rows hold several documents, which attention doesn't leave.
-          shards: the number of devices that share each sequence.
-          capability: CUDA's compute capability of the GPU, such as "9.0"; None if unknown.
+        """The config with "auto" attention resolved (see `attention_kernels.choose`); the reason.
 
         Raises:
           InputError: if the kernel that the config names isn't available there.
         """
         shapes = (platform, self.dtype, self.head_width, self.max_length)
-        shapes = (*shapes, segments, shards, capability)
+        rows = (segments, shards, capability)
         if self.attention != "auto":
-            return self, check(self.attention, *shapes)
-        kernel, reason = choose(*shapes)
+            return self, check(self.attention, *shapes, *rows)
+        kernel, reason = choose(*shapes, *rows)
         return replace(self, attention=kernel), reason
 
     def with_loop_for(self, platform: str) -> "ModelConfig":

@@ -50,11 +50,7 @@ class StepFlops:
 
 @cache
 def step_flops(config: ModelConfig, batch_size: int) -> StepFlops:
-    """FLOPs of an optimizer step on `batch_size` sequences of `config.max_length` tokens.
-
-    Raises:
-      InputError: if the block doesn't say how many FLOPs it takes.
-    """
+    """FLOPs of an optimizer step on `batch_size` sequences of `config.max_length` tokens."""
     need_methods(config, ("flops",))
     tokens = batch_size * config.max_length
     f, g = _evaluations(config)
@@ -133,7 +129,6 @@ def mfu(model_flops: float, seconds: float, num_devices: int, peak_flops: float)
     """Model FLOPs utilisation, as a fraction of 1.
 
     Args:
-      model_flops: `StepFlops.model` of an optimizer step.
       peak_flops: peak FLOP/s of a device (`chips.py`).
     """
     return model_flops / (seconds * num_devices * peak_flops)

@@ -186,11 +186,7 @@ class LanguageModel(nn.Module):
 
     @nn.nowrap
     def empty_caches(self, batch_size: int, length: int) -> list[Cache]:
-        """The caches of no tokens, one for each evaluation of f in a pass.
-
-        Raises:
-          InputError: if the block can't generate.
-        """
+        """The caches of no tokens, one for each evaluation of f in a pass."""
         need_methods(self.config, ("extend", "empty_cache"))
         evaluations_of_f, _ = find_scheme(self.config.scheme).evaluations
         block = make_block(self.config)
@@ -209,7 +205,6 @@ class LanguageModel(nn.Module):
 
         Args:
           tokens: the new tokens, padded at the end to one length.
-          real: whether each is a token, not padding.
           weights: an entry per solver step, from `merged_weights_by_step`.
           caches: from `empty_caches` or from an earlier call.
         """

@@ -70,11 +70,7 @@ def has_method(config: ModelConfig, method: str) -> bool:
 
 
 def need_methods(config: ModelConfig, methods: tuple[str, ...]) -> None:
-    """Checks that the config's block has these methods.
-
-    Raises:
-      InputError: if it lacks one; names it, and what it is for.
-    """
+    """Checks that the config's block has these methods."""
     for method in methods:
         if not has_method(config, method):
             raise make_block(config).lacks(method)
@@ -129,7 +125,6 @@ def solve(
     A token's velocity is the mean over depth and width of F^2; None unless `velocity` asks for it.
 
     Args:
-      weights: the weights of the pass, leaves `[nodes, ...]`.
       key: the dropout key; None: no dropout.
       velocity: whether tokens are charged for their velocity.
     """

@@ -137,9 +137,6 @@ def splash_block(kernel: str, length: int, head_dim: int, shards: int = 1) -> in
 
     Blocks of 2048 don't fit a TPU's VMEM, and if a head is wider than the lanes, blocks of 1024
     don't fit on every kind of TPU.
-
-    Args:
-      shards: the number of devices that share each sequence.
     """
     _, _, block_size = kernel.partition(":")
     fitting = (1024, 512, 256, LANES) if head_dim <= LANES else (512, 256, LANES)
@@ -191,8 +188,6 @@ def triton_attention(
     """Attention by JAX's kernel in Triton; each device computes its own rows and heads.
 
     Args:
-      k: keys, which the kernel takes once for each query head.
-      segments: a token attends only to its own segment; None stands for a single segment.
       interpret: interpret the kernel, so that tests need no GPU.
     """
     mixed = _on_own_rows(partial(_local_triton, interpret=interpret), q, k, v, segments)
@@ -211,8 +206,6 @@ def splash_attention(
     """Attention by the Pallas kernel; each device computes its own rows and heads.
 
     Args:
-      segments: a token attends only to its own segment; None stands for a single segment.
-      order: see `Places`; with it, each device computes its own tokens only.
       kernel: `splash`, or `splash:SIZE` with a block size.
       interpret: interpret the kernel, so that tests need no TPU.
     """

@@ -57,9 +57,6 @@ def _rows(
     which has 8 significant bits, such a sum stops growing when it is some 256 times as large as its
     summands. Reading from the float32 table would sum in float32 too, but devices would then gather
     twice the bytes.
-
-    Args:
-      dtype: dtype to which the table is rounded before devices exchange it.
     """
     # The table is gathered along its width first, so that the look-up moves no activations.
     whole = nn.with_logical_constraint(table.astype(dtype), (axis, None))

@@ -34,8 +34,6 @@ def rotate(
     """Rotates the pairs (x[i], x[i + G/2]) of each head by `position * frequency[i]` radians.
 
     Args:
-      base: the frequencies are `base^(-2i/G)`.
-      scaling: `model.rope_scaling`.
       dtype: dtype of the result; None for that of x. The rotation is computed in float32.
       swap_by_product: whether a product with a permutation swaps the halves of a head. It is exact,
         and faster on TPUs, where arrays of half a head fill only half of each vector register.
@@ -140,11 +138,7 @@ SCALINGS: dict[str, tuple[Callable[..., tuple[Frequencies, float]], tuple[str, .
 
 
 def check_scaling(scaling: Scaling) -> None:
-    """Checks that a `model.rope_scaling` is () or a scaling with its numbers.
-
-    Raises:
-      InputError: if it isn't.
-    """
+    """Checks that a `model.rope_scaling` is () or a scaling with its numbers."""
     if not scaling:
         return
     name = scaling[0]

@@ -43,7 +43,6 @@ def contract(
     pass flattens the kernel, and flattening a kernel sharded over two axes would gather it.
 
     Args:
-      e: time embeddings, float32.
       axes: logical axes of the kernel that P makes.
       W0: what is added, float32; None: nothing.
     """

@@ -48,16 +48,11 @@ def integrate(
       weights: leaves `[nodes, ...]`, in the order of `solvers.grid`.
       args: what the field reads beside weights and state, such as the tokens' places. It must not
         capture such arrays: JAX can't lower a custom gradient that does within another function's.
-      num_steps: N.
-      step_size: dt.
       remat: "none", "dots", "full", or "keep:a,b" (store the values named a and b, each one of
         `CHECKPOINT_NAMES`).
       unroll: how many solver steps one iteration of the compiled loop computes.
       kept_dtype: dtype in which "full" stores the state of each step for the backward pass; None
         keeps the state's own.
-
-    Raises:
-      InputError: if `remat` is none of these.
     """
     inputs = step_inputs(weights, scheme, num_steps, key)
 
@@ -109,7 +104,6 @@ def integrate_with_memory(
     each step.
 
     Args:
-      f: one sub-field: from weights, state and memory to its value and the updated memory.
       weights: the weights of each step, from `weights_by_step`.
       memories: one for each evaluation of f, in the order of the evaluations.
     """
@@ -251,11 +245,7 @@ def _keep_policy(remat: str) -> Callable[..., bool]:
 
 
 def kept_names(remat: str) -> tuple[str, ...]:
-    """a and b of "keep:a,b".
-
-    Raises:
-      InputError: if one of them is not in `CHECKPOINT_NAMES`.
-    """
+    """a and b of "keep:a,b"."""
     names = tuple(remat.removeprefix("keep:").split(","))
     for name in names:
         if name not in CHECKPOINT_NAMES:
@@ -283,7 +273,6 @@ def integrate_field(
         values there: a tree of arrays `[nodes, ...]` in the order of `grid(scheme, num_steps)`.
       y: the state at t = 0, an array of any shape.
       scheme: a scheme's name, such as "rk4", or the importable name of one of another package.
-      num_steps: number of solver steps N, of size 1/N.
       keep: whether to return the states at t = 0, 1/N, ..., 1, stacked, instead of the last one.
 
     Raises:

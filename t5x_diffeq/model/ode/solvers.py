@@ -111,11 +111,7 @@ SCHEMES = {
 
 
 def find_scheme(name: str) -> Scheme:
-    """The scheme of this name: one of `SCHEMES`, or of another package by importable name.
-
-    Raises:
-      InputError: if there is no such scheme.
-    """
+    """The scheme of this name: one of `SCHEMES`, or of another package by importable name."""
     if name in SCHEMES:
         return SCHEMES[name]
     if not is_plugin(name):

@@ -162,11 +162,7 @@ def _values(basis: TimeBasis, times: np.ndarray) -> np.ndarray:
 
 
 def make_time_basis(config: ModelKeys) -> TimeBasis:
-    """The basis that `model.time_basis` names.
-
-    Raises:
-      InputError: if an importable name doesn't stand for a basis.
-    """
+    """The basis that `model.time_basis` names."""
     name = config.time_basis
     if name == "sinusoids":
         return Sinusoids(config.num_frequencies, config.time_scale)

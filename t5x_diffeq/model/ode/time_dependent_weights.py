@@ -198,7 +198,6 @@ def projection_squares(
     They come from small matrices, so that P's gradient needn't be complete before they are used.
 
     Args:
-      d_weights: the gradient of the weights that the source has made.
       embeddings: the e(t) that they come from; empty for sources that have no P.
     """
     squares: dict[LeafPath, Array] = {}
