@@ -59,12 +59,6 @@ def _check_flags() -> None:
     need_package("matplotlib", "analyze")
 
 
-def _output_folder() -> AnyPath:
-    if _OUTPUT.value:
-        return command_line.parse_folder(_OUTPUT, "analyze")
-    return command_line.parse_folder(_WORKDIR, "analyze") / "analysis"
-
-
 def name_what(arguments: list[str]) -> list[str]:
     """`analyze spectra` means `analyze --what=spectra`."""
     program, *rest = arguments
@@ -76,7 +70,10 @@ def name_what(arguments: list[str]) -> list[str]:
 def main() -> None:
     """Runs the verb."""
     _check_flags()
-    folder = _output_folder()
+    if _OUTPUT.value:
+        folder = command_line.parse_folder(_OUTPUT, "analyze")
+    else:
+        folder = command_line.parse_folder(_WORKDIR, "analyze") / "analysis"
     kinds = [kind for kind in _KINDS if _WHAT.value in (kind, "all")]
     workdir = (
         command_line.parse_folder(_WORKDIR, "analyze")

@@ -91,8 +91,8 @@ def carry_out_at_scale(
     from t5x_diffeq.experiments.tokenizers import check_tokenizer_files, remark
 
     experiment = at_scale(flags.scale)
-    of_texts, seeds = _texts(flags), range(flags.seeds or experiment.seeds)
-    runs = experiment.runs(of_texts, seeds, read_results(output))
+    texts, seeds = _texts(flags), range(flags.seeds or experiment.seeds)
+    runs = experiment.runs(texts, seeds, read_results(output))
     if flags.dry_run:
         print(*(shlex.join(run.command(output)) for run in part_of(runs, i, n)), sep="\n")
         return 0
@@ -113,7 +113,7 @@ def carry_out_at_scale(
                 "same command makes tables and figures"
             )
             return 0
-        runs = experiment.runs(of_texts, seeds, read_results(output))  # a sweep adds runs
+        runs = experiment.runs(texts, seeds, read_results(output))  # a sweep adds runs
     caveats = remark(runs, output) if flags.scale == "paper" else []
     present(experiment, runs, output, output / name, caveats)
     return 0

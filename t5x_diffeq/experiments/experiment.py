@@ -45,7 +45,7 @@ class Training:
         """The config's file for a text."""
         return self.config or ("shakespeare.py" if text == "shakespeare" else "laptop.py")
 
-    def run(self, text: str, of_text: Keys, seed: int) -> ExperimentRun:
+    def run(self, text: str, text_keys: Keys, seed: int) -> ExperimentRun:
         """Its run, named after everything that sets it apart, so that experiments can share it.
 
         Its labels are text, size, model, seed, T, and the last part of each key that it sets.
@@ -62,7 +62,7 @@ class Training:
         size = config.removesuffix(".py")
         keys = {
             **chosen,
-            **fill_in_tokenizer(of_text, defaults["model.architecture"]),
+            **fill_in_tokenizer(text_keys, defaults["model.architecture"]),
             "seed": seed,
         }
         words = [*dict.fromkeys((size, text)), self.variant, *name_choices(chosen), f"seed={seed}"]

@@ -124,7 +124,7 @@ class Figure5(Experiment):
     config: str
     base: dict[str, Keys] = field(default_factory=dict)  # keys of the trainings, by variant
     tuning: Keys  # keys of every tuning
-    of_method: dict[str, Keys]  # further keys of tunings, by method
+    by_method: dict[str, Keys]  # further keys of tunings, by method
     tables: tuple[TableSpec, ...] = (
         TableSpec(("trained on", "tuned on", "method"), "steps", "perplexity", over_steps=True),
     )
@@ -163,7 +163,7 @@ class Figure5(Experiment):
         trained = f"{source}-{variant}{suffix}"
         runs = [ExperimentRun(trained, "train", (config, *format_flags({**keys, **texts[source]})))]
         for method, steps in _TUNINGS[variant]:
-            keys = {**self.tuning, **self.of_method.get(method, {}), **texts[target], **with_seed}
+            keys = {**self.tuning, **self.by_method.get(method, {}), **texts[target], **with_seed}
             keys.pop(KEY, None)  # the tokenizer comes from the run that is tuned
             arguments = (
                 f"--config=configs/finetune.py:{method}",

@@ -63,7 +63,7 @@ LAPTOP: dict[str, Experiment] = {
             "train.total_steps": 100,
             "train.eval_every": 50,
         },
-        of_method={"lora": {"model.adapter_rank": 8}},  # embed_dim / 16
+        by_method={"lora": {"model.adapter_rank": 8}},  # embed_dim / 16
     ),
     "figure7": Experiment(
         trainings=trainings(_BOTH, {"optimizer.beta2": (0.95, 0.99, 0.999)}),
@@ -162,7 +162,7 @@ PAPER: dict[str, Experiment] = {
             "baseline": _WIKITEXT_RUN,
         },
         tuning=_TUNING,
-        of_method={
+        by_method={
             "lora": {**_EVERY_DECAYS, "model.adapter_rank": 200, "model.adapter_alpha": 8.0},
             "full": _EVERY_DECAYS,
             "hypernetwork": {"optimizer.weight_decay": 0.1},  # not in the paper

@@ -73,17 +73,17 @@ class Commands:
             )
             if self.received is not None:  # it came while the command started
                 self.child.send_signal(self.received)
-            said = None
-            while said is None:
+            printed = None
+            while printed is None:
                 with suppress(subprocess.TimeoutExpired):
-                    said, _ = self.child.communicate(timeout=1)
+                    printed, _ = self.child.communicate(timeout=1)
                 watch()
         status, self.child = self.child.returncode, None
         if status in _STATUSES.values():
             raise StoppedError(status)
         if status != 0:
             self.check()
-        return status, said.decode()
+        return status, printed.decode()
 
     def _hand_on(self, number: int, frame: FrameType | None) -> None:
         self.received = number
@@ -210,9 +210,9 @@ def _outcome_of(run: ExperimentRun, output: Path, commands: Commands, go_on: boo
             if found := steps_done(log):
                 progress.update(*found)
 
-        status, said = commands.run(run.command(output), log, show_steps)
+        status, printed = commands.run(run.command(output), log, show_steps)
     if status == 0:
-        numbers = read_numbers(run, output, said)
+        numbers = read_numbers(run, output, printed)
     else:
         lines = log.read_text("utf-8", errors="replace").strip().splitlines()
         line = lines[-1] if lines else f"{log} is empty"
@@ -259,15 +259,15 @@ def _describe_differences(run: ExperimentRun, outcome: dict) -> str:
     return f", with {' '.join(changed)}" if changed else ""
 
 
-def read_numbers(run: ExperimentRun, output: Path, said: str) -> dict:
+def read_numbers(run: ExperimentRun, output: Path, printed: str) -> dict:
     """The numbers of an outcome: a training's last evaluation, or what another verb printed.
 
     If the verb printed several lines, each with a name, a key is `name: key`.
     """
     if run.verb not in _TRAINING:
-        lines = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
+        lines = [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
         if run.verb == "analyze":  # the last line that it prints is its page's path
-            return {"page": said.splitlines()[-1], **(lines[0] if lines else {})}
+            return {"page": printed.splitlines()[-1], **(lines[0] if lines else {})}
         if len(lines) == 1:
             return lines[0]
         return {f"{line['name']}: {key}": line[key] for line in lines for key in line}

@@ -26,14 +26,14 @@ _TEXT = "Hello world"
 TOKENS = {"gpt": [15496, 995], "llama": [15043, 3186]}
 
 
-def fill_in_tokenizer(of_text: Mapping[str, Any], architecture: str) -> dict[str, Any]:
+def fill_in_tokenizer(text_keys: Mapping[str, Any], architecture: str) -> dict[str, Any]:
     """A text's keys, with the model's tokenizer substituted for the placeholders."""
     name, file = _NAMES[architecture], _FILES[architecture]
     return {
         key: value.replace("{tokenizer}", name).replace("{tokenizer_file}", file)
         if isinstance(value, str)
         else value
-        for key, value in of_text.items()
+        for key, value in text_keys.items()
     }
 
 
