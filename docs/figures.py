@@ -10,8 +10,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from t5x_diffeq.analysis.figures import render_image
-from t5x_diffeq.analysis.mean_plots import means_with_errors
+from t5x_diffeq.analysis.figures import means_with_errors, render_image
 
 DOCS = Path(__file__).parent
 Panels = dict[str, dict[str, list[tuple[float | str, float, float | None]]]]

@@ -13,8 +13,8 @@ import numpy as np
 from flax import linen as nn
 
 import t5x_diffeq as td
-from t5x_diffeq.model.ode.schemes import grid
-from t5x_diffeq.model.ode.stored_weights import init_stacked
+from t5x_diffeq.model.ode.solvers import grid
+from t5x_diffeq.model.ode.sources import init_stacked
 from t5x_diffeq.model.ode.time_dependent_weights import TimeDependentWeights
 from t5x_diffeq.model.ode.weight_source import block_parameters, cast_by_role
 

@@ -11,9 +11,8 @@ if TYPE_CHECKING:
     from t5x_diffeq.inference.sampling import Sampling
     from t5x_diffeq.inference.trained_run import TrainedRun, load
     from t5x_diffeq.model.block import Block
-    from t5x_diffeq.model.ode.own_field import integrate_field as integrate
-    from t5x_diffeq.model.ode.schemes import grid
-    from t5x_diffeq.model.ode.solvers import Scheme, VectorField
+    from t5x_diffeq.model.ode.integrate import integrate_field as integrate
+    from t5x_diffeq.model.ode.solvers import Scheme, VectorField, grid
     from t5x_diffeq.model.ode.time_basis import TimeBasis
     from t5x_diffeq.model.ode.weight_source import WeightSource
     from t5x_diffeq.training.hooks import Hook

@@ -10,9 +10,9 @@ from helpers import call
 from numpy_model import norm, rotary, softmax
 from small_models import LLAMA, TOKENS, random_params, small
 
-from t5x_diffeq.analysis import clustering_section, depth_plots, figures, prompt_plots, report
+from t5x_diffeq.analysis import clustering_section, depth_plots, figures, report, run_plots
 from t5x_diffeq.analysis.clustering import Clustering, measure_state, outcomes
-from t5x_diffeq.analysis.rollout import attention_rollout
+from t5x_diffeq.analysis.lyapunov_section import attention_rollout
 from t5x_diffeq.cli import analyze
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.training.tracking.jsonl import read_metrics
@@ -165,9 +165,9 @@ def test_attention_rollout_equals_numpy(changes):
 
 
 def test_lines_of_a_prompt():
-    assert prompt_plots.break_lines(["ab", "c\n", "d", "efg", "h"], 4) == [[0, 1], [2, 3], [4]]
-    np.testing.assert_allclose(prompt_plots.scale_to_unit(np.array([1.0, np.nan, 3.0])), [0, 0, 1])
-    np.testing.assert_allclose(prompt_plots.scale_to_unit(np.full(2, np.nan)), 0)
+    assert run_plots.break_lines(["ab", "c\n", "d", "efg", "h"], 4) == [[0, 1], [2, 3], [4]]
+    np.testing.assert_allclose(run_plots.scale_to_unit(np.array([1.0, np.nan, 3.0])), [0, 0, 1])
+    np.testing.assert_allclose(run_plots.scale_to_unit(np.full(2, np.nan)), 0)
 
 
 def test_products_are_typeset_as_in_the_figures():

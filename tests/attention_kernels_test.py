@@ -18,7 +18,7 @@ from t5x_diffeq.model.layers.attention_kernels import (
     check,
     choose,
     splash_attention,
-    splash_blocks,
+    splash_block,
     triton_attention,
 )
 from t5x_diffeq.system.errors import InputError
@@ -92,8 +92,7 @@ def test_what_is_kept_of_splash_is_not_computed_again(remat, kernels):
     ],
 )
 def test_blocks_follow_length_and_width(kernel, length, head_dim, size):
-    blocks = splash_blocks(kernel, length, head_dim)
-    assert blocks == (size, f"blocks of {size}")
+    assert splash_block(kernel, length, head_dim) == size
 
 
 @pytest.mark.parametrize(

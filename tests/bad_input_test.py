@@ -72,9 +72,9 @@ def end(monkeypatch, capsys):
 def test_the_table_knows_what_the_code_knows():
     from t5x_diffeq.cli import reproduce
     from t5x_diffeq.config.keys import values
-    from t5x_diffeq.experiments.laptop import LAPTOP
+    from t5x_diffeq.experiments.paper import LAPTOP
     from t5x_diffeq.model.adaptive import SOLVERS
-    from t5x_diffeq.model.ode.schemes import SCHEMES
+    from t5x_diffeq.model.ode.solvers import SCHEMES
     from t5x_diffeq.training.optimizers.optimizer import DECAYED, OPTIMIZERS
 
     assert KEYS["optimizer.decay"].values.choices == tuple(DECAYED)

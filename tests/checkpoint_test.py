@@ -29,8 +29,8 @@ from patience import patience
 from t5x_diffeq.checkpoints import checkpoint, checksums, writing
 from t5x_diffeq.checkpoints.checkpoint import Checkpoints
 from t5x_diffeq.checkpoints.checkpoint_folder import check_path, count_arrays
+from t5x_diffeq.checkpoints.restoring import restore_params
 from t5x_diffeq.checkpoints.stored import ITEMS, RunFacts, TrainState
-from t5x_diffeq.checkpoints.trained_params import restore_params
 from t5x_diffeq.cli.train import train_to_end
 from t5x_diffeq.config.config import Config
 from t5x_diffeq.system.errors import InputError, RunError

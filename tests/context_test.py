@@ -20,12 +20,12 @@ from t5x_diffeq.data.batches import own_rows, put_on_devices
 from t5x_diffeq.data.tokenizer import ByteTokenizer
 from t5x_diffeq.inference.hooks import Samples
 from t5x_diffeq.inference.scoring import Scorer, Sequel
+from t5x_diffeq.model.attention_block import TransformerBlock
 from t5x_diffeq.model.block import can_split_length
 from t5x_diffeq.model.language_model import LanguageModel
 from t5x_diffeq.model.layers.array_types import Places
 from t5x_diffeq.model.layers.attention_kernels import causal_attention, choose, splash_attention
 from t5x_diffeq.model.layers.context import from_zigzag, to_zigzag, zigzag_order
-from t5x_diffeq.model.transformer_block import TransformerBlock
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.training.hooks import LoopPosition
 from t5x_diffeq.training.partitioning import mesh_context

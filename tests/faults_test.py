@@ -26,7 +26,7 @@ from helpers import corpus_of, metrics_of
 from patience import patience
 
 from t5x_diffeq.checkpoints.checkpoint import Checkpoints
-from t5x_diffeq.checkpoints.trained_params import restore_params
+from t5x_diffeq.checkpoints.restoring import restore_params
 from t5x_diffeq.cli.train import train_to_end
 from t5x_diffeq.config.config import Config
 from t5x_diffeq.system.errors import InputError, RunError

@@ -9,7 +9,6 @@ import pytest
 from helpers import ROOT, call
 
 from t5x_diffeq.cli import sweep
-from t5x_diffeq.experiments.child import StoppedError
 from t5x_diffeq.experiments.drawing import draw
 from t5x_diffeq.experiments.grid import Axis, parse_grid, points
 from t5x_diffeq.experiments.grid_runs import (
@@ -20,7 +19,14 @@ from t5x_diffeq.experiments.grid_runs import (
     format_table,
     summarise,
 )
-from t5x_diffeq.experiments.runs import ExperimentRun, carry_out, finished, read_results, steps_done
+from t5x_diffeq.experiments.runs import (
+    ExperimentRun,
+    StoppedError,
+    carry_out,
+    finished,
+    read_results,
+    steps_done,
+)
 from t5x_diffeq.system import console
 from t5x_diffeq.system.errors import InfrastructureError, InputError
 
@@ -164,7 +170,7 @@ def test_the_figure_has_a_line_for_each_choice_of_the_other_axes(monkeypatch, tm
         {**OUTCOMES[0.001, run.labels["seed"]], "run": run.name, **run.labels} for run in runs
     ]
     drawn = []
-    plots = pytest.importorskip("t5x_diffeq.analysis.mean_plots")
+    plots = pytest.importorskip("t5x_diffeq.analysis.figures")
     monkeypatch.setattr(plots, "means_with_errors", lambda *given: drawn.append(given))
     monkeypatch.setattr("t5x_diffeq.analysis.figures.render_image", lambda *given: b"")
     draw(outcomes, figure_spec(plan.axes), tmp_path / "sweep", tmp_path)

@@ -1,6 +1,7 @@
 """The rooms of the package: a file for each verb, imports that go down only."""
 
 import ast
+import os
 import re
 
 import pytest
@@ -61,6 +62,20 @@ def test_imports_within_a_room_go_down(room):
                 other = name.split(".")[2]
                 other = other if other in folders else ""
                 assert floors[other] <= floors[own], (path, name)
+
+
+def test_what_is_imported_exists():
+    """Also within functions, where a verb's file imports what is heavy."""
+    folders = ("t5x_diffeq", "tests", "studies", "examples", "launch", "configs")
+    for path in (path for folder in folders for path in (ROOT / folder).rglob("*.py")):
+        for name in list_imports(path):
+            package, *parts = name.split(".")
+            if package == "t5x_diffeq" and len(parts) > 1:
+                module = PACKAGE.joinpath(*parts)
+                there = [f"{module}.py", f"{module.parent}.py", f"{module}/__init__.py"]
+                text = (module.parent / "__init__.py") if module.parent.is_dir() else None
+                found = any(map(os.path.exists, there)) or (text and parts[-1] in text.read_text())
+                assert found, (path, name)
 
 
 def test_the_package_does_not_know_the_studies():

@@ -11,7 +11,7 @@ import pytest
 from small_models import GPT_ODE, LLAMA, TOKENS, gpt_params, load, random_params, small
 
 from t5x_diffeq.analysis.lyapunov import choose_chunks, lyapunov_exponents, pair_exponents, step_map
-from t5x_diffeq.analysis.prompt_plots import exponents_over_depth
+from t5x_diffeq.analysis.run_plots import exponents_over_depth
 from t5x_diffeq.analysis.tangents import pair_growth
 from t5x_diffeq.model.language_model import LanguageModel
 from t5x_diffeq.model.ode.integrate import step_inputs

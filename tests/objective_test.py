@@ -14,8 +14,7 @@ from t5x_diffeq.cli.train import train_to_end
 from t5x_diffeq.config.config import Config
 from t5x_diffeq.model.ode.integrate import integrate
 from t5x_diffeq.model.ode.running_cost import StateWithCost, charge_velocity
-from t5x_diffeq.model.ode.schemes import grid
-from t5x_diffeq.model.ode.solvers import VectorField
+from t5x_diffeq.model.ode.solvers import VectorField, grid
 from t5x_diffeq.training.load import load_run
 from t5x_diffeq.training.partitioning import mesh_context
 from t5x_diffeq.training.step import make_gradient

@@ -65,7 +65,7 @@ def test_a_row_can_take_the_seeds_of_all_its_columns():
 
 
 def test_a_figure_has_a_panel_for_each_text_and_a_colour_for_each_model(monkeypatch, tmp_path):
-    plots = pytest.importorskip("t5x_diffeq.analysis.mean_plots")
+    plots = pytest.importorskip("t5x_diffeq.analysis.figures")
     figures = []
     monkeypatch.setattr(
         "t5x_diffeq.analysis.figures.render_image",

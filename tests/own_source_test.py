@@ -27,8 +27,7 @@ from t5x_diffeq.config.config import Config, ModelKeys
 from t5x_diffeq.inference.explorer.answers import Explorer
 from t5x_diffeq.inference.explorer.app import make_app
 from t5x_diffeq.model.layers.parameter import declare
-from t5x_diffeq.model.ode.sources import source_of
-from t5x_diffeq.model.ode.stored_weights import LayerWeights, SharedWeights
+from t5x_diffeq.model.ode.sources import LayerWeights, SharedWeights, source_of
 from t5x_diffeq.model.ode.time_basis import make_time_basis
 from t5x_diffeq.model.source_checks import check_source
 from t5x_diffeq.system.errors import InputError

@@ -94,18 +94,20 @@ T = "model.time_embed_dim"
 SHARED_EMBEDDING = {"model.time_embedding": "common"}
 ORDINARY = {"model.time_embedding": "separate"}
 
+COMPARED = ("baseline", "euler", "ode")  # euler is ours
+
 # By table or figure: model, variant, and the keys in which it differs from MODELS.
 TRAININGS = {
     "table1": [
-        *(("gpt_small", variant, WIKITEXT) for variant in ("baseline", "shared", "ode")),
-        *(("gpt_medium", variant, MEDIUM_48) for variant in ("baseline", "shared", "ode")),
+        *(("gpt_small", variant, WIKITEXT) for variant in (*COMPARED, "shared")),
+        *(("gpt_medium", variant, MEDIUM_48) for variant in (*COMPARED, "shared")),
     ],
-    "table2": [(size, variant, {}) for size in MODELS for variant in ("ode", "baseline")],
-    "table4": [("gpt_large", variant, {}) for variant in ("baseline", "ode")],
-    "table5": [("llama1b", variant, {}) for variant in ("baseline", "ode")],
+    "table2": [(size, variant, {}) for size in MODELS for variant in COMPARED],
+    "table4": [("gpt_large", variant, {}) for variant in COMPARED],
+    "table5": [("llama1b", variant, {}) for variant in COMPARED],
     "figure4": [
-        *(("gpt_small", variant, WIKITEXT) for variant in ("baseline", "ode")),
-        *(("gpt_medium", variant, MEDIUM_48) for variant in ("baseline", "ode")),
+        *(("gpt_small", variant, WIKITEXT) for variant in COMPARED),
+        *(("gpt_medium", variant, MEDIUM_48) for variant in COMPARED),
     ],
     "figure7": [
         ("gpt_large", variant, {"optimizer.beta2": beta2})
@@ -141,7 +143,12 @@ TUNING = {  # section 6.2; config/finetune/*.yaml: finetuner, lora, lora_optimiz
     "train.total_steps": 10_000,
     "data.cross_documents": True,
 }
-WEIGHTS = {"ode": "time_dependent", "baseline": "per_layer", "shared": "shared"}
+WEIGHTS = {
+    "ode": "time_dependent",
+    "baseline": "per_layer",
+    "euler": "per_layer",
+    "shared": "shared",
+}
 
 
 @pytest.fixture
@@ -247,7 +254,7 @@ def test_costs_are_those_of_gpt_medium_at_all_of_table_6(paper_commands):
 def test_tasks_without_and_with_five_examples(paper_commands, name):
     commands = paper_commands(name, "--text=openwebtext=stream:/o")
     asked = [words for words in commands if verb(words) == "evaluate"]
-    assert [[w for w in words if "few" in w or "tasks" in w] for words in asked] == 2 * [
+    assert [[w for w in words if "few" in w or "tasks" in w] for words in asked] == 3 * [
         ["--tasks=paper", "--num_fewshot=0"],
         ["--tasks=paper", "--num_fewshot=5"],
     ]

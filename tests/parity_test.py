@@ -10,8 +10,8 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from small_models import GPT_ODE, LAYERS, gpt_ends, gpt_params, load, ode_layers, pad_table
 
 from t5x_diffeq.model.language_model import LanguageModel
+from t5x_diffeq.model.ode.hyper_init import TimeEmbedding
 from t5x_diffeq.model.ode.time_basis import Sinusoids
-from t5x_diffeq.model.ode.time_embedding import TimeEmbedding
 from t5x_diffeq.training.losses import losses_and_choices
 
 LLAMA = dataclasses.replace(

@@ -4,10 +4,9 @@ import pytest
 from fault_checkpoints import FINGERPRINT, abstract, flip, restore_step, state_at
 
 from t5x_diffeq.checkpoints.checkpoint import Checkpoints
-from t5x_diffeq.checkpoints.checkpoint_folder import whole_steps
-from t5x_diffeq.checkpoints.retention import MILESTONE, Retention
+from t5x_diffeq.checkpoints.checkpoint_folder import MILESTONE, Retention, whole_steps
+from t5x_diffeq.checkpoints.restoring import find_step, restore_params
 from t5x_diffeq.checkpoints.stored import RunFacts
-from t5x_diffeq.checkpoints.trained_params import find_step, restore_params
 from t5x_diffeq.system.errors import InputError
 
 

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from scipy.integrate import solve_ivp
 
-from t5x_diffeq.model.ode.schemes import SCHEMES, find_scheme, grid
-from t5x_diffeq.model.ode.solvers import VectorField
+from t5x_diffeq.model.ode.solvers import SCHEMES, VectorField, find_scheme, grid
 from t5x_diffeq.system.errors import InputError
 
 A0, A1, B0, B1 = np.random.default_rng(0).normal(size=(4, 3, 3))

@@ -15,7 +15,7 @@ from t5x_diffeq.analysis.spectra import (
     spectra,
     weights_at,
 )
-from t5x_diffeq.model.ode.schemes import grid
+from t5x_diffeq.model.ode.solvers import grid
 from t5x_diffeq.model.sub_fields import make_block
 from t5x_diffeq.system.errors import InputError
 

@@ -17,7 +17,7 @@ from t5x_diffeq.cli import train as train_verb
 from t5x_diffeq.cli.finetune import finetune
 from t5x_diffeq.config import plugins
 from t5x_diffeq.config.config import Config, flatten
-from t5x_diffeq.model.ode.schemes import find_scheme
+from t5x_diffeq.model.ode.solvers import find_scheme
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.training.load import read_adapter_facts
 from t5x_diffeq.training.optimizers.optimizer import make_optimizer

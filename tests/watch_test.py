@@ -12,7 +12,7 @@ from helpers import metrics_of, setup_of, small_config, stop_after, training_of
 from small_models import random_params
 from small_models import small as small_model
 
-from t5x_diffeq.analysis.curves import figure_of_curves
+from t5x_diffeq.analysis.run_plots import figure_of_curves
 from t5x_diffeq.cli.train import train_to_end
 from t5x_diffeq.config.config import Config
 from t5x_diffeq.model.language_model import in_one_document, nodes

@@ -15,7 +15,7 @@ from t5x_diffeq.config.config import ModelKeys
 from t5x_diffeq.model.layers.linear import Linear
 from t5x_diffeq.model.layers.norm import Norm
 from t5x_diffeq.model.layers.parameter import declare
-from t5x_diffeq.model.ode.stored_weights import LayerWeights, SharedWeights
+from t5x_diffeq.model.ode.sources import LayerWeights, SharedWeights
 from t5x_diffeq.model.ode.time_dependent_weights import TimeDependentWeights
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.training.partitioning import mesh_context, unbox

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Table 4 and figures 9 and 10 of the paper: tasks of lm-evaluation-harness on GPT-large, ODE and baseline.
+# Table 4 and figures 9 and 10 of the paper: tasks of lm-evaluation-harness on GPT-large, ODE,
+# baseline, and per-layer weights with the ODE's scheme.
 #
 #   launch/reproduce/downstream_gpt_large.sh --text=shakespeare=tinyshakespeare.txt [--output=DIR] [--part=0/3]
 #   launch/reproduce/downstream_gpt_large.sh --scale=paper --text=openwebtext=stream:Skylion007/openwebtext

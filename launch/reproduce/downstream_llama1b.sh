@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Table 5 and figures 11 and 12 of the paper: tasks of lm-evaluation-harness on Llama-1B, ODE and baseline.
+# Table 5 and figures 11 and 12 of the paper: tasks of lm-evaluation-harness on Llama-1B, ODE,
+# baseline, and per-layer weights with the ODE's scheme.
 #
 #   launch/reproduce/downstream_llama1b.sh --text=shakespeare=tinyshakespeare.txt [--output=DIR] [--part=0/3]
 #   launch/reproduce/downstream_llama1b.sh --scale=paper --text=openwebtext=stream:Skylion007/openwebtext

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Table 2 of the paper: perplexity on OpenWebText, ODE and baseline.
+# Table 2 of the paper: perplexity on OpenWebText, ODE, and per-layer weights with each scheme.
 #
 #   launch/reproduce/perplexity_openwebtext.sh --text=shakespeare=tinyshakespeare.txt --text=stdlib [--output=DIR] [--part=0/4]
 #   launch/reproduce/perplexity_openwebtext.sh --scale=paper --text=openwebtext=stream:Skylion007/openwebtext

@@ -28,8 +28,7 @@ from scipy.sparse.csgraph import connected_components
 
 from t5x_diffeq.model.layers.array_types import State, Weights
 from t5x_diffeq.model.ode.integrate import trajectory
-from t5x_diffeq.model.ode.schemes import grid
-from t5x_diffeq.model.ode.solvers import VectorField
+from t5x_diffeq.model.ode.solvers import VectorField, grid
 
 POWERS = (0, 1, 2, 3, 4)  # 0: constant weights
 _SCALES = ("peak", "work", "time")
@@ -38,22 +37,16 @@ LINK = 0.05  # particles closer than this times the root mean square of |x| are 
 
 @dataclass(frozen=True)
 class Clustering:
-    """Trajectories and how clustered they are; each seed draws its own weights and particles.
+    """Trajectories and how clustered they are; each seed draws its own weights and particles."""
 
-    Attributes:
-      times: times of the states, in the units of the horizon.
-      states: positions of the particles.
-      clusters: groups of particles linked by distances below `LINK` of the root mean square of |x|;
-        like the other measures, NaN where a particle overflows float32.
-      spread: mean pairwise distance over the root mean square of |x|: 0 if all coincide.
-      distance: mean pairwise distance over its initial value.
-    """
-
-    times: Float[np.ndarray, " states"]
+    times: Float[np.ndarray, " states"]  # times of the states, in the units of the horizon
     states: Float[np.ndarray, "seeds states tokens dim"]
+    # groups of particles linked by distances below `LINK` of the root mean square of |x|; like the
+    # other measures, NaN where a particle overflows float32
     clusters: Float[np.ndarray, "seeds states"]
+    # mean pairwise distance over the root mean square of |x|: 0 if all coincide
     spread: Float[np.ndarray, "seeds states"]
-    distance: Float[np.ndarray, "seeds states"]
+    distance: Float[np.ndarray, "seeds states"]  # mean pairwise distance over its initial value
 
 
 def simulate_clustering(
@@ -72,9 +65,6 @@ def simulate_clustering(
     Args:
       power: p of a(t) = c t^p; 0 for constant weights.
       seeds: number of draws of weights and particles, the same for every power.
-      tokens: number of particles.
-      dim: dimension of the space.
-      steps: number of Euler steps.
       horizon: the final time, in the units in which weights are of size 1; the paper's is 1.
       half_range: particles start uniformly in [-half_range, half_range]^dim.
       scale: the choice of c: "peak", "work" or "time", see the top of this file.
@@ -84,7 +74,9 @@ def simulate_clustering(
     a = jnp.asarray(magnitudes(power, steps, horizon, scale), jnp.float32)
     states = np.asarray(_simulate(W, x, a, horizon / steps), np.float64)
     times = np.append(0.0, horizon * grid("euler", steps)[:, 0])
-    return Clustering(times, states, *_measure_states(states))
+    clusters, spread, mean = np.stack([measure_state(x) for x in states], 1)
+    distance = mean / np.maximum(mean[:, :1], np.finfo(float).tiny)
+    return Clustering(times, states, clusters, spread, distance)
 
 
 def magnitudes(power: int, steps: int, horizon: float, scale: str) -> Float[np.ndarray, " steps"]:
@@ -109,7 +101,6 @@ def _simulate(
     scales: Float[Array, " steps"],
     dt: float,
 ) -> Float[Array, "seeds states tokens dim"]:
-    """The trajectories of all seeds, computed by the models' integrator."""
     field = VectorField(f=attention, g=lambda W, y: jnp.zeros_like(y))
 
     def one(W: Float[Array, "3 dim dim"], x: Float[Array, "tokens dim"]) -> Array:
@@ -125,14 +116,6 @@ def attention(W: Weights, y: State) -> State:
     q, k, v = (y @ matrix.T for matrix in W["qkv"])
     scores = jnp.einsum("bid,bjd->bij", q, k) / y.shape[-1] ** 0.5
     return jax.nn.softmax(scores) @ v
-
-
-def _measure_states(
-    states: Float[np.ndarray, "seeds states tokens dim"],
-) -> tuple[Float[np.ndarray, "seeds states"], ...]:
-    """The measures `clusters`, `spread` and `distance`."""
-    clusters, spread, mean = np.stack([measure_state(x) for x in states], 1)
-    return clusters, spread, mean / np.maximum(mean[:, :1], np.finfo(float).tiny)
 
 
 def measure_state(x: Float[np.ndarray, "states tokens dim"]) -> Float[np.ndarray, "3 states"]:

@@ -66,13 +66,6 @@ def _clustering_drawings(
     longer: dict[str, Clustering],
     seeds: int,
 ) -> dict[str, Drawing]:
-    """Trajectories of the first seed, and measures over all seeds.
-
-    Args:
-      found: the simulations by name, at the paper's horizon.
-      longer: the simulations by name, at a longer horizon.
-      seeds: number of seeds of each simulation.
-    """
     shown = {
         "trajectories": (found, "1, the paper's,"),
         "trajectories_longer": (longer, f"{_LONG:g}"),

@@ -22,21 +22,17 @@ def eigenvalues_over_depth(
     name: str,
     nodes: tuple[Float[np.ndarray, " n"], Complex[np.ndarray, "n H M"]] | None = None,
     depth: str = "depth t",
-    heads: Int[np.ndarray, " heads"] | None = None,
     width: float = WIDTH,
+    heads: Int[np.ndarray, " heads"] | None = None,
 ) -> Figure:
     """A panel per head: |lambda| or Re lambda of every eigenvalue over depth (figures 2a, 2b, E).
 
     Args:
-      times: times of the curves, or layer numbers.
       values: the eigenvalues there; each rank by magnitude (or by real part) is one curve.
       part: "magnitude" or "real".
-      name: name of the product.
       nodes: times at which the model was trained, and the eigenvalues there, drawn as dots; None if
         `times` are these, and there is nothing between them: dotted lines join the dots.
-      depth: label of the horizontal axis.
       heads: the heads' indices; None: these are all heads.
-      width: width of the figure in inches.
     """
     figure, axes = make_panels(values.shape[1], width, 1.7, 1.5, sharex=True, sharey=True)
     indices = range(len(axes)) if heads is None else heads

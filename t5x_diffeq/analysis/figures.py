@@ -5,10 +5,13 @@ This module, and those that draw with it, are the only ones that need matplotlib
 
 import io
 import re
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import cycle
 from typing import Any
 
 import matplotlib
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
@@ -47,7 +50,6 @@ def render_svg(figure: Figure, name: str) -> str:
     """The figure as an SVG element, what is black in the colour of the text around it.
 
     Args:
-      figure: the figure.
       name: what its ids are made of; another than that of any other on the page.
     """
     content = io.BytesIO()
@@ -58,12 +60,7 @@ def render_svg(figure: Figure, name: str) -> str:
 
 
 def make_drawing(draw: Callable[[float], Figure], caption: str) -> Drawing:
-    """A figure's files and its SVGs, with its caption.
-
-    Args:
-      draw: makes the figure, so many inches wide.
-      caption: its caption.
-    """
+    """A figure's files and its SVGs, with its caption."""
     figure = draw(WIDTH)
     svgs = tuple(
         render_svg(each, f"{caption} {width}")
@@ -88,3 +85,95 @@ def make_panels(
     for spare in grid.flat[count:]:
         spare.set_axis_off()
     return figure, list(grid.flat[:count])
+
+
+_SINGLE = 4.8  # width of a figure with one panel, in inches
+MODEL_COLOURS = {
+    "baseline": "#4d4d4d",
+    "ode": "#0072b2",
+    "compact": "#d55e00",
+    "smooth": "#009e73",
+    "shared": "#cc79a7",
+    "euler": "#e69f00",
+}
+_OTHER_COLOURS = ("#56b4e9", "#8c564b", "#9467bd", "#6b8e23", "#c44e52")
+_FORMATS = ("o-", "s--", "^:", "D-.")  # of the lines of one model
+
+_Lines = Mapping[str, Sequence[tuple[float | str, float, float | None]]]
+
+
+def means_with_errors(
+    panels: Mapping[str, _Lines],
+    across: str,
+    up: str,
+    log: bool = False,
+    ticks: Sequence[float] = (),
+) -> Figure:
+    """Panels of lines, or of points if the horizontal coordinates are words.
+
+    A model has the same colour in every figure; lines of one model differ in mark and dashes.
+
+    Args:
+      panels: by title, lines by name: lists of (horizontal coordinate, mean, standard error or
+        None). Each panel has a vertical axis of its own.
+      ticks: horizontal coordinates to mark; none: matplotlib chooses them.
+    """
+    columns = min(len(panels), 3)
+    rows = -(-len(panels) // columns)
+    figure = make_figure(2.6 * rows + 0.4, WIDTH if columns > 1 else _SINGLE)
+    grid = figure.subplots(rows, columns, squeeze=False)
+    styles = _styles(dict.fromkeys(name for lines in panels.values() for name in lines))
+    for axes, (title, lines) in zip(grid.flat, panels.items(), strict=False):
+        _draw_means(axes, lines, styles)
+        axes.set_title(title, fontsize=8)
+        if not any(isinstance(x, str) for line in lines.values() for x, *_ in line):
+            axes.set(xlabel=across, **({"xscale": "log"} if log else {}))
+            if ticks:
+                axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+                axes.minorticks_off()
+    for axes in grid.flat[len(panels) :]:
+        axes.set_axis_off()
+    for axes in grid[:, 0]:
+        axes.set(ylabel=up)
+    handles = {
+        label: handle
+        for axes in grid.flat
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    if handles:
+        figure.legend(handles.values(), handles, loc="outside lower center", ncols=3)
+    return figure
+
+
+def _styles(names: Iterable[str]) -> dict[str, tuple[str, str]]:
+    others, lines_of = cycle(_OTHER_COLOURS), Counter[str]()
+    styles = {}
+    for name in names:
+        words = re.findall(r"[a-z]+", name.lower())
+        model = next((word for word in words if word in MODEL_COLOURS), "")
+        colour = MODEL_COLOURS[model] if model else next(others)
+        styles[name] = colour, _FORMATS[lines_of[model] % len(_FORMATS)]
+        lines_of[model] += bool(model)
+    return styles
+
+
+def _draw_means(axes: Axes, lines: _Lines, styles: Mapping[str, tuple[str, str]]) -> None:
+    words = list(dict.fromkeys(point[0] for line in lines.values() for point in line))
+    in_words = isinstance(words[0], str)
+    named = in_words and list(lines) == words  # the axis already says each line's name
+    for number, (name, points) in enumerate(lines.items()):
+        positions, means, errors = map(list, zip(*points, strict=True))
+        colour, form = styles[name]
+        if in_words:
+            beside = 0 if named or len(lines) == 1 else 0.4 * (number / len(lines) - 0.5)
+            positions, form = [words.index(word) + beside for word in positions], form[0]
+        shown: dict[str, Any] = {"color": colour, "markersize": 4, "label": "" if named else name}
+        if any(error is not None for error in errors):
+            spread = [np.nan if error is None else error for error in errors]
+            axes.errorbar(positions, means, yerr=spread, fmt=form, capsize=2, **shown)
+        else:
+            axes.plot(positions, means, form, **shown)
+    if in_words:
+        slanted: dict[str, Any] = {"rotation": 20, "ha": "right"} if len(words) > 3 else {}
+        axes.set_xticks(range(len(words)), [str(word) for word in words], **slanted)
+        axes.margins(x=0.15)

@@ -30,7 +30,7 @@ from t5x_diffeq.analysis.tangents import Chunks, StepMap, StepWeights, full_tang
 from t5x_diffeq.config.keys.values import CONVENTIONS
 from t5x_diffeq.model.config import ModelConfig
 from t5x_diffeq.model.language_model import LanguageModel, in_one_document
-from t5x_diffeq.model.layers.array_types import State, Tokens, Weights
+from t5x_diffeq.model.layers.array_types import State, States, Tokens, Weights
 from t5x_diffeq.model.ode.integrate import step_function, step_inputs
 from t5x_diffeq.model.ode.sources import source_of
 from t5x_diffeq.model.sub_fields import vector_field
@@ -42,15 +42,12 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Exponents:
-    """Exponents of each prompt, for each input token; NaN for those after the output token.
+    """Exponents of each prompt, for each input token; NaN for those after the output token."""
 
-    Attributes:
-      exponents: per unit of depth time, in decreasing order (`official`: in the frame's order).
-      by_step: log |diag R| of each step; its sum over steps and D is that of `exponents`. None for
-        `full`, which has no frame per pair.
-    """
-
+    # per unit of depth time, in decreasing order (`official`: in the frame's order)
     exponents: Float[np.ndarray, "B L D"]
+    # log |diag R| of each step; its sum over steps and D is that of `exponents`. None for `full`,
+    # which has no frame per pair.
     by_step: Float[np.ndarray, "N B L D"] | None
 
     @property
@@ -71,8 +68,6 @@ def lyapunov_exponents(
     """Finite-time exponents of each prompt's output token for every input token, in float32.
 
     Args:
-      model: the model.
-      params: its parameters.
       tokens: prompts, padded at the end to one length.
       outputs: index of each prompt's output token; None for the last token.
       convention: "pair", "official" or "full"; see the top of this file.
@@ -82,23 +77,30 @@ def lyapunov_exponents(
       InputError: if the convention is unknown or the model has no weights for it, or a prompt is
         too long, or an index is out of range.
     """
-    model = LanguageModel(replace(model.config.in_float32(), attention="xla", remat="none"))
     outputs = np.full(len(tokens), tokens.shape[1] - 1) if outputs is None else np.asarray(outputs)
     _check_arguments(model.config, tokens, outputs, convention)
-    weights = jax.jit(partial(model.apply, method="merged_weights"))({"params": params})
-    states = jax.jit(partial(model.apply, method="trajectory"))({"params": params}, tokens, weights)
-    step = step_map(model.config, tokens.shape[1])
-    by_step, _ = step_inputs(weights, model.config.scheme, model.config.num_steps, key=None)
+    config, weights, states = exact_trajectory(model, params, tokens)
+    step, N = step_map(config, tokens.shape[1]), config.num_steps
+    by_step, _ = step_inputs(weights, config.scheme, N, key=None)
     if convention == "official":
-        times = np.arange(model.config.num_steps) / model.config.num_steps
-        shifted = weights_at(model.config, params, jnp.asarray(times, jnp.float32))
-        by_step, _ = step_inputs(shifted, "euler", model.config.num_steps, key=None)
+        shifted = weights_at(config, params, jnp.asarray(np.arange(N) / N, jnp.float32))
+        by_step, _ = step_inputs(shifted, "euler", N, key=None)
     at = states[1:] if convention == "official" else states[:-1]
     if convention == "full":
-        return _mask_later_tokens(_full_exponents(step, by_step, at, outputs, memory), outputs)
-    return _mask_later_tokens(
-        pair_exponents(step, by_step, at, outputs, memory, convention), outputs
-    )
+        found = _full_exponents(step, by_step, at, outputs, memory)
+    else:
+        found = pair_exponents(step, by_step, at, outputs, memory, convention)
+    return _mask_later_tokens(found, outputs)
+
+
+def exact_trajectory(
+    model: LanguageModel, params: dict, tokens: Tokens
+) -> tuple[ModelConfig, Weights, States]:
+    """The model's config in float32, and its weights and states of a pass with that."""
+    model = LanguageModel(replace(model.config.in_float32(), attention="xla", remat="none"))
+    weights = jax.jit(partial(model.apply, method="merged_weights"))({"params": params})
+    states = jax.jit(partial(model.apply, method="trajectory"))({"params": params}, tokens, weights)
+    return model.config, weights, states
 
 
 @lru_cache
@@ -124,10 +126,6 @@ def pair_exponents(
     """The exponents of the conventions `pair` and `official`, for any step of any field.
 
     Args:
-      step: S_n, given the state and the weights of step n.
-      weights: weights of all steps, leaves `[N, ...]`.
-      states: states at which the steps are linearised.
-      outputs: the output token of each row.
       memory: approximate limit in GiB.
       convention: whether exponents are from singular values of M or from sums over the frame.
     """

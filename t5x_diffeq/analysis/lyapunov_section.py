@@ -3,24 +3,26 @@
 from collections.abc import Iterator, Sequence
 from functools import partial
 
+import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, Int
+from flax import linen as nn
+from jaxtyping import Array, Float, Int
 
 from t5x_diffeq.analysis.figures import make_drawing, render_image
-from t5x_diffeq.analysis.lyapunov import Exponents, lyapunov_exponents
-from t5x_diffeq.analysis.prompt_plots import (
+from t5x_diffeq.analysis.lyapunov import Exponents, exact_trajectory, lyapunov_exponents
+from t5x_diffeq.analysis.report import Drawing, Section, Table, as_code, prompt_markup
+from t5x_diffeq.analysis.run_plots import (
     escape_piece,
     exponents_over_depth,
     scale_to_unit,
     shaded_prompt,
 )
-from t5x_diffeq.analysis.report import Drawing, Section, Table, as_code, prompt_markup
-from t5x_diffeq.analysis.rollout import attention_rollout
 from t5x_diffeq.analysis.spectra import rank_correlation
-from t5x_diffeq.model.language_model import LanguageModel
-from t5x_diffeq.model.layers.array_types import Tokens
-from t5x_diffeq.model.sub_fields import has_method
+from t5x_diffeq.model.language_model import LanguageModel, in_one_document
+from t5x_diffeq.model.layers.array_types import State, Tokens, Weights
+from t5x_diffeq.model.ode.solvers import find_scheme
+from t5x_diffeq.model.sub_fields import has_method, make_block, need_methods
 
 _LINES = 6  # tokens whose exponents are drawn over depth
 _COLUMNS = ("token", "largest exponent", "mean exponent")
@@ -62,15 +64,7 @@ def lyapunov_section(
     pieces: Sequence[Sequence[str]],
     convention: str,
 ) -> Section:
-    """The section on the tokens of each prompt that the last token's output is sensitive to.
-
-    Args:
-      model: the model.
-      params: its parameters.
-      prompts: the prompts' tokens.
-      pieces: the text of each token.
-      convention: see `lyapunov`.
-    """
+    """The section on the tokens of each prompt that the last token's output is sensitive to."""
     tokens, outputs = _pad_prompts(prompts)
     found = lyapunov_exponents(model, params, tokens, outputs=outputs, convention=convention)
     rolls_out = has_method(model.config, "attention_matrix")
@@ -87,7 +81,9 @@ def lyapunov_section(
                 f"Prompt {p + 1}: the rank correlation of the largest exponents with attention "
                 f"rollout, over the {len(text) - 1} tokens before the last, is {rank:.2f}."
             )
-        markup += "".join(_shade_prompt(p, text, title, values) for title, values in shown.items())
+        for title, values in shown.items():
+            shades = scale_to_unit(values[:-1])
+            markup += prompt_markup(f"Prompt {p + 1}: {title}", text, shades, values)
         drawings |= _prompt_drawings(p, text, shown, found)
         rows += list(_prompt_rows(p, text, found, flow))
     return Section(
@@ -109,10 +105,6 @@ def _pad_prompts(prompts: Sequence[Sequence[int]]) -> tuple[Tokens, Int[np.ndarr
     for row, prompt in zip(tokens, prompts, strict=True):
         row[: len(prompt)] = prompt
     return jnp.asarray(tokens), outputs
-
-
-def _shade_prompt(p: int, text: Sequence[str], title: str, values: Float[np.ndarray, " L"]) -> str:
-    return prompt_markup(f"Prompt {p + 1}: {title}", text, scale_to_unit(values[:-1]), values)
 
 
 def _prompt_drawings(
@@ -161,3 +153,33 @@ def _arrays_of(
     if found.by_step is None:
         return arrays
     return arrays | {"by_step": (found.by_step, "[step, prompt, input token, D]: log |diag R|")}
+
+
+def attention_rollout(
+    model: LanguageModel, params: dict, tokens: Tokens, outputs: Int[np.ndarray, " B"]
+) -> Float[np.ndarray, "B L"]:
+    """How much of each input token attention carries to the output token; a row sums to 1.
+
+    It is the product over the steps of (A + I) / 2, with A the mean over heads, at the weights and
+    states with which each step begins.
+
+    Raises:
+      InputError: if the block has no `attention_matrix`.
+    """
+    config, weights, states = exact_trajectory(model, params, tokens)
+    nodes = len(find_scheme(config.scheme).nodes)
+    first = jax.tree.map(lambda leaf: leaf[::nodes], weights)
+    need_methods(config, ("attention_matrix",))
+    block = make_block(config)
+
+    @jax.jit
+    def matrix(W: Weights, y: State) -> Float[Array, "B H L L"]:
+        return nn.apply(type(block).attention_matrix, block)(
+            {"params": W}, y, in_one_document(tokens)
+        )
+
+    flow = np.eye(tokens.shape[1])
+    for n in range(config.num_steps):
+        A = np.asarray(matrix(jax.tree.map(lambda leaf, n=n: leaf[n], first), states[n]))
+        flow = (A.mean(1) + np.eye(tokens.shape[1])) / 2 @ flow
+    return flow[np.arange(len(outputs)), outputs]

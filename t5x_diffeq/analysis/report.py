@@ -29,46 +29,30 @@ class Table:
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure and its caption, which describes it.
-
-    Attributes:
-      caption: the caption, as plain text.
-      png: the figure as a PNG file.
-      pdf: the figure as a PDF file.
-      svgs: the figure for a page and for a narrow screen, as SVG elements whose text and axes have
-        the page's colour; none if the page shows it by other means.
-    """
+    """A figure and its caption, which describes it."""
 
     caption: str
     png: bytes
     pdf: bytes
+    # the figure for a page and for a narrow screen, as SVG elements whose text and axes have the
+    # page's colour; none if the page shows it by other means
     svgs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Section:
-    """One analysis; all texts are plain text, see `typeset`.
+    """One analysis; all texts are plain text, see `typeset`."""
 
-    Attributes:
-      name: stem of its files' names.
-      title: title of the section.
-      method: how it was computed: paragraphs.
-      tables: tables of numbers.
-      drawings: figures by name.
-      arrays: results by name: the array, with its axes and unit in words.
-      findings: numbers that no table or figure has: paragraphs.
-      markup: additional HTML, shown before the figures.
-      numbers: its main results by name, which `analyze` prints.
-    """
-
-    name: str
+    name: str  # stem of its files' names
     title: str
-    method: Sequence[str]
+    method: Sequence[str]  # how it was computed: paragraphs
     tables: Sequence[Table]
     drawings: dict[str, Drawing]
+    # results by name: the array, with its axes and unit in words
     arrays: dict[str, tuple[np.ndarray, str]]
-    findings: Sequence[str] = ()
-    markup: str = ""
+    findings: Sequence[str] = ()  # numbers that no table or figure has: paragraphs
+    markup: str = ""  # additional HTML, shown before the figures
+    # its main results by name, which `analyze` prints
     numbers: dict[str, float] = field(default_factory=dict)
 
 
@@ -76,13 +60,6 @@ def write_report(
     folder: AnyPath, page: str, title: str, facts: dict[str, object], sections: Sequence[Section]
 ) -> AnyPath:
     """Writes the page, and for each section its arrays, its figures and its manifest.
-
-    Args:
-      folder: folder to write to.
-      page: name of the page's file.
-      title: title of the page.
-      facts: what was analysed; shown at the top and in each manifest.
-      sections: sections of the page.
 
     Raises:
       RunError: if a file can't be written.
@@ -139,7 +116,6 @@ def _page_markup(title: str, facts: dict[str, object], sections: Sequence[Sectio
 
 
 def _section_markup(section: Section) -> str:
-    """A section in HTML: findings, figures, tables and method."""
     found = "".join(f"<p>{typeset(text)}</p>" for text in section.findings)
     how = "".join(f'<p class="small">{typeset(text)}</p>' for text in section.method)
     figures = "".join(
@@ -225,9 +201,7 @@ def prompt_markup(
 
     Args:
       title: what the shade means.
-      pieces: the tokens' text.
       shades: shade of each token but the last.
-      values: value of each token.
     """
     shown = np.append(0.75 * shades, 0)
     spans = "".join(

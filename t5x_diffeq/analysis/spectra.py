@@ -23,7 +23,7 @@ from t5x_diffeq.model.block import Block, Matrices
 from t5x_diffeq.model.config import ModelConfig
 from t5x_diffeq.model.language_model import make_source
 from t5x_diffeq.model.layers.array_types import Weights
-from t5x_diffeq.model.ode.schemes import grid
+from t5x_diffeq.model.ode.solvers import grid
 from t5x_diffeq.model.sub_fields import need_methods
 from t5x_diffeq.system.errors import InputError
 
@@ -47,7 +47,6 @@ def spectra(block: Block, weights: Weights) -> Spectra:
     """The spectra of stacked weights, in float64 on the host.
 
     Args:
-      block: the block that says which products it has.
       weights: its tree with leaves `[N, ...]`, from `LanguageModel.weights` or `weights_at`.
         Weights and eigenvalues are dimensionless.
 
@@ -68,8 +67,6 @@ def weights_at(config: ModelConfig, params: dict, times: Float[Array, " times"])
     The weights of a model trained on one grid are meaningful only at that grid's nodes.
 
     Args:
-      config: config of the model, with time-dependent or shared weights.
-      params: parameters of the model.
       times: times in units of the whole depth.
 
     Raises:
@@ -150,10 +147,6 @@ def roughness(config: ModelConfig, params: dict) -> float:
 
     It is measured in half the distance between the nodes, root mean square over all weights: 0 if
     W(t) is straight or constant, sqrt(3) if each time has weights of its own.
-
-    Args:
-      config: config of the model, with time-dependent or shared weights.
-      params: parameters of the model.
     """
     nodes = np.unique(grid(config.scheme, config.num_steps))
     times = np.sort(np.concatenate((nodes, (nodes[1:] + nodes[:-1]) / 2)))

@@ -6,14 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
-from matplotlib.figure import Figure
 
 from t5x_diffeq.analysis import depth_plots, spectra
 from t5x_diffeq.analysis.figures import make_drawing
 from t5x_diffeq.analysis.report import Drawing, Row, Section, Table
 from t5x_diffeq.model.config import ModelConfig
 from t5x_diffeq.model.language_model import LanguageModel
-from t5x_diffeq.model.ode.schemes import grid
+from t5x_diffeq.model.ode.solvers import grid
 from t5x_diffeq.model.ode.sources import source_of
 from t5x_diffeq.model.sub_fields import make_block
 
@@ -28,9 +27,6 @@ def spectra_section(
     """The section on eigenvalues at the model's nodes or layers; between nodes if W(t) is smooth.
 
     Args:
-      model: the model.
-      params: its parameters.
-      times: number of times between 0 and 1.
       perplexities: by number of solver steps: the model's own and one with nodes in between.
     """
     config = model.config
@@ -168,24 +164,10 @@ def _spectra_drawings(
             name, values = spectra.title_of(kind), (curves or own)[kind]
             if kind not in heads:
                 values, dots = values[:, None], dots[:, None]
+            tex, trained = f"${depth_plots.tex(name)}$", (at, dots) if curves else None
             drawings[f"{kind}_{part}"] = make_drawing(
-                partial(
-                    _draw_product, t, values, part, name, (at, dots) if curves else None, depth
-                ),
+                partial(depth_plots.eigenvalues_over_depth, t, values, part, tex, trained, depth),
                 f"{title} of every eigenvalue of {name}, at the {nodes} (dots). {line}, from the "
                 "largest (red) to the smallest (orange).",
             )
     return drawings
-
-
-def _draw_product(
-    t: np.ndarray,
-    values: np.ndarray,
-    part: str,
-    name: str,
-    nodes: tuple[np.ndarray, np.ndarray] | None,
-    depth: str,
-    width: float,
-) -> Figure:
-    tex = f"${depth_plots.tex(name)}$"
-    return depth_plots.eigenvalues_over_depth(t, values, part, tex, nodes, depth, width=width)

@@ -21,15 +21,10 @@ Tangents = Float[Array, "B K D D"]
 
 
 class Chunks(NamedTuple):
-    """What is held in memory at once.
+    """What is held in memory at once."""
 
-    Attributes:
-      tokens: number of input tokens whose `[D, D]` tangents are carried together.
-      products: number of vector-Jacobian products computed together.
-    """
-
-    tokens: int
-    products: int
+    tokens: int  # number of input tokens whose `[D, D]` tangents are carried together
+    products: int  # number of vector-Jacobian products computed together
 
 
 def _blocks(
@@ -40,16 +35,7 @@ def _blocks(
     start: Int[Array, ""],
     chunks: Chunks,
 ) -> Tangents:
-    """d S(y)_j / d y_k for the output token j of each row and the tokens k of one chunk.
-
-    Args:
-      step: S, given a state and the step's weights.
-      W: the step's weights.
-      y: the state at which S is linearised.
-      outputs: the output token j of each row.
-      start: first token of the chunk.
-      chunks: sizes of the chunks.
-    """
+    """d S(y)_j / d y_k for the output token j of each row and the tokens k of one chunk."""
     rows = jnp.arange(len(y))
     _, pull_back = jax.vjp(lambda y: step(y, W)[rows, outputs], y)
 
@@ -74,14 +60,6 @@ def pair_growth(
     """M <- (I + (dS_n - I)_jk) M from M = I, with a QR decomposition at each step.
 
     For Euler's step (dS_n - I)_jk is dt J_jk, J the field's Jacobian (paper, equation 7).
-
-    Args:
-      step: S_n, given the state and the weights of step n.
-      weights: weights of all steps, leaves `[N, ...]`.
-      states: states at which the steps are linearised.
-      outputs: the output token j of each row.
-      start: first token of the chunk.
-      chunks: sizes of the chunks.
 
     Returns:
       log |diag R| of each step; and R_N ... R_1, whose singular values are those of M.
@@ -117,12 +95,7 @@ def full_tangent(
     """Rows of d y_j(1) / d y(0) over all paths through all tokens, backwards along the trajectory.
 
     Args:
-      step: S_n.
-      weights: weights of all steps, leaves `[N, ...]`.
-      states: states before each step.
-      outputs: the output token j of each row.
       units: the rows, as vectors by which the output token's state is multiplied.
-      products: number of vector-Jacobian products computed together.
     """
     rows = jnp.arange(len(outputs))
 

@@ -31,23 +31,16 @@ Products = dict[str, Float[Array, "..."]]  # [nodes, M, M] or [nodes, heads, M, 
 
 @dataclass(frozen=True)
 class WeightPaths:
-    """Inner products of kernels at all nodes, and some products of kernels at some nodes.
+    """Inner products of kernels at all nodes, and some products of kernels at some nodes."""
 
-    Attributes:
-      times: the nodes' times, in [0, 1].
-      inner: by kernel, <W(t_n), W(t_m)>.
-      centred: by kernel, the same after the mean over the nodes is subtracted.
-      product_times: the times of `products`.
-      products: matrices whose eigenvalues are those of `spectra`, by name.
-      heads: the indices of the heads of those that have heads.
-    """
-
-    times: Float[np.ndarray, " nodes"]
-    inner: dict[str, Float[np.ndarray, "nodes nodes"]]
+    times: Float[np.ndarray, " nodes"]  # the nodes' times, in [0, 1]
+    inner: dict[str, Float[np.ndarray, "nodes nodes"]]  # by kernel, <W(t_n), W(t_m)>
+    # by kernel, the same after the mean over the nodes is subtracted
     centred: dict[str, Float[np.ndarray, "nodes nodes"]]
-    product_times: Float[np.ndarray, " some"]
+    product_times: Float[np.ndarray, " some"]  # the times of `products`
+    # matrices whose eigenvalues are those of `spectra`, by name
     products: dict[str, Float[np.ndarray, "..."]]
-    heads: dict[str, Int[np.ndarray, " heads"]]
+    heads: dict[str, Int[np.ndarray, " heads"]]  # the indices of the heads of those that have heads
 
 
 def make_weight_paths(model: LanguageModel, mesh: Mesh) -> Callable[[dict], WeightPaths]:

@@ -1,6 +1,6 @@
 """Checkpoints: train state and data state, saved together and asynchronously by Orbax.
 
-They are verified by checksums before anything is read from them (see `checksums`). `retention` says
+They are verified by checksums before anything is read from them (see `checksums`). `Retention` says
 which ones are kept, and `local_checkpoints` saves more of them on a local disk or in memory.
 """
 
@@ -15,14 +15,15 @@ import orbax.checkpoint as ocp
 from t5x_diffeq.checkpoints import checksums, writing
 from t5x_diffeq.checkpoints.checkpoint_folder import (
     ASIDE,
+    Retention,
     check_path,
     count_arrays,
     identify_run,
     mark_copies,
+    mark_milestones,
 )
 from t5x_diffeq.checkpoints.local_checkpoints import LocalCheckpoints
 from t5x_diffeq.checkpoints.restoring import read_newest
-from t5x_diffeq.checkpoints.retention import Retention, mark_milestones
 from t5x_diffeq.checkpoints.stored import RestoredCheckpoint, RunFacts, TrainState, parts_of
 from t5x_diffeq.checkpoints.writing import FinishedSave
 from t5x_diffeq.cluster.processes import are_several, gather, wait_for_all
@@ -39,9 +40,7 @@ class Checkpoints:
     """The checkpoints of a workdir, newest last; all processes must create and use it together.
 
     Args:
-      workdir: contains them as `checkpoints/<step>/`.
       keep: which ones to keep; a number is that of the newest.
-      verify: compare checksums before a checkpoint is read.
       local: a folder on a local disk or in memory for local checkpoints; None: there are none.
     """
 

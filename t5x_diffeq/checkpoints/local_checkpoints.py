@@ -222,7 +222,6 @@ def _host_copy(shard: Any) -> np.ndarray:
 
 
 def _read_array(path: Path, leaf: Any) -> jax.Array:
-    """An array from the parts in a file."""
     content, values, start = np.fromfile(path, np.uint8), {}, 0
     for part in _parts_of(leaf):
         shape = [stop - first for first, stop in part]

@@ -14,14 +14,16 @@ import orbax.checkpoint as ocp
 from flax.traverse_util import flatten_dict
 
 from t5x_diffeq.checkpoints import checksums
+from t5x_diffeq.checkpoints.checkpoint_folder import best_step, whole_steps
 from t5x_diffeq.checkpoints.local_checkpoints import LocalCheckpoints
 from t5x_diffeq.checkpoints.replicas import replicas_of
 from t5x_diffeq.checkpoints.stored import ITEMS, RestoredCheckpoint, RunFacts, TrainState, parts_of
 from t5x_diffeq.checkpoints.writing import root_cause
 from t5x_diffeq.cluster.processes import gather
+from t5x_diffeq.config.keys.values import BEST
 from t5x_diffeq.system.console import say
 from t5x_diffeq.system.errors import InfrastructureError, InputError, is_infrastructure_failure
-from t5x_diffeq.system.files import AnyPath, digest, parse_json
+from t5x_diffeq.system.files import AnyPath, absolute_path, digest, parse_json
 
 _NEEDED = ("step", "params", "opt_state")  # the parts that every train state has
 _DAMAGE = "DATA_LOSS"  # TensorStore's word for what it can't decode
@@ -85,14 +87,11 @@ def read_parts(folder: AnyPath, choose: Callable[[Mapping[str, Any]], dict], ver
     Of several replicas of the state, only one is read from storage (see `replicas`).
 
     Args:
-      folder: the checkpoint's folder.
       choose: gives shapes, dtypes and shardings by part, given the metadata of what is there.
-      verify: compare checksums first, each process those of its part of the files.
 
     Raises:
       DamagedError: if it is damaged.
       InfrastructureError: if a process can't reach it, or sees other files than the others.
-      InputError: if `choose` does.
     """
 
     def read() -> tuple[dict, dict | None]:
@@ -128,7 +127,6 @@ def read_parts(folder: AnyPath, choose: Callable[[Mapping[str, Any]], dict], ver
 
 
 def _check_shapes(folder: AnyPath, asked: dict, there: Mapping[str, Any]) -> None:
-    """Checks that the parameters of a checkpoint have the shapes that the config makes."""
     wanted, saved = (
         {name: tuple(leaf.shape) for name, leaf in flatten_dict(tree, sep="/").items()}
         for tree in (asked, there)
@@ -157,12 +155,7 @@ def _read_facts(folder: AnyPath) -> RunFacts:
 
 
 def _do_together(folder: AnyPath, read: Callable[[], Result]) -> Result:
-    """The result of `read()`, once it has succeeded on all processes.
-
-    Raises:
-      DamagedError, InfrastructureError: as `read_parts` does.
-      InputError, MemoryError: if `read` does.
-    """
+    """The result of `read()`, once it has succeeded on all processes."""
     fault = result = None
     try:
         result = read()
@@ -209,7 +202,6 @@ def _end_together(folder: AnyPath, faults: Mapping[int, tuple[str, str]]) -> NoR
 
 
 def _is_the_same_everywhere(folder: AnyPath) -> bool:
-    """Whether all processes see the same files, of the same sizes."""
     try:
         sizes = checksums.sizes_in(folder)
     except OSError:
@@ -251,3 +243,75 @@ def _read_locally(
     say(f"checkpoint {step} is restored from {local.root}")
     parts, data = content
     return RestoredCheckpoint(TrainState(**parts), step, RunFacts.of(data))
+
+
+def restore_params(
+    workdir: AnyPath,
+    abstract_params: dict,
+    step: int | str | None = None,
+    verify: bool = True,
+    averages: bool = False,
+) -> tuple:
+    """Only the parameters of a checkpoint, and its step; every process must call it.
+
+    With `averages`, the moving averages of the parameters that trained are in their place.
+
+    Raises:
+      InputError: if there is none, it can't be read, or it has no averages.
+      InfrastructureError: if the bucket or a process doesn't answer, or only some processes can
+        read it.
+    """
+    folder = absolute_path(workdir) / "checkpoints"
+    step = find_step(workdir, step)
+    try:
+        return _read_params(folder / str(step), abstract_params, verify, averages), step
+    except DamagedError as error:
+        raise InputError(
+            f"checkpoint {step} of {workdir} can't be read: {error}; choose another one, of "
+            f"{str(whole_steps(folder))[1:-1]}"
+        ) from error
+
+
+def _read_params(folder: AnyPath, abstract_params: dict, verify: bool, averages: bool) -> dict:
+    """The parameters of a saved train state, or the averages of those that have some."""
+    if not averages:
+        return read_parts(folder, lambda there: {"params": abstract_params}, verify)["params"]
+
+    def choose(there: Mapping[str, Any]) -> dict:
+        averaged = there.get("averages")
+        if averaged is None:
+            raise InputError(
+                f"--averages: checkpoint {folder} has no averages of the parameters; training "
+                "makes them with train.ema_decay, which a run can take up when it is resumed"
+            )
+        others = {name: part for name, part in abstract_params.items() if name not in averaged}
+        asked = {"averages": {name: abstract_params[name] for name in averaged}}
+        return {**asked, **({"params": others} if others else {})}
+
+    parts = read_parts(folder, choose, verify)
+    return {**parts.get("params", {}), **parts["averages"]}
+
+
+def check_whole(workdir: AnyPath, step: int) -> None:
+    """Compares the checksums of a checkpoint, on one process alone."""
+    folder = absolute_path(workdir) / "checkpoints" / str(step)
+    if damage := checksums.find_damage(folder, ITEMS):
+        raise InputError(f"checkpoint {step} of {workdir} is damaged: {damage}; choose another one")
+
+
+def find_step(workdir: AnyPath, step: int | str | None) -> int:
+    """The step of the requested checkpoint, which isn't read; None is the newest.
+
+    Raises:
+      InputError: if there is no such checkpoint.
+    """
+    steps = whole_steps(absolute_path(workdir) / "checkpoints")
+    if not steps:
+        raise InputError(f"workdir {workdir} holds no checkpoint yet; train there first")
+    if step == BEST:
+        return best_step(absolute_path(workdir))
+    if step is not None and step not in steps:
+        raise InputError(
+            f"checkpoint {step} of {workdir} does not exist; there are {str(steps)[1:-1]}"
+        )
+    return steps[-1] if step is None else int(step)

@@ -14,21 +14,14 @@ ITEMS = ("state", "data")
 
 @struct.dataclass
 class TrainState:
-    """Everything that training changes; also a tree of its shapes or shardings.
+    """Everything that training changes; also a tree of its shapes or shardings."""
 
-    Attributes:
-      step: optimizer steps done, an int32 scalar.
-      params: the model's parameters, float32.
-      opt_state: the optimizer's state for the parts that train.
-      averages: the exponential moving averages of the parts that train; None: there are none.
-      recent: the last steps, with which a step is compared to find spikes; None: spikes aren't
-        detected.
-    """
-
-    step: Any
-    params: Any
-    opt_state: Any
+    step: Any  # optimizer steps done, an int32 scalar
+    params: Any  # the model's parameters, float32
+    opt_state: Any  # the optimizer's state for the parts that train
+    # the exponential moving averages of the parts that train; None: there are none
     averages: Any = None
+    # the last steps, with which a step is compared to find spikes; None: spikes aren't detected
     recent: Any = None
 
     def with_spikes(self, count: Array) -> "TrainState":

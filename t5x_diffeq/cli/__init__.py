@@ -31,7 +31,6 @@ def run_verb(verb: str, name: str = "__main__") -> None:
     """Runs a verb with the arguments in `sys.argv`, and exits.
 
     Args:
-      verb: the verb's name.
       name: the `__name__` of the module that calls this. A process that the verb starts imports
         that module, too, and there this does nothing.
 

@@ -10,7 +10,6 @@ independently of a run; with --output it needs no --workdir.
 
 import datetime
 import json
-from typing import TYPE_CHECKING
 
 from t5x_diffeq.cli import command_line
 from t5x_diffeq.cli.verb_flags import VerbFlags
@@ -19,12 +18,6 @@ from t5x_diffeq.system.console import Progress, format_count, say
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.extras import __version__, need_package
 from t5x_diffeq.system.files import AnyPath, absolute_path
-
-if TYPE_CHECKING:
-    from t5x_diffeq.analysis.report import Section
-    from t5x_diffeq.data.corpus import Corpus
-    from t5x_diffeq.data.tokenizer import Tokenizer
-    from t5x_diffeq.training.load import Run
 
 _KINDS = ("spectra", "lyapunov", "clustering")
 _OPENING = 24  # tokens of the validation text that form the prompt if none is given
@@ -65,12 +58,6 @@ def _check_flags() -> None:
     need_package("matplotlib", "analyze")
 
 
-def _output_folder() -> AnyPath:
-    if _OUTPUT.value:
-        return command_line.parse_folder(_OUTPUT, "analyze")
-    return command_line.parse_folder(_WORKDIR, "analyze") / "analysis"
-
-
 def name_what(arguments: list[str]) -> list[str]:
     """`analyze spectra` means `analyze --what=spectra`."""
     program, *rest = arguments
@@ -82,7 +69,10 @@ def name_what(arguments: list[str]) -> list[str]:
 def main() -> None:
     """Runs the verb."""
     _check_flags()
-    folder = _output_folder()
+    if _OUTPUT.value:
+        folder = command_line.parse_folder(_OUTPUT, "analyze")
+    else:
+        folder = command_line.parse_folder(_WORKDIR, "analyze") / "analysis"
     kinds = [kind for kind in _KINDS if _WHAT.value in (kind, "all")]
     workdir = (
         command_line.parse_folder(_WORKDIR, "analyze")
@@ -111,7 +101,7 @@ def main() -> None:
             methods=("spectral_factors",) if "spectra" in kinds else (),
         )
         trained, run = run, run.at_depth(_NUM_STEPS.value)
-        facts = facts_of(workdir, run)
+        facts = _facts_of(workdir, run)
         params = jax.tree.map(jnp.asarray, jax.device_get(run.params))  # off the mesh
         if "spectra" in kinds:
             say("spectra")
@@ -133,18 +123,11 @@ def main() -> None:
     if _WHAT.value == "all":
         page, title = "report.html", "Analysis"
     title += f" of {absolute_path(workdir).name}" if workdir is not None else ""
-    print(write_report(folder, page, title, facts | facts_today(), sections), flush=True)
+    made = f"on {datetime.date.today()} by t5x_diffeq {__version__} and jax {jax.__version__}"
+    print(write_report(folder, page, title, {**facts, "made": made}, sections), flush=True)
 
 
-def perplexity(run: "Run", corpus: "Corpus", num_steps: int) -> float:
-    """The perplexity on the whole validation split with N solver steps, as in `evaluate`."""
-    from t5x_diffeq.inference.validation import evaluate_split
-
-    return evaluate_split(run.at_depth(num_steps), corpus, _EVAL_BATCH_SIZE)["perplexity"]
-
-
-def _encode_prompt(tokenizer: "Tokenizer", text: str, limit: int) -> list[int]:
-    """A prompt's tokens."""
+def _encode_prompt(tokenizer, text: str, limit: int) -> list[int]:
     try:
         (tokens,) = tokenizer.encode([text])
     except UnicodeEncodeError as error:
@@ -156,34 +139,32 @@ def _encode_prompt(tokenizer: "Tokenizer", text: str, limit: int) -> list[int]:
     return tokens.tolist()
 
 
-def _make_spectra_section(corpus: "Corpus", run: "Run", params: dict) -> "Section":
+def _make_spectra_section(corpus, run, params: dict):
     from t5x_diffeq.analysis.spectra_section import spectra_section
+    from t5x_diffeq.inference.validation import evaluate_split
     from t5x_diffeq.model.ode.sources import source_of
 
-    model = run.placed.model
-    steps = [1, 2] if source_of(model.config).any_time else []
-    own = model.config.num_steps
-    perplexities = {own * n: perplexity(run, corpus, own * n) for n in steps}
+    model, own = run.placed.model, run.placed.model.config.num_steps
+    perplexities = {
+        n: evaluate_split(run.at_depth(n), corpus, _EVAL_BATCH_SIZE)["perplexity"]
+        for n in ((own, 2 * own) if source_of(model.config).any_time else ())
+    }
     with Progress("eigenvalues"):
         return spectra_section(model, params, _TIMES.value, perplexities)
 
 
-def _make_lyapunov_section(corpus: "Corpus", run: "Run", params: dict) -> "Section":
+def _make_lyapunov_section(corpus, run, params: dict):
     from t5x_diffeq.analysis.lyapunov_section import lyapunov_section
 
-    prompts = _prompts_of(corpus, run)
+    limit = run.placed.model.config.max_length
+    opening = corpus.parts[0].validation[0][: min(_OPENING, limit)]
+    prompts = [_encode_prompt(corpus.tokenizer, text, limit) for text in _PROMPT.value]
+    prompts = prompts or [[int(token) for token in opening]]
     texts = [corpus.tokenizer.pieces(prompt) for prompt in prompts]
     return lyapunov_section(run.placed.model, params, prompts, texts, _CONVENTION.value)
 
 
-def _prompts_of(corpus: "Corpus", run: "Run") -> list[list[int]]:
-    limit = run.placed.model.config.max_length
-    opening = corpus.parts[0].validation[0][: min(_OPENING, limit)]
-    prompts = [_encode_prompt(corpus.tokenizer, text, limit) for text in _PROMPT.value]
-    return prompts or [[int(token) for token in opening]]
-
-
-def _write_page(corpus: "Corpus", run: "Run", workdir: AnyPath, folder: AnyPath) -> AnyPath:
+def _write_page(corpus, run, workdir: AnyPath, folder: AnyPath) -> AnyPath:
     from t5x_diffeq.checkpoints.workdir import read_config
     from t5x_diffeq.inference.explorer.answers import Explorer
     from t5x_diffeq.inference.explorer.recording import write_recording
@@ -198,7 +179,7 @@ def _write_page(corpus: "Corpus", run: "Run", workdir: AnyPath, folder: AnyPath)
     return folder / "explore.html"
 
 
-def facts_of(workdir: AnyPath, run: "Run") -> dict[str, object]:
+def _facts_of(workdir: AnyPath, run) -> dict[str, object]:
     """The description of a run on its page; the loss is the last that training recorded."""
     import jax
 
@@ -220,12 +201,3 @@ def facts_of(workdir: AnyPath, run: "Run") -> dict[str, object]:
             f"as training recorded at step {last['step']}"
         )
     return facts
-
-
-def facts_today() -> dict[str, object]:
-    """When a page was made, and by which versions."""
-    import jax
-
-    return {
-        "made": f"on {datetime.date.today()} by t5x_diffeq {__version__} and jax {jax.__version__}"
-    }

@@ -93,7 +93,9 @@ def run(
     keep_freed_memory(os.environ)
     try:
         if several and _may_have_others(os.environ):
-            _join_others()  # first, so that they hear which argument is invalid
+            from t5x_diffeq.cluster import processes  # importing JAX takes seconds
+
+            processes.initialise()  # first, so that others hear which argument is invalid
         parse(sys.argv, verb_flags)
         status = verb() or 0
     except (InputError, RunError) as error:
@@ -138,13 +140,6 @@ def _may_have_others(environment: Mapping[str, str]) -> bool:
     """Whether this may be one of several processes; if not, `processes` finds none either."""
     named = ("JAX_COORDINATOR_ADDRESS", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")
     return any(environment.get(name) for name in named) or tpu_hosts.lists_hosts(environment)
-
-
-def _join_others() -> None:
-    """Joins the processes of this run; imports JAX."""
-    from t5x_diffeq.cluster import processes
-
-    processes.initialise()
 
 
 def _find_peers() -> Peers | None:
@@ -272,11 +267,7 @@ def _say_first_failure(message: Warning | str, *_: object, **__: object) -> None
 
 
 def parse(argv: list[str], verb_flags: flags.FlagValues) -> None:
-    """Parses the verb's flags, and the config's if it has one.
-
-    Raises:
-      InputError: if a flag or key is invalid; names it, its value, and what to do instead.
-    """
+    """Parses the verb's flags, and the config's if it has one."""
     offer_configs()
     add_common_flags(verb_flags)
     argv = [argv[0], *map(_find_config_file, argv[1:])]
@@ -374,7 +365,6 @@ def parse_part(flag: flags.FlagHolder | flags.Flag) -> tuple[int, int]:
 
 
 def _check_repeated(argv: list[str], verb_flags: flags.FlagValues) -> None:
-    """Checks that no flag is given twice, since all but the last would be ignored."""
     names = (re.match(r"--?(?:no)?(\w+)(?:=|$)", argument) for argument in argv[1:])
     for name, times in Counter(name[1] for name in names if name).items():
         if times > 1 and name in verb_flags and not isinstance(verb_flags[name], flags.MultiFlag):

@@ -10,7 +10,6 @@ model, length and tokenizer come from FOLDER.
 Needs safetensors: pip install 't5x_diffeq[export]'.
 """
 
-from collections.abc import Iterable
 from dataclasses import replace
 from math import isfinite
 from pathlib import Path
@@ -27,9 +26,7 @@ from t5x_diffeq.system.console import Progress, print_table, say
 from t5x_diffeq.system.errors import InputError, RunError
 
 if TYPE_CHECKING:
-    from t5x_diffeq.data.corpus import Corpus
     from t5x_diffeq.data.tokenizer import Tokenizer
-    from t5x_diffeq.training.load import Run
 
 _ROWS, _BATCHES = 8, 4  # rows per batch, and batches, on which the perplexity is measured
 # Keys that the folder doesn't decide.
@@ -57,8 +54,10 @@ def main() -> None:
     """Runs the verb."""
     source = command_line.parse_folder(_INPUT, "convert")
     to = command_line.parse_folder(_WORKDIR, "convert")
-    overrides = config_flags.get_override_values(FLAGS["config"])
-    _check_overrides(overrides)
+    for key in config_flags.get_override_values(FLAGS["config"]):
+        section, _, name = key.partition(".")
+        if (section == "model" and name not in _FREE) or key == "data.sequence_length":
+            raise InputError(f"--config.{key} can't be set: it comes from --input; leave it out")
 
     import jax  # which takes seconds
 
@@ -100,26 +99,14 @@ def main() -> None:
     own = "own grid, the folder's model" if _TO_ODE.value else "layers"
     corpus = load_corpus(workdir)
     run = load_run(workdir, corpus.tokenizer.vocab_size, batch_size=jax.device_count())
-    found = {f"{layers} ({own})": perplexity(run, corpus, layers)}
-    found |= {f"{steps} steps": perplexity(run, corpus, steps) for steps in others}
+    found = {f"{layers} ({own})": _perplexity(run, corpus, layers)}
+    found |= {f"{steps} steps": _perplexity(run, corpus, steps) for steps in others}
     say(f"converted to {workdir}")
     print_table(f"perplexity on up to {_ROWS * _BATCHES} sequences of the validation text", found)
 
 
-def _check_overrides(keys: Iterable[str]) -> None:
-    """Checks that no key is set that the folder determines."""
-    for key in keys:
-        section, _, name = key.partition(".")
-        if (section == "model" and name not in _FREE) or key == "data.sequence_length":
-            raise InputError(f"--config.{key} can't be set: it comes from --input; leave it out")
-
-
 def load_folder(config: Config, folder: Path) -> "tuple[Config, Tokenizer, dict]":
-    """The config with the folder's model, the tokenizer and the parameters.
-
-    Raises:
-      InputError: if the folder is invalid.
-    """
+    """The config with the folder's model, the tokenizer and the parameters."""
     from t5x_diffeq.hf.from_pretrained import (
         check_vocabulary,
         pretrained_params,
@@ -141,12 +128,6 @@ def load_folder(config: Config, folder: Path) -> "tuple[Config, Tokenizer, dict]
 
 def write_run(config: Config, tokenizer: "Tokenizer", params: dict, workdir: Path) -> None:
     """Writes a complete workdir at step 0: config, data, tokenizer, checkpoint; all or nothing.
-
-    Args:
-      config: the run's config.
-      tokenizer: the model's tokenizer.
-      params: the model's parameters.
-      workdir: the folder, new or empty.
 
     Raises:
       InputError: if the config, the data or the folder is invalid.
@@ -181,12 +162,8 @@ def write_run(config: Config, tokenizer: "Tokenizer", params: dict, workdir: Pat
         save_config(config, folder)
 
 
-def perplexity(run: "Run", corpus: "Corpus", num_steps: int) -> str:
-    """The perplexity on the first sequences of the validation split with N solver steps.
-
-    Raises:
-      RunError: if the loss isn't finite.
-    """
+def _perplexity(run, corpus, num_steps: int) -> str:
+    """The perplexity on the first sequences of the validation split with N solver steps."""
     from t5x_diffeq.inference.validation import evaluate_split
 
     values = evaluate_split(run.at_depth(num_steps), corpus, _ROWS, limit=_BATCHES)

@@ -9,7 +9,7 @@ import json
 from collections.abc import Sequence
 from difflib import get_close_matches
 from itertools import product
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from t5x_diffeq.cli import command_line
 from t5x_diffeq.cli.verb_flags import VerbFlags
@@ -19,11 +19,6 @@ from t5x_diffeq.system.console import format_count, say
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.extras import need_package
 from t5x_diffeq.system.files import AnyPath, parse_path, write_whole
-
-if TYPE_CHECKING:
-    from t5x_diffeq.data.corpus import Corpus
-    from t5x_diffeq.data.tokenizer import Tokenizer
-    from t5x_diffeq.training.load import Run
 
 # Schemes and numbers of steps; None: as trained.
 _Grids: TypeAlias = list[tuple[str | None, int | None]]
@@ -72,15 +67,6 @@ def _check_tasks(adaptive: bool) -> None:
         raise InputError("--eval_batches limits the validation split; with --tasks give --limit")
 
 
-def _check_plot() -> None:
-    if not _PLOT.value:
-        return
-    if not _PLOT.value.endswith((".png", ".pdf", ".svg")):
-        raise InputError(f"--plot={_PLOT.value} must end in .png, .pdf or .svg")
-    if parse_path(_PLOT.value, "--plot").is_dir():
-        raise InputError(f"--plot={_PLOT.value} is a folder; name a file")
-
-
 def _check_schemes(schemes: Sequence[str | None]) -> None:
     values = KEYS["model.scheme"].values
     for scheme in schemes:
@@ -111,16 +97,16 @@ def main() -> None:
             f"--scheme={adaptive[0]} chooses its own steps: give it alone, without --num_steps "
             "and --plot"
         )
-    _check_plot()
+    if _PLOT.value and not _PLOT.value.endswith((".png", ".pdf", ".svg")):
+        raise InputError(f"--plot={_PLOT.value} must end in .png, .pdf or .svg")
+    if _PLOT.value and parse_path(_PLOT.value, "--plot").is_dir():
+        raise InputError(f"--plot={_PLOT.value} is a folder; name a file")
     _check_tasks(bool(adaptive))
     grids = list(product(schemes, _parse_num_steps(_NUM_STEPS.value)))
     (_evaluate_tasks if _TASKS.value else _evaluate_grids)(workdir, grids)
 
 
-def _load_run(
-    workdir: AnyPath, tokenizer: "Tokenizer", grids: _Grids, methods: tuple[str, ...] = ()
-) -> "Run":
-    """Loads the run, if it exists on the grids and its block has the methods."""
+def _load_run(workdir: AnyPath, tokenizer, grids: _Grids, methods: tuple[str, ...] = ()):
     import jax
 
     from t5x_diffeq.training.load import load_run
@@ -137,7 +123,7 @@ def _load_run(
     )
 
 
-def _evaluate_grid(run: "Run", corpus: "Corpus", num_steps: int | None, scheme: str | None) -> dict:
+def _evaluate_grid(run, corpus, num_steps: int | None, scheme: str | None) -> dict:
     from t5x_diffeq.inference.validation import evaluate_split
     from t5x_diffeq.model.adaptive import Adaptive
     from t5x_diffeq.model.flops import forward_flops
@@ -156,12 +142,6 @@ def _evaluate_grid(run: "Run", corpus: "Corpus", num_steps: int | None, scheme: 
 
 
 def _show_table(results: list[dict], trained: Config) -> None:
-    """Prints a line per grid, and draws the figure if one is asked for.
-
-    Args:
-      results: results of each grid.
-      trained: the config with which the model was trained.
-    """
     from t5x_diffeq.inference.notebook import import_plots
 
     per_byte = "eval/bits_per_byte" in results[0]
@@ -196,7 +176,6 @@ def _is_trained(values: dict, trained: Config) -> bool:
 
 
 def _evaluate_tasks(workdir: AnyPath, grids: _Grids) -> None:
-    """Prints a line for each grid with the results of the harness's tasks."""
     need_package("lm_eval", "--tasks", "leave it out")
     import jax
 

@@ -9,7 +9,6 @@ Needs Starlette and uvicorn: pip install 't5x_diffeq[explore]'.
 import secrets
 import socket
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from t5x_diffeq.cli import command_line
 from t5x_diffeq.cli.verb_flags import VerbFlags
@@ -17,9 +16,6 @@ from t5x_diffeq.system.console import say
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.extras import need_package
 from t5x_diffeq.system.files import AnyPath, absolute_path, describe_error
-
-if TYPE_CHECKING:
-    from t5x_diffeq.inference.explorer.answers import Explorer
 
 _LOCAL = ("127.0.0.1", "::1", "localhost")
 FLAGS = VerbFlags(__name__)
@@ -82,7 +78,7 @@ def _bind(host: str, port: int) -> socket.socket:
         ) from error
 
 
-def _name_of(workdir: AnyPath, taken: "dict[str, Explorer]") -> str:
+def _name_of(workdir: AnyPath, taken) -> str:
     """The folder's name, with a number if it isn't the first of that name."""
     base = absolute_path(workdir).name or "run"
     names = (base if n == 1 else f"{base}-{n}" for n in range(1, len(taken) + 2))

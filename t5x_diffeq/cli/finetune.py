@@ -7,7 +7,6 @@ command again resumes it.
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from t5x_diffeq.cli import command_line
 from t5x_diffeq.cli.train import train_to_end
@@ -16,10 +15,6 @@ from t5x_diffeq.config.config import KEYS, Config, flatten
 from t5x_diffeq.system.console import say
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.files import AnyPath, parse_path
-
-if TYPE_CHECKING:
-    from t5x_diffeq.checkpoints.stored import TrainState
-    from t5x_diffeq.training.setup import Setup
 
 FLAGS = VerbFlags(__name__)
 CONFIG = FLAGS.define_config("configs/finetune.py:lora, :full or :hypernetwork.")
@@ -44,7 +39,6 @@ def complete_config(given: Mapping[str, object], pretrained: Config) -> Config:
     Args:
       given: the values of the config file by dotted key; None for a key of the grid means the
         pretrained run's value.
-      pretrained: the pretrained run's config.
 
     Raises:
       InputError: if a key is set that the pretrained run determines, naming it.
@@ -55,23 +49,19 @@ def complete_config(given: Mapping[str, object], pretrained: Config) -> Config:
         if key.finetune is True and not from_run:
             continue
         if key.finetune != "if set" or given[name] == key.default:
-            _check_same(name, given[name], own[name], key.default)
+            if given[name] is not None and given[name] not in (own[name], key.default):
+                raise InputError(
+                    f"{name}={given[name]} can't be set: model and tokenizer come from init_from, "
+                    f"where it is {own[name]}; leave it out (model.num_steps, model.scheme and "
+                    "adapters may differ)"
+                )
             values[name] = own[name]
     return pretrained.with_values(values)
 
 
-def _check_same(key: str, given: object, own: object, untouched: object) -> None:
-    """Checks that a key that the pretrained run determines is untouched or has the run's value."""
-    if given is not None and given not in (own, untouched):
-        raise InputError(
-            f"{key}={given} can't be set: model and tokenizer come from init_from, where it is "
-            f"{own}; leave it out (model.num_steps, model.scheme and adapters may differ)"
-        )
-
-
 def _take_over(given: Mapping[str, object], workdir: AnyPath, first: bool) -> Config:
     """The completed config; for a new workdir it is checked, and the tokenizer is copied there."""
-    from t5x_diffeq.checkpoints.trained_params import find_step
+    from t5x_diffeq.checkpoints.restoring import find_step
     from t5x_diffeq.checkpoints.workdir import CONFIG_FILE, check_config, read_config
     from t5x_diffeq.data.corpus import check_tokenizers
     from t5x_diffeq.data.recipe import adopt_tokenizer
@@ -123,7 +113,7 @@ def finetune(given: Mapping[str, object], workdir: AnyPath) -> int:
         lambda first: _take_over(given, workdir, first), "the tokenizer is taken over"
     )
 
-    def make_state(setup: "Setup") -> "TrainState":
+    def make_state(setup):
         source = parse_path(str(config.init_from), "config.init_from")
         vocab_size = setup.model.config.vocab_size
         state, step = init_from_pretrained(
@@ -139,7 +129,7 @@ def finetune(given: Mapping[str, object], workdir: AnyPath) -> int:
             say(f"these kernels have no adapters, and are frozen: {', '.join(without)}")
         return state
 
-    def keep_adapters(setup: "Setup", state: "TrainState") -> None:
+    def keep_adapters(setup, state) -> None:
         if config.model.adapter_rank:
             trained = [name for name in state.params if setup.trains(name)]
             save_adapters(config, state.params, trained, workdir)

@@ -7,7 +7,6 @@ With --chat, a prompt is a message to the run's model, and only the answer is pr
 import json
 import time
 from datetime import datetime
-from typing import TYPE_CHECKING
 
 from t5x_diffeq.cli import command_line
 from t5x_diffeq.cli.verb_flags import VerbFlags
@@ -16,12 +15,6 @@ from t5x_diffeq.system.console import say, track
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.extras import need_package
 from t5x_diffeq.system.files import AnyPath, parse_path
-
-if TYPE_CHECKING:
-    from t5x_diffeq.data.chat import Chat
-    from t5x_diffeq.data.tokenizer import Tokenizer
-    from t5x_diffeq.inference.sampling import Continuation
-    from t5x_diffeq.training.load import Run
 
 _OPENING = 16  # tokens of the validation text that form the prompt if none is given
 FLAGS = VerbFlags(__name__)
@@ -100,9 +93,7 @@ def _check_flags() -> None:
         raise InputError(f"--temperature={_TEMPERATURE.value} must be 0, or from 0.001 to 1000")
 
 
-def _encode_prompt(
-    tokenizer: "Tokenizer", text: str, max_length: int, chat: "Chat | None"
-) -> list[int]:
+def _encode_prompt(tokenizer, text: str, max_length: int, chat) -> list[int]:
     """The prompt's tokens; with a template, of a user's message and what precedes the answer."""
     from t5x_diffeq.data.chat import TemplateError
 
@@ -125,7 +116,7 @@ def _encode_prompt(
     return tokens
 
 
-def _chat_of(tokenizer: "Tokenizer", workdir: AnyPath) -> "Chat":
+def _chat_of(tokenizer, workdir: AnyPath):
     from t5x_diffeq.data.chat import Chat
 
     if tokenizer.chat.template is None:
@@ -136,7 +127,7 @@ def _chat_of(tokenizer: "Tokenizer", workdir: AnyPath) -> "Chat":
     return Chat(tokenizer, datetime.now())
 
 
-def _continue_rows(rows: "list[Continuation]", run: "Run", max_tokens: int) -> None:
+def _continue_rows(rows, run, max_tokens: int) -> None:
     import jax
 
     from t5x_diffeq.inference.sampling import Sampling, generate, grow

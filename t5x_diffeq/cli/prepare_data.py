@@ -56,9 +56,6 @@ def prepare_data(
     """Makes a part of the shards, and with the last part the manifest.
 
     Args:
-      data: `config.data`.
-      folder: the folder of the shards.
-      shards: number of shards of each split.
       workers: number of processes that tokenise; None: one for each core if the source is large.
         Each imports for seconds, in which one alone tokenises several megabytes on all cores.
       part: (i, n), the i-th of n parts.

@@ -71,8 +71,7 @@ def main() -> int:
         raise InputError(f"--experiment={name} must be {', '.join(EXPERIMENTS)}")
 
     def experiment(scale: str) -> "Experiment":
-        from t5x_diffeq.experiments.laptop import LAPTOP  # importing JAX takes seconds
-        from t5x_diffeq.experiments.paper import PAPER
+        from t5x_diffeq.experiments.paper import LAPTOP, PAPER  # importing JAX takes seconds
 
         return {"laptop": LAPTOP, "paper": PAPER}[scale][name]
 
@@ -82,34 +81,24 @@ def main() -> int:
 def carry_out_at_scale(
     name: str, at_scale: Callable[[str], "Experiment"], flags: ExperimentFlags
 ) -> int:
-    """Carries out the runs of an experiment, then presents them; returns the exit status.
-
-    Args:
-      name: the experiment's name, that of the folder of its tables and figures.
-      at_scale: the experiment at the scale `laptop` or `paper`.
-      flags: the parsed flags.
-
-    Raises:
-      InputError: if a flag's value can't be used.
-    """
+    """Carries out the runs of an experiment, then presents them; returns the exit status."""
     if flags.scale not in _SCALES:
         raise InputError(f"--scale={flags.scale} must be laptop or paper")
     output = command_line.parse_folder(flags["output"], "reproduce")
     i, n = command_line.parse_part(flags["part"])
 
-    from t5x_diffeq.experiments.child import StoppedError  # importing JAX takes seconds
-    from t5x_diffeq.experiments.runs import carry_out, part_of, read_results
+    from t5x_diffeq.experiments.runs import StoppedError, carry_out, part_of, read_results
     from t5x_diffeq.experiments.tokenizers import check_tokenizer_files, remark
 
     experiment = at_scale(flags.scale)
-    of_texts, seeds = _texts(flags), range(flags.seeds or experiment.seeds)
-    runs = experiment.runs(of_texts, seeds, read_results(output))
+    texts, seeds = _texts(flags), range(flags.seeds or experiment.seeds)
+    runs = experiment.runs(texts, seeds, read_results(output))
     if flags.dry_run:
         print(*(shlex.join(run.command(output)) for run in part_of(runs, i, n)), sep="\n")
         return 0
     check_tokenizer_files(runs)
     results = "results.jsonl" if n == 1 else f"results-{i}.jsonl"
-    while _remaining_runs(runs, output):
+    while _remaining(runs, read_results(output)):
         try:
             carry_out(part_of(runs, i, n), output, results)
         except StoppedError as stopped:
@@ -118,24 +107,19 @@ def carry_out_at_scale(
                 present(experiment, shown, output, output / name, [])
             say(f"stopped, saved; {len(shown)} runs are done; the same command continues")
             return stopped.status
-        if others := _remaining_runs(runs, output):
+        if others := _remaining(runs, read_results(output)):
             say(
                 f"this part is done; {len(others)} runs of other parts are not; once they are, the "
                 "same command makes tables and figures"
             )
             return 0
-        runs = experiment.runs(of_texts, seeds, read_results(output))  # a sweep adds runs
+        runs = experiment.runs(texts, seeds, read_results(output))  # a sweep adds runs
     caveats = remark(runs, output) if flags.scale == "paper" else []
     present(experiment, runs, output, output / name, caveats)
     return 0
 
 
 def _texts(flags: ExperimentFlags) -> dict[str, dict[str, object]]:
-    """The keys of the config for each text, by the text's name.
-
-    Raises:
-      InputError: if a --text flag is malformed, repeats a name, or names no known source or file.
-    """
     from t5x_diffeq.data.sources import SOURCES, WITHOUT_PATH
     from t5x_diffeq.experiments.tokenizers import KEY, OWN
 
@@ -159,20 +143,13 @@ def _texts(flags: ExperimentFlags) -> dict[str, dict[str, object]]:
             keys_by_text[name][KEY] = f"{flags.tokenizers}/{{tokenizer_file}}"
     for name, keys in keys_by_text.items():
         if keys["data.source"] == "text_files":
-            _check_text(name, keys["data.path"])
+            file = parse_path(keys["data.path"], f"--text={name}")
+            if not (file.exists() or files_matching(file)):
+                raise InputError(f"--text={name}={file}: there is no such file or folder; check it")
     return keys_by_text
 
 
-def _check_text(name: str, path: str) -> None:
-    file = parse_path(path, f"--text={name}")
-    if not (file.exists() or files_matching(file)):
-        raise InputError(f"--text={name}={path}: there is no such file or folder; check the path")
-
-
-def _remaining_runs(runs: "list[ExperimentRun]", output: AnyPath) -> "list[ExperimentRun]":
-    from t5x_diffeq.experiments.runs import read_results
-
-    done = read_results(output)
+def _remaining(runs: "list[ExperimentRun]", done: dict[str, dict]) -> "list[ExperimentRun]":
     return [run for run in runs if run.name not in done]
 
 
@@ -186,10 +163,6 @@ def present(
     """Prints the tables; writes tables, figures and the outcomes that they show to `folder`.
 
     Args:
-      experiment: the experiment.
-      runs: all of its runs, which are done.
-      output: the folder of the runs.
-      folder: the folder to write to.
       caveats: paragraphs on why the numbers don't compare with the paper's; figures then say so.
     """
     from t5x_diffeq.experiments.drawing import draw

@@ -14,16 +14,7 @@ from t5x_diffeq.cli.verb_flags import VerbFlags
 from t5x_diffeq.system.console import align, format_duration
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.files import AnyPath
-from t5x_diffeq.training.goodput import (
-    COLUMNS,
-    UNKNOWN,
-    Attempt,
-    attempts_of,
-    goodput,
-    seconds_left,
-    total_columns,
-    wall_seconds,
-)
+from t5x_diffeq.training import goodput
 
 _LOSS, _BITS = "eval/loss", "eval/bits_per_byte"
 _SECONDS_OF_SILENCE = 600  # after which a run that never said that it ended may have been killed
@@ -56,15 +47,10 @@ def main() -> None:
 
 @dataclass(frozen=True)
 class RunStatus:
-    """What the files of a run say at some time.
-
-    Attributes:
-      workdir: the run's workdir.
-      now: seconds since 1970.
-    """
+    """What the files of a run say at some time."""
 
     workdir: AnyPath
-    now: float
+    now: float  # seconds since 1970
 
     @cached_property
     def events(self) -> list:
@@ -74,9 +60,9 @@ class RunStatus:
         return read_events(self.workdir)
 
     @cached_property
-    def attempts(self) -> list[Attempt]:
+    def attempts(self) -> list[goodput.Attempt]:
         """Its attempts, oldest first; none if it is older than histories."""
-        return attempts_of(self.events)
+        return goodput.attempts_of(self.events)
 
     @cached_property
     def evaluations(self) -> dict[int, dict[str, float]]:
@@ -109,7 +95,7 @@ class RunStatus:
             is_new = (self.workdir / "checkpoints" / "0").exists()  # which training doesn't save
             return "converted" if is_new else "unknown"
         last = self.attempts[-1]
-        if last.error == UNKNOWN:
+        if last.error == goodput.UNKNOWN:
             silence = self.now - last.last_event
             is_long = silence > _SECONDS_OF_SILENCE
             return f"silent for {format_duration(silence)}" if is_long else "running"
@@ -120,7 +106,7 @@ class RunStatus:
     @property
     def seconds_left(self) -> float | None:
         """The estimated time left; None if it isn't running, or has no pace yet."""
-        return seconds_left(self.attempts[-1]) if self.state == "running" else None
+        return goodput.seconds_left(self.attempts[-1]) if self.state == "running" else None
 
     @property
     def spikes(self) -> int:
@@ -147,8 +133,8 @@ class RunStatus:
         if self.attempts:
             facts |= {
                 "total_steps": self.attempts[-1].total_steps,
-                "goodput": goodput(self.attempts),
-                "seconds": total_columns(self.attempts),
+                "goodput": goodput.goodput(self.attempts),
+                "seconds": goodput.total_columns(self.attempts),
                 "attempts": [each.columns() for each in self.attempts],
                 "spikes": self.spikes,
                 "rollbacks": self.rollbacks,
@@ -175,8 +161,8 @@ def _lines_of_run(run: RunStatus) -> list[str]:
     lines += _table_of_attempts(run)
     if run.spikes:
         lines.append(f"spikes: {run.spikes}, rollbacks: {run.rollbacks}")
-    wall = wall_seconds(run.attempts)
-    return [*lines, f"goodput {goodput(run.attempts):.1%} of {format_duration(wall)}"]
+    wall = goodput.wall_seconds(run.attempts)
+    return [*lines, f"goodput {goodput.goodput(run.attempts):.1%} of {format_duration(wall)}"]
 
 
 def _losses_of(run: RunStatus) -> str:
@@ -201,8 +187,8 @@ def _end_of(run: RunStatus) -> str:
 
 def _table_of_attempts(run: RunStatus) -> list[str]:
     """A line per attempt and one for all; columns in which nothing happened are left out."""
-    total = total_columns(run.attempts)
-    shown = [name for name in COLUMNS if total[name] >= 0.5]
+    total = goodput.total_columns(run.attempts)
+    shown = [name for name in goodput.COLUMNS if total[name] >= 0.5]
     lines = [["began", "steps", *shown, "ended"]]
     for each in run.attempts:
         began = time.strftime("%Y-%m-%d %H:%M", time.localtime(each.began))
@@ -218,7 +204,7 @@ def _table_of_runs(runs: list[RunStatus]) -> list[str]:
     for run in runs:
         losses, bits = list(run.losses.values()), run.bits_per_byte
         known = run.attempts
-        wall = wall_seconds(known) if known else 0.0
+        wall = goodput.wall_seconds(known) if known else 0.0
         lines.append(
             [
                 run.workdir.name,
@@ -227,7 +213,7 @@ def _table_of_runs(runs: list[RunStatus]) -> list[str]:
                 f"{losses[-1]:.4f}" if losses else "-",
                 f"{min(losses):.4f}" if losses else "-",
                 "-" if bits is None else f"{bits:.4f}",
-                f"{goodput(known):.1%}" if known else "-",
+                f"{goodput.goodput(known):.1%}" if known else "-",
                 format_duration(wall) if known else "-",
                 format_duration(run.seconds_left) if run.seconds_left is not None else "-",
             ]

@@ -7,8 +7,6 @@ sweep_over_steps.png, and .pdf) to DIR. A run whose loss is no longer finite is 
 """
 
 import shlex
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from ml_collections.config_flags import config_flags
 
@@ -20,10 +18,6 @@ from t5x_diffeq.experiments.grid import parse_grid, points
 from t5x_diffeq.system.console import say
 from t5x_diffeq.system.errors import InputError, RunError
 from t5x_diffeq.system.files import AnyPath, is_in_bucket, write_whole
-
-if TYPE_CHECKING:
-    from t5x_diffeq.experiments.grid_runs import GridSweep
-    from t5x_diffeq.experiments.runs import ExperimentRun
 
 FLAGS = VerbFlags(__name__)
 CONFIG = FLAGS.define_config("Config file, with a :variant if it has variants.")
@@ -59,9 +53,11 @@ def main() -> int:
         raise InputError(f"--seeds={_SEEDS.value} from config.seed={first} on goes beyond {SEEDS}")
     seeds = range(first, first + _SEEDS.value)
 
-    from t5x_diffeq.experiments.child import StoppedError  # importing JAX takes seconds
-    from t5x_diffeq.experiments.grid_runs import GridSweep, check_same
-    from t5x_diffeq.experiments.runs import carry_out, finished, part_of, read_results
+    from t5x_diffeq.experiments.grid_runs import (  # importing JAX takes seconds
+        GridSweep,
+        check_same,
+    )
+    from t5x_diffeq.experiments.runs import StoppedError, carry_out, finished, part_of, read_results
 
     plan = GridSweep(file, verb, overrides, axes, seeds)
     if verb == "train":
@@ -83,19 +79,23 @@ def main() -> int:
     except StoppedError as stopped:
         say("stopped, saved; the same command continues")
         return stopped.status
-    missing = [run for run in runs if run.name not in read_results(output)]
-    if missing:
+    found = read_results(output)
+    if missing := [run for run in runs if run.name not in found]:
         say(
             f"this part is done; {len(missing)} runs of other parts are not; once they are, the "
             "same command makes the table (--table_only makes it now)"
         )
     else:
         _present(plan, output)
-    _check_failed(mine, output)
+    if failed := [run.name for run in mine if "failed" in found[run.name]]:
+        raise RunError(
+            f"{len(failed)} of {len(mine)} runs failed: {', '.join(failed)}; their logs in "
+            f"{output} say why, and the same command tries them again"
+        )
     return 0
 
 
-def _check_points(plan: "GridSweep") -> None:
+def _check_points(plan) -> None:
     """Checks what can be checked of every point's config before any of them is trained.
 
     It must not start JAX's devices, which the runs need for themselves.
@@ -110,20 +110,7 @@ def _check_points(plan: "GridSweep") -> None:
         check_combinations(config)
 
 
-def _check_failed(runs: "Sequence[ExperimentRun]", output: AnyPath) -> None:
-    """Raises a `RunError` if some of the runs failed."""
-    from t5x_diffeq.experiments.runs import read_results
-
-    found = read_results(output)
-    if failed := [run.name for run in runs if "failed" in found[run.name]]:
-        raise RunError(
-            f"{len(failed)} of {len(runs)} runs failed: {', '.join(failed)}; their logs in "
-            f"{output} say why, and the same command tries them again"
-        )
-
-
-def _present(plan: "GridSweep", output: AnyPath) -> None:
-    """Prints the table; writes it and the figures."""
+def _present(plan, output: AnyPath) -> None:
     from t5x_diffeq.experiments.drawing import draw
     from t5x_diffeq.experiments.grid_runs import best_of, figure_spec, format_table, summarise
     from t5x_diffeq.experiments.runs import read_results
@@ -133,16 +120,13 @@ def _present(plan: "GridSweep", output: AnyPath) -> None:
     table = format_table(summaries, axes)
     write_whole(output / "sweep.md", f"{table}\n".encode())
     outcomes = [{**found[run.name], **run.labels} for run in runs if run.name in found]
-    spec = figure_spec(axes)
-    draw(outcomes, spec, output / "sweep", output)
+    draw(outcomes, figure_spec(axes), output / "sweep", output)
     print(table, flush=True)
-    best = best_of(summaries)
     where = f"table and figures in {output}: sweep.md, sweep.png"
-    if best and axes:
+    if axes and (best := best_of(summaries)):
         choices = zip(axes, best.labels, strict=True)
-        said = ", ".join(f"{axis.key}={label}" for axis, label in choices)
-        say(f"best: {said}; {where}")
-    else:
-        say(where)
+        named = ", ".join(f"{axis.key}={label}" for axis, label in choices)
+        where = f"best: {named}; {where}"
+    say(where)
     if axes and len(plan.seeds) == 1:
         say("with one seed, a difference may be chance: --seeds=3 gives means and standard errors")

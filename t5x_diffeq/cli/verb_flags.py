@@ -113,8 +113,6 @@ class VerbFlags(flags.FlagValues):
 
 
 class _CheckpointParser(flags.ArgumentParser):
-    """Parses a step or "best"."""
-
     def parse(self, argument: str | int) -> int | str:
         """The step, or "best"; raises a ValueError, as absl expects, for anything else."""
         text = str(argument)

@@ -31,14 +31,11 @@ def draw(
     """Writes the table's figures as .png and .pdf, if matplotlib is installed.
 
     Args:
-      outcomes: outcomes of the runs.
-      table: what the figure shows.
       path: path of its files without suffix; a figure over optimizer steps adds `_over_steps`.
-      output: the folder of the runs.
       comparable: whether the numbers compare with the paper's; if not, the figures say so.
     """
     try:
-        from t5x_diffeq.analysis import figures, mean_plots
+        from t5x_diffeq.analysis import figures
     except ImportError:
         say(f"no figure: matplotlib is not installed ({install_command('analysis')})")
         return
@@ -48,7 +45,7 @@ def draw(
         lines = [line for each in panels.values() for line in each.values()] if is_table else []
         ticks = sorted({x for line in lines for x, *_ in line if not isinstance(x, str)})
         log = table.log and is_table
-        figure = mean_plots.means_with_errors(panels, across, up + caveat, log, ticks)
+        figure = figures.means_with_errors(panels, across, up + caveat, log, ticks)
         for kind in ("png", "pdf"):
             write_whole(path.with_name(f"{name}.{kind}"), figures.render_image(figure, kind))
 
@@ -93,13 +90,7 @@ def _name(label: str, value: Label) -> str:
 
 
 def losses_over_steps(outcomes: Sequence[dict], table: TableSpec, output: AnyPath) -> Panels:
-    """The validation loss over optimizer steps: a line for each cell, the mean over its seeds.
-
-    Args:
-      outcomes: outcomes of trainings, each with the name of its `run`.
-      table: how the cells are arranged.
-      output: the folder of the runs, whose metrics.jsonl are read.
-    """
+    """The validation loss over optimizer steps: a line for each cell, the mean over its seeds."""
     panels: Panels = {}
     for row, columns in group_outcomes(outcomes, table).items():
         for column, tried in columns.items():

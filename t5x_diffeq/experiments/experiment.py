@@ -26,21 +26,15 @@ _WIDTH, _RATE = "model.time_embed_dim", f"optimizer.{RATE_NAME}"
 
 @dataclass(frozen=True)
 class Training:
-    """A model that is trained on each text with each seed.
-
-    Attributes:
-      variant: the variant of the config.
-      keys: the keys that it sets. A function makes its value of all values of the config.
-      model: its name in tables; None: the variant's.
-      config: the config's file, such as "gpt_small.py"; None: the text's own for a laptop.
-      rates: the learning rates that a sweep begins with.
-    """
+    """A model that is trained on each text with each seed."""
 
     variant: str
+    # the keys that it sets. A function makes its value of all values of the config.
     keys: Keys = field(default_factory=dict)
-    model: str | None = None
+    model: str | None = None  # its name in tables; None: the variant's
+    # the config's file, such as "gpt_small.py"; None: the text's own for a laptop
     config: str | None = None
-    rates: tuple[float, ...] = ()
+    rates: tuple[float, ...] = ()  # the learning rates that a sweep begins with
 
     @property
     def name(self) -> str:
@@ -51,15 +45,10 @@ class Training:
         """The config's file for a text."""
         return self.config or ("shakespeare.py" if text == "shakespeare" else "laptop.py")
 
-    def run(self, text: str, of_text: Keys, seed: int) -> ExperimentRun:
+    def run(self, text: str, text_keys: Keys, seed: int) -> ExperimentRun:
         """Its run, named after everything that sets it apart, so that experiments can share it.
 
         Its labels are text, size, model, seed, T, and the last part of each key that it sets.
-
-        Args:
-          text: the text's name.
-          of_text: keys of the config for the text.
-          seed: seed of the config.
         """
         config = self.config_for(text)
         defaults = values_of(config, self.variant)
@@ -73,7 +62,7 @@ class Training:
         size = config.removesuffix(".py")
         keys = {
             **chosen,
-            **fill_in_tokenizer(of_text, defaults["model.architecture"]),
+            **fill_in_tokenizer(text_keys, defaults["model.architecture"]),
             "seed": seed,
         }
         words = [*dict.fromkeys((size, text)), self.variant, *name_choices(chosen), f"seed={seed}"]
@@ -100,8 +89,6 @@ def trainings(
     """Every variant with every choice of values, in every config.
 
     Args:
-      variants: variants of the config.
-      choices: the values of each key in which the trainings differ.
       configs: by config file, the keys that all its trainings set; None: the text's own file.
     """
     choices = choices or {}
@@ -115,23 +102,16 @@ def trainings(
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """Runs, and the tables and figures made from their outcomes.
-
-    Attributes:
-      trainings: its trainings.
-      trainings_on: by the name of a text, its trainings where they differ.
-      follow_up: makes the runs that follow a training, whose outcomes are shown instead of its own.
-      others: runs that need no text and have no seed.
-      tables: the tables, each with its figure.
-      seeds: number of seeds of each training: the default of --seeds.
-    """
+    """Runs, and the tables and figures made from their outcomes."""
 
     trainings: tuple[Training, ...] = ()
+    # by the name of a text, its trainings where they differ
     trainings_on: Mapping[str, tuple[Training, ...]] = field(default_factory=dict)
+    # makes the runs that follow a training, whose outcomes are shown instead of its own
     follow_up: Callable[[ExperimentRun], list[ExperimentRun]] | None = None
-    others: tuple[ExperimentRun, ...] = ()
+    others: tuple[ExperimentRun, ...] = ()  # runs that need no text and have no seed
     tables: tuple[TableSpec, ...] = ()
-    seeds: int = 3
+    seeds: int = 3  # number of seeds of each training: the default of --seeds
 
     def runs(
         self, texts: Texts, seeds: Sequence[int], done: dict[str, dict]
@@ -140,11 +120,6 @@ class Experiment:
 
         All models are trained with the first seed, then all with the second, so that their times
         compare, and tables of unfinished experiments too.
-
-        Args:
-          texts: the texts to train on.
-          seeds: seeds of the trainings.
-          done: outcomes so far, by the name of their run.
 
         Raises:
           InputError: if there are too few texts, or too many.
@@ -162,21 +137,11 @@ class Experiment:
         return [*runs, *self.others]
 
     def notes(self, outcomes: Sequence[dict], output: AnyPath) -> list[str]:
-        """Further paragraphs in Markdown, shown after the tables.
-
-        Args:
-          outcomes: outcomes of the runs that have labels.
-          output: the folder of the runs.
-        """
+        """Further paragraphs in Markdown, shown after the tables."""
         return [*list_pages(outcomes), *paired_table(outcomes, output)]
 
 
 def _need_text(texts: Texts) -> None:
-    """Checks that there is a text.
-
-    Raises:
-      InputError: if there is none.
-    """
     if not texts:
         raise InputError("this experiment needs a text; set --text=NAME=PATH or --text=stdlib")
 
@@ -215,9 +180,6 @@ class Sweep(Experiment):
         """The runs; and each group's best rate, {} while there are still rates to try.
 
         Args:
-          texts: the texts to train on.
-          seeds: seeds of the trainings.
-          done: outcomes so far, by the name of their run.
           first_rates: the rates with which each group begins; None for those of its training.
         """
         _need_text(texts)

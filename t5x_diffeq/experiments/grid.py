@@ -50,10 +50,6 @@ def _variation(values: Sequence[float]) -> float:
 def parse_grid(given: Sequence[str], overrides: Mapping[str, object]) -> tuple[Axis, ...]:
     """The axes that `--grid` flags describe.
 
-    Args:
-      given: the flags' values, `KEY=V1,V2`.
-      overrides: the keys that the command line sets for all runs.
-
     Raises:
       InputError: if a flag is malformed, names a key twice or one that is set, or a value can't be
         used.

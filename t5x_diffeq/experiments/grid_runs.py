@@ -23,22 +23,15 @@ _COLUMNS = {  # of the table, by the number of an outcome that each shows
 class GridSweep:
     """Trainings of every point of a grid, each with several seeds.
 
-    Attributes:
-      file: the config file.
-      verb: train or finetune.
-      overrides: keys of the config that all runs set.
-      axes: the grid.
-      seeds: seeds of the config.
-
     Raises:
       InputError: if both the file and the grid name a variant.
     """
 
     file: str
-    verb: str
-    overrides: Mapping[str, object]
+    verb: str  # train or finetune
+    overrides: Mapping[str, object]  # keys of the config that all runs set
     axes: tuple[Axis, ...]
-    seeds: Sequence[int]
+    seeds: Sequence[int]  # seeds of the config
 
     def __post_init__(self) -> None:
         if ":" in self.file and any(axis.key == VARIANT for axis in self.axes):
@@ -75,15 +68,10 @@ class GridSweep:
 
 @dataclass(frozen=True)
 class PointSummary:
-    """What is known of a point.
+    """What is known of a point."""
 
-    Attributes:
-      labels: its value on each axis.
-      outcomes: the outcome of each of its seeds; {} of one that was not run.
-    """
-
-    labels: tuple[Label, ...]
-    outcomes: tuple[dict, ...]
+    labels: tuple[Label, ...]  # its value on each axis
+    outcomes: tuple[dict, ...]  # the outcome of each of its seeds; {} of one that was not run
 
     def values(self, key: str) -> list[float]:
         """A number of every seed that ended with a loss; empty if one has none."""
@@ -149,11 +137,7 @@ def figure_spec(axes: Sequence[Axis]) -> TableSpec:
 
 
 def check_same(runs: Sequence[ExperimentRun], done: Mapping[str, dict[str, Any]]) -> None:
-    """Checks that runs that are done were done with the same settings.
-
-    Raises:
-      InputError: if one wasn't; names it and what differs.
-    """
+    """Checks that runs that are done were done with the same settings."""
     for run in runs:
         then = set(done.get(run.name, {}).get("arguments", run.arguments))
         if differing := sorted(then ^ set(run.arguments)):

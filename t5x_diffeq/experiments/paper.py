@@ -1,13 +1,17 @@
-"""The paper's experiments at its own sizes, by the name of their table or figure.
+"""The paper's experiments at the size of a laptop and at its own, by their table or figure.
 
-Settings are those of the paper's text (section 6, appendices C and D) and, where our copy of it
-lacks a number, those of the official code's config files (SDML-KU/qkvflow, `config/`). Learning
-rate, batch size, steps and T are in the models' own configs unless they are set here. The paper
-trains each model once; `--seeds=3` gives standard errors.
+On a laptop, the text's name selects the config: configs/shakespeare.py for `shakespeare`, else
+configs/laptop.py. The paper's own settings are those of its text (section 6, appendices C and D)
+and, where our copy of it lacks a number, those of the official code's config files
+(SDML-KU/qkvflow, `config/`). Learning rate, batch size, steps and T are in the models' own configs
+unless they are set here. The paper trains each model once; `--seeds=3` gives standard errors.
+
+Where the paper compares the ODE with the per-layer `baseline`, two things differ: W(t), and the
+scheme and step size. `euler`, per-layer weights with the ODE's scheme and step, is ours: it stands
+beside them in the tables and in figure 4.
 """
 
-from t5x_diffeq.experiments.experiment import Experiment, Keys, Training, trainings
-from t5x_diffeq.experiments.figure5 import Figure5
+from t5x_diffeq.experiments.experiment import Experiment, Keys, Sweep, Training, trainings
 from t5x_diffeq.experiments.follow_ups import (
     CLUSTERING,
     COST_TABLES,
@@ -15,14 +19,84 @@ from t5x_diffeq.experiments.follow_ups import (
     GROWTH_TABLES,
     PROMPTS,
     TASK_TABLES,
+    Figure5,
     analyse_lyapunov,
     analyse_spectra,
+    ask_own_tasks,
     ask_papers_tasks,
     time_steps,
 )
 from t5x_diffeq.experiments.present import TableSpec
 
+_BASELINE, _EULER = (Training(variant, rates=(4e-3, 8e-3)) for variant in ("baseline", "euler"))
+_ODE, _SHARED = (Training(variant, rates=(2e-3, 4e-3, 8e-3)) for variant in ("ode", "shared"))
 _BOTH = ("ode", "baseline")
+_WITH_EULER = ("baseline", "euler", "ode")
+_ALL = ("baseline", "euler", "ode", "shared")
+_LOSSES = (TableSpec(("text",), "model", "loss", over_steps=True),)
+
+LAPTOP: dict[str, Experiment] = {
+    "table1": Sweep(trainings=(_BASELINE, _EULER, _ODE, _SHARED)),
+    "table2": Sweep(trainings=(_BASELINE, _EULER, _ODE)),
+    "table4": Experiment(
+        trainings=trainings(_ALL, {"model.architecture": ("gpt",)}),
+        follow_up=ask_own_tasks,
+        tables=TASK_TABLES,
+    ),
+    "table5": Experiment(
+        trainings=trainings(_ALL, {"model.architecture": ("llama",)}),
+        follow_up=ask_own_tasks,
+        tables=TASK_TABLES,
+    ),
+    "figure2": Experiment(
+        trainings=trainings(["ode"]), follow_up=analyse_spectra, others=(CLUSTERING,), seeds=1
+    ),
+    "figure3": Experiment(
+        trainings=trainings(["ode"]), follow_up=analyse_lyapunov(FIGURE_3), seeds=1
+    ),
+    "figure4": Experiment(trainings=trainings(_WITH_EULER), tables=_LOSSES),
+    "figure5": Figure5(
+        config="laptop.py",
+        tuning={
+            "train.batch_size": 8,
+            "train.eval_batches": 64,
+            "train.total_steps": 100,
+            "train.eval_every": 50,
+        },
+        by_method={"lora": {"model.adapter_rank": 8}},  # embed_dim / 16
+    ),
+    "figure7": Experiment(
+        trainings=trainings(_BOTH, {"optimizer.beta2": (0.95, 0.99, 0.999)}),
+        tables=(TableSpec(("text", "model"), "beta2", "loss", over_steps=True),),
+    ),
+    "figure8": Experiment(
+        trainings=trainings(_BOTH, {"model.architecture": ("llama",)}), tables=_LOSSES
+    ),
+    "figure13": Experiment(others=(CLUSTERING,), seeds=1),
+    "figure14": Experiment(
+        trainings=(
+            *trainings(["ode"], {"model.time_embed_dim": (20, 48, 96, 144)}),
+            Training("baseline"),
+        ),
+        tables=(TableSpec(("text",), "T", "loss", over_steps=True),),
+    ),
+    "figure15": Experiment(others=time_steps("laptop.py"), tables=COST_TABLES, seeds=1),
+    "figure18": Experiment(
+        trainings=trainings(
+            ["ode"],
+            {"model.time_embedding": ("separate", "common"), "model.time_embed_dim": (20, 48)},
+        ),
+        tables=(TableSpec(("text", "time_embedding"), "T", "loss", over_steps=True),),
+    ),
+    "appendixE": Experiment(
+        trainings=trainings(_BOTH), follow_up=analyse_spectra, tables=GROWTH_TABLES
+    ),
+    "appendixF": Experiment(
+        trainings=trainings(["ode"]), follow_up=analyse_lyapunov(PROMPTS), seeds=1
+    ),
+}
+
+
 _SMALL, _MEDIUM, _LARGE, _LLAMA = "gpt_small.py", "gpt_medium.py", "gpt_large.py", "llama1b.py"
 _OPENWEBTEXT: dict[str | None, Keys] = {_SMALL: {}, _MEDIUM: {}, _LARGE: {}, _LLAMA: {}}
 _WIKITEXT_RUN: Keys = {
@@ -35,7 +109,7 @@ _WIKITEXT: dict[str | None, Keys] = {
     _MEDIUM: {**_WIKITEXT_RUN, "model.time_embed_dim": 48},
 }
 _PERPLEXITY = tuple(TableSpec(("text", "size"), "model", value) for value in ("perplexity", "loss"))
-_OVER_STEPS = (TableSpec(("text", "size"), "model", "perplexity", over_steps=True),)
+_PERPLEXITIES = (TableSpec(("text", "size"), "model", "perplexity", over_steps=True),)
 # Apart from its method, a tuning has the settings of the training before; every weight decays.
 _TUNING = {
     **_WIKITEXT_RUN,
@@ -47,21 +121,21 @@ _EVERY_DECAYS = {"optimizer.weight_decay": 0.1, "optimizer.decay": "all"}
 
 PAPER: dict[str, Experiment] = {
     "table1": Experiment(
-        trainings=trainings(("baseline", "shared", "ode"), configs=_WIKITEXT),
+        trainings=trainings(_ALL, configs=_WIKITEXT),
         tables=_PERPLEXITY,
         seeds=1,
     ),
     "table2": Experiment(
-        trainings=trainings(_BOTH, configs=_OPENWEBTEXT), tables=_PERPLEXITY, seeds=1
+        trainings=trainings(_WITH_EULER, configs=_OPENWEBTEXT), tables=_PERPLEXITY, seeds=1
     ),
     "table4": Experiment(
-        trainings=trainings(("baseline", "ode"), configs={_LARGE: {}}),
+        trainings=trainings(_WITH_EULER, configs={_LARGE: {}}),
         follow_up=ask_papers_tasks,
         tables=TASK_TABLES,
         seeds=1,
     ),
     "table5": Experiment(
-        trainings=trainings(("baseline", "ode"), configs={_LLAMA: {}}),
+        trainings=trainings(_WITH_EULER, configs={_LLAMA: {}}),
         follow_up=ask_papers_tasks,
         tables=TASK_TABLES,
         seeds=1,
@@ -79,7 +153,7 @@ PAPER: dict[str, Experiment] = {
         seeds=1,
     ),
     "figure4": Experiment(
-        trainings=trainings(_BOTH, configs=_WIKITEXT), tables=_OVER_STEPS, seeds=1
+        trainings=trainings(_WITH_EULER, configs=_WIKITEXT), tables=_PERPLEXITIES, seeds=1
     ),
     "figure5": Figure5(
         config=_MEDIUM,
@@ -88,7 +162,7 @@ PAPER: dict[str, Experiment] = {
             "baseline": _WIKITEXT_RUN,
         },
         tuning=_TUNING,
-        of_method={
+        by_method={
             "lora": {**_EVERY_DECAYS, "model.adapter_rank": 200, "model.adapter_alpha": 8.0},
             "full": _EVERY_DECAYS,
             "hypernetwork": {"optimizer.weight_decay": 0.1},  # not in the paper
@@ -100,7 +174,7 @@ PAPER: dict[str, Experiment] = {
         seeds=1,
     ),
     "figure8": Experiment(
-        trainings=trainings(_BOTH, configs={_LLAMA: {}}), tables=_OVER_STEPS, seeds=1
+        trainings=trainings(_BOTH, configs={_LLAMA: {}}), tables=_PERPLEXITIES, seeds=1
     ),
     "figure13": Experiment(others=(CLUSTERING,), seeds=1),
     "figure14": Experiment(

@@ -30,40 +30,27 @@ Point = tuple[float | str, float, float | None]
 
 @dataclass(frozen=True)
 class TableSpec:
-    """How outcomes are arranged in a table and a figure.
+    """How outcomes are arranged in a table and a figure."""
 
-    Attributes:
-      row: labels that define a row.
-      column: the label that defines a column; in the figure, the horizontal axis.
-      value: the number shown, such as "loss".
-      best_of: a label over which the lowest mean is taken, such as the learning rate, among the
-        values with the most seeds; or None.
-      log: whether the figure's axis is logarithmic.
-      over_steps: whether a second figure shows the validation loss over optimizer steps.
-      same_seeds: whether a row takes only the seeds that all of its columns have.
-    """
-
-    row: tuple[str, ...]
-    column: str
-    value: str
+    row: tuple[str, ...]  # labels that define a row
+    column: str  # the label that defines a column; in the figure, the horizontal axis
+    value: str  # the number shown, such as "loss"
+    # a label over which the lowest mean is taken, such as the learning rate, among the values with
+    # the most seeds; or None
     best_of: str | None = None
-    log: bool = False
+    log: bool = False  # whether the figure's axis is logarithmic
+    # whether a second figure shows the validation loss over optimizer steps
     over_steps: bool = False
-    same_seeds: bool = False
+    same_seeds: bool = False  # whether a row takes only the seeds that all of its columns have
 
 
 @dataclass(frozen=True)
 class Cell:
-    """The mean over several seeds.
+    """The mean over several seeds."""
 
-    Attributes:
-      values: the values, one per seed.
-      at: the value of `best_of` at which the mean is lowest.
-      within: the mean standard error of a single value, over the documents of a task; or None.
-    """
-
-    values: tuple[float, ...]
-    at: Label | None = None
+    values: tuple[float, ...]  # the values, one per seed
+    at: Label | None = None  # the value of `best_of` at which the mean is lowest
+    # the mean standard error of a single value, over the documents of a task; or None
     within: float | None = None
 
     def __str__(self) -> str:
@@ -179,17 +166,11 @@ def list_pages(outcomes: Sequence[dict]) -> list[str]:
 
 
 class PairedDifference(NamedTuple):
-    """The difference of two models' accuracies.
-
-    Attributes:
-      difference: difference of the means over documents and seeds.
-      error: its standard error.
-      p: two-sided p-value by the normal approximation, so it takes hundreds of documents.
-    """
+    """The difference of two models' accuracies."""
 
     difference: float
     error: float
-    p: float
+    p: float  # two-sided p-value by the normal approximation, so it takes hundreds of documents
 
 
 def compare_pairs(
@@ -211,12 +192,7 @@ def compare_pairs(
 
 
 def paired_table(outcomes: Sequence[dict], output: AnyPath) -> list[str]:
-    """The table of paired tests, ODE against baseline, as one paragraph.
-
-    Args:
-      outcomes: those of tasks have the labels `text`, `shots`, `model` and `seed`.
-      output: the folder of the runs, which hold the accuracies by document.
-    """
+    """The table of paired tests, ODE against baseline, as one paragraph."""
     answers: dict[tuple, dict[tuple[str, int], list[float]]] = {}
     for outcome in outcomes:
         if "shots" in outcome and "task" not in outcome:

@@ -2,20 +2,94 @@
 
 import json
 import re
+import signal
+import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from os import SEEK_END
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from t5x_diffeq.checkpoints.workdir import read_config
-from t5x_diffeq.cluster.peers import EXIT_INFRASTRUCTURE
-from t5x_diffeq.experiments.child import Commands
+from t5x_diffeq.cluster.peers import EXIT_INFRASTRUCTURE, EXIT_INTERRUPTED, EXIT_PREEMPTED
 from t5x_diffeq.system.console import Progress, format_duration, say
 from t5x_diffeq.system.errors import InfrastructureError, RunError
 from t5x_diffeq.system.files import write_whole
+
+_STATUSES = {signal.SIGTERM: EXIT_PREEMPTED, signal.SIGINT: EXIT_INTERRUPTED}
+
+
+class StoppedError(Exception):
+    """A run was stopped, and saved."""
+
+    def __init__(self, status: int):
+        super().__init__(status)
+        self.status = status
+
+
+class Commands:
+    """A context in which SIGTERM and Ctrl-C are handed on to the command that runs.
+
+    The command has a process group of its own: a terminal sends Ctrl-C to a whole group, and a
+    training would take a second one as a request to stop without saving.
+    """
+
+    def __init__(self) -> None:
+        self.child: subprocess.Popen | None = None
+        self.received: int | None = None
+
+    def __enter__(self) -> "Commands":
+        self.before = {number: signal.signal(number, self._hand_on) for number in _STATUSES}
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+
+    def check(self) -> None:
+        """Raises a `StoppedError` if a signal has come."""
+        if self.received is not None:
+            raise StoppedError(_STATUSES[signal.Signals(self.received)])
+
+    def run(
+        self, command: Sequence[str], log: Path, watch: Callable[[], None] = lambda: None
+    ) -> tuple[int, str]:
+        """Runs a command, with its messages in a log; returns its status and standard output.
+
+        Args:
+          log: the file to which its standard error is appended.
+          watch: called every second while it runs.
+
+        Raises:
+          StoppedError: if a signal ended it.
+        """
+        with log.open("ab") as words:
+            self.child = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=words, process_group=0
+            )
+            if self.received is not None:  # it came while the command started
+                self.child.send_signal(self.received)
+            printed = None
+            while printed is None:
+                with suppress(subprocess.TimeoutExpired):
+                    printed, _ = self.child.communicate(timeout=1)
+                watch()
+        status, self.child = self.child.returncode, None
+        if status in _STATUSES.values():
+            raise StoppedError(status)
+        if status != 0:
+            self.check()
+        return status, printed.decode()
+
+    def _hand_on(self, number: int, frame: FrameType | None) -> None:
+        self.received = number
+        if self.child is not None:
+            self.child.send_signal(number)
+
 
 _RESULTS = "results.jsonl"
 _BITS = "eval/bits_per_byte"
@@ -28,21 +102,15 @@ Label = str | int | float
 
 @dataclass(frozen=True)
 class ExperimentRun:
-    """A command of an experiment.
+    """A command of an experiment."""
 
-    Attributes:
-      name: name of the run, and of its workdir if it has one.
-      verb: the verb that it calls.
-      arguments: arguments of the verb; `{output}` stands for the experiment's folder.
-      labels: where its outcome stands in tables and figures.
-      needs: the name of a run that must come before it, in the same part.
-    """
-
-    name: str
-    verb: str
+    name: str  # name of the run, and of its workdir if it has one
+    verb: str  # the verb that it calls
+    # arguments of the verb; `{output}` stands for the experiment's folder
     arguments: tuple[str, ...]
+    # where its outcome stands in tables and figures
     labels: dict[str, Label] = field(default_factory=dict)
-    needs: str | None = None
+    needs: str | None = None  # the name of a run that must come before it, in the same part
 
     def command(self, output: Path) -> list[str]:
         """The whole command."""
@@ -100,9 +168,6 @@ def carry_out(
     A run whose loss was not finite has `diverged`, which is an outcome.
 
     Args:
-      runs: the runs, in order.
-      output: the experiment's folder, which holds workdirs, a log of each run, and results.
-      results: name of the file to which outcomes are appended.
       go_on: whether to continue when a run fails otherwise. Its outcome is then `failed`, and the
         same command retries it.
 
@@ -145,9 +210,9 @@ def _outcome_of(run: ExperimentRun, output: Path, commands: Commands, go_on: boo
             if found := steps_done(log):
                 progress.update(*found)
 
-        status, said = commands.run(run.command(output), log, show_steps)
+        status, printed = commands.run(run.command(output), log, show_steps)
     if status == 0:
-        numbers = read_numbers(run, output, said)
+        numbers = read_numbers(run, output, printed)
     else:
         lines = log.read_text("utf-8", errors="replace").strip().splitlines()
         line = lines[-1] if lines else f"{log} is empty"
@@ -194,15 +259,15 @@ def _describe_differences(run: ExperimentRun, outcome: dict) -> str:
     return f", with {' '.join(changed)}" if changed else ""
 
 
-def read_numbers(run: ExperimentRun, output: Path, said: str) -> dict:
+def read_numbers(run: ExperimentRun, output: Path, printed: str) -> dict:
     """The numbers of an outcome: a training's last evaluation, or what another verb printed.
 
     If the verb printed several lines, each with a name, a key is `name: key`.
     """
     if run.verb not in _TRAINING:
-        lines = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
+        lines = [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
         if run.verb == "analyze":  # the last line that it prints is its page's path
-            return {"page": said.splitlines()[-1], **(lines[0] if lines else {})}
+            return {"page": printed.splitlines()[-1], **(lines[0] if lines else {})}
         if len(lines) == 1:
             return lines[0]
         return {f"{line['name']}: {key}": line[key] for line in lines for key in line}
@@ -226,12 +291,7 @@ def read_numbers(run: ExperimentRun, output: Path, said: str) -> dict:
 
 
 def training_seconds(metrics: list[dict], tokens: int) -> float:
-    """The time that the optimizer steps took, without start, compilation and evaluations.
-
-    Args:
-      metrics: the lines of the run's metrics.jsonl.
-      tokens: tokens of an optimizer step.
-    """
+    """The time that the optimizer steps took, without start, compilation and evaluations."""
     seconds, before = 0.0, 0
     for line in metrics:
         if "train/tokens_per_second" in line:

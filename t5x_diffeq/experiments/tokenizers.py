@@ -26,23 +26,19 @@ _TEXT = "Hello world"
 TOKENS = {"gpt": [15496, 995], "llama": [15043, 3186]}
 
 
-def fill_in_tokenizer(of_text: Mapping[str, Any], architecture: str) -> dict[str, Any]:
+def fill_in_tokenizer(text_keys: Mapping[str, Any], architecture: str) -> dict[str, Any]:
     """A text's keys, with the model's tokenizer substituted for the placeholders."""
     name, file = _NAMES[architecture], _FILES[architecture]
     return {
         key: value.replace("{tokenizer}", name).replace("{tokenizer_file}", file)
         if isinstance(value, str)
         else value
-        for key, value in of_text.items()
+        for key, value in text_keys.items()
     }
 
 
 def check_tokenizer_files(runs: Sequence[ExperimentRun]) -> None:
-    """Checks that the tokenizer files that the trainings name exist.
-
-    Raises:
-      InputError: if one doesn't, with the address to download it from.
-    """
+    """Checks that the tokenizer files that the trainings name exist."""
     flag = f"--config.{KEY}="
     paths = [each.removeprefix(flag) for run in runs for each in run.arguments if flag in each]
     for path in dict.fromkeys(paths):

@@ -18,7 +18,7 @@ from t5x_diffeq.model.block import PyTorchForm
 from t5x_diffeq.model.config import ModelConfig
 from t5x_diffeq.model.language_model import LanguageModel
 from t5x_diffeq.model.layers.array_types import Weights
-from t5x_diffeq.model.ode.schemes import find_scheme
+from t5x_diffeq.model.ode.solvers import find_scheme
 from t5x_diffeq.model.ode.sources import source_of
 from t5x_diffeq.model.sub_fields import declared_leaves
 from t5x_diffeq.system.errors import InputError

@@ -21,22 +21,13 @@ from t5x_diffeq.system.errors import InputError
 
 
 class Adapter(nn.Module):
-    """The two factors added to one kernel, at every node; b is initialised to zero.
-
-    Attributes:
-      kernel: the kernel's declaration.
-      num_inputs: how many of its leading dimensions are inputs.
-      num_nodes: number of nodes of the grid.
-      rank: rank r of the product.
-      scale: factor on the product.
-      dtype: dtype of the computation.
-    """
+    """The two factors added to one kernel, at every node; b is initialised to zero."""
 
     kernel: Parameter
-    num_inputs: int
+    num_inputs: int  # how many of its leading dimensions are inputs
     num_nodes: int
-    rank: int
-    scale: float
+    rank: int  # rank r of the product
+    scale: float  # factor on the product
     dtype: DTypeLike
 
     @nn.compact
@@ -64,24 +55,14 @@ class Adapter(nn.Module):
 
 
 class Adapters(nn.Module):
-    """Adapters of the block's kernels.
-
-    Attributes:
-      block: the block.
-      inputs: shapes of its inputs.
-      kernels: names of the linears that have an adapter; if empty, all have one.
-      num_nodes: number of nodes of the grid.
-      rank: rank r.
-      alpha: the product of the factors is scaled by alpha / r.
-      dtype: dtype of the computation.
-    """
+    """Adapters of the block's kernels."""
 
     block: nn.Module
-    inputs: tuple
-    kernels: tuple[str, ...]
+    inputs: tuple  # shapes of its inputs
+    kernels: tuple[str, ...]  # names of the linears that have an adapter; if empty, all have one
     num_nodes: int
     rank: int
-    alpha: float
+    alpha: float  # the product of the factors is scaled by alpha / r
     dtype: DTypeLike = jnp.float32
 
     @nn.compact

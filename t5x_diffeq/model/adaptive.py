@@ -25,17 +25,13 @@ SOLVERS = {"bosh3": "Bosh3", "tsit5": "Tsit5", "dopri5": "Dopri5", "dopri8": "Do
 
 
 class Adaptive(NamedTuple):
-    """An adaptive solver, its tolerances and its step limit.
+    """An adaptive solver, its tolerances and its step limit."""
 
-    Attributes:
-      solver: a key of `SOLVERS`: Bogacki-Shampine (order 3), Tsitouras (5), Dormand-Prince (5, 8).
-      rtol: tolerance per step, relative and absolute, on the root mean square over the state.
-      max_steps: number of solver steps after which it gives up.
-    """
-
+    # a key of `SOLVERS`: Bogacki-Shampine (order 3), Tsitouras (5), Dormand-Prince (5, 8)
     solver: str = "tsit5"
+    # tolerance per step, relative and absolute, on the root mean square over the state
     rtol: float = 1e-3
-    max_steps: int = 512
+    max_steps: int = 512  # number of solver steps after which it gives up
 
 
 class Solution(NamedTuple):
@@ -47,11 +43,7 @@ class Solution(NamedTuple):
 
 
 def check_adaptive(config: ModelConfig, adaptive: Adaptive) -> None:
-    """Checks that the model is an ordinary differential equation and that diffrax is installed.
-
-    Raises:
-      InputError: if either is not so.
-    """
+    """Checks that the model is an ordinary differential equation and that diffrax is installed."""
     if not source_of(config).any_time or config.step_size != "1/N":
         raise InputError(
             f"{adaptive.solver} needs W(t) at any t in [0, 1]: weights time_dependent or shared "
@@ -71,16 +63,6 @@ def solve(
 
     The gradient is that of the steps taken (discretise, then optimise), by the online recursive
     checkpointing of Stumm and Walther 2010.
-
-    Args:
-      model: the model.
-      params: its parameters.
-      tokens: the batch.
-      adaptive: the solver.
-      places: positions and documents of the tokens; None if each row is one document.
-
-    Raises:
-      InputError: if the model has no adaptive solution, see `check_adaptive`.
     """
     check_adaptive(model.config, adaptive)
     import diffrax

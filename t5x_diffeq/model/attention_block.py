@@ -1,10 +1,11 @@
-"""The base of blocks whose f is attention: f and its optional methods; a subclass adds g."""
+"""Blocks whose f is attention: their base, and GPT's and Llama's block, whose g is an MLP."""
 
+import jax
 from flax import linen as nn
 from jaxtyping import Array, Bool, Float
 
 from t5x_diffeq.model.block import Block, Factors, Matrices, SubFieldFlops, kernel_flops
-from t5x_diffeq.model.config_layers import attention_of, norm_of
+from t5x_diffeq.model.config_layers import attention_of, mlp_of, norm_of
 from t5x_diffeq.model.layers.array_types import Cache, Places, State, Weights
 from t5x_diffeq.model.layers.attention import empty_keys_and_values
 
@@ -87,3 +88,46 @@ def _split_heads(attention: dict) -> tuple[Float[Matrices, "nodes D H G"], ...]:
     kernels = [attention[name]["kernel"] for name in ("query", "key", "value")]
     count = kernels[0].shape[2]
     return tuple(kernel.repeat(count // kernel.shape[2], axis=2) for kernel in kernels)
+
+
+class TransformerBlock(AttentionBlock):
+    """f(y) = attention(norm(y)), g(y) = mlp(norm'(y)); GPT's or Llama's layers inside.
+
+    With `config.mlp_input="attention_norm"`, g(y) = mlp(norm'(norm(y))), as in the official Llama.
+    With `config.norm_position="after"`, f(y) = norm(attention(y)), g(y) = norm'(mlp(y)).
+    The state and both results have `config.state_dtype`; in between, `config.dtype` is used.
+    """
+
+    scopes = ("attention", "mlp")
+
+    def setup(self):  # noqa: D102
+        super().setup()
+        self.mlp_norm = norm_of(self.config)
+        self.mlp = mlp_of(self.config)
+        self.mlp_dropout = nn.Dropout(self.config.dropout_rate)
+
+    def g(self, y: State, deterministic: bool = True) -> State:
+        """The MLP sub-field."""
+        if self.config.norm_position == "after":
+            output = self.mlp_norm(self.mlp(y.astype(self.config.compute_dtype)))
+        else:
+            x = self.attention_norm(y) if self.config.mlp_input == "attention_norm" else y
+            output = self.mlp(self.mlp_norm(x))
+        dropped = self.mlp_dropout(output, deterministic=deterministic)
+        # Without a barrier, the TPU compiler fuses the conversions to and from the state's dtype,
+        # and the next norm's sums, into the MLP's products, which then take up to twice as long.
+        return jax.lax.optimization_barrier(dropped).astype(self.config.state_dtype)
+
+    @nn.nowrap
+    def flops(self, length: int) -> tuple[SubFieldFlops, SubFieldFlops]:
+        """Attention's, and those of the MLP's linears."""
+        of = {path[1]: x for path, x in kernel_flops(self).items() if path[0] == "mlp"}
+        wide = sum(x for name, x in of.items() if name != "down")
+        mlp = SubFieldFlops(products=sum(of.values()), last=of["down"], named={"mlp": wide})
+        return self.attention_flops(length), mlp
+
+    @nn.nowrap
+    def spectral_factors(self, weights: Weights) -> Factors:
+        """QK and OV of each head, and W_up W_down; a gate is left out."""
+        up, down = (weights["mlp"][name]["kernel"] for name in ("up", "down"))
+        return {**self.attention_factors(weights), "mlp": (up, down)}

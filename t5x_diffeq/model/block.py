@@ -30,56 +30,41 @@ Factors = dict[str, tuple[Float[Matrices, "nodes *many D M"], Float[Matrices, "n
 
 
 class SubFieldFlops(NamedTuple):
-    """FLOPs per token of one evaluation of a sub-field on a sequence, forward.
+    """FLOPs per token of one evaluation of a sub-field on a sequence, forward."""
 
-    Attributes:
-      products: matrix products with weights, of those weights that a token uses.
-      mixing: what tokens compute with each other, averaged over the positions of the sequence.
-      last: the part of `products` whose result goes straight to the residual stream; its
-        gradient doesn't need that result, so it is not recomputed.
-      named: the parts of `products` that `model.remat=keep:NAME` stores, by name.
-    """
-
-    products: float
+    products: float  # matrix products with weights, of those weights that a token uses
+    # what tokens compute with each other, averaged over the positions of the sequence
     mixing: float = 0.0
+    # the part of `products` whose result goes straight to the residual stream; its gradient doesn't
+    # need that result, so it is not recomputed
     last: float = 0.0
+    # the parts of `products` that `model.remat=keep:NAME` stores, by name
     named: Mapping[str, float] = {}
 
 
 class PyTorchForm(NamedTuple):
-    """How transformers reads a model of a block.
+    """How transformers reads a model of a block."""
 
-    Attributes:
-      modeling: the Python file that defines the model; it is copied beside the weights, as is
-        `modeling_diffeq.py`, from which it can import.
-      config_class: the name of its `PretrainedConfig`.
-      base_class: the name of its model without a head.
-      model_class: the name of its causal language model.
-      config: what it reads from `config.json` beside the sizes that `modeling_diffeq.py` reads.
-    """
-
+    # the Python file that defines the model; it is copied beside the weights, as is
+    # `modeling_diffeq.py`, from which it can import
     modeling: Path
-    config_class: str
-    base_class: str
-    model_class: str
+    config_class: str  # the name of its `PretrainedConfig`
+    base_class: str  # the name of its model without a head
+    model_class: str  # the name of its causal language model
+    # what it reads from `config.json` beside the sizes that `modeling_diffeq.py` reads
     config: Mapping[str, Any]
 
 
 class Block(nn.Module):
-    """A vector field f + g, made of ordinary Linen layers; the base class of every block.
+    """A vector field f + g, made of ordinary Linen layers; the base class of every block."""
 
-    Attributes:
-      config: the model's config. A subclass can have further attributes with defaults, which a
-        config sets as arguments: `model.block="package.module:Name(size=4)"`.
-    """
-
+    # the model's config. A subclass can have further attributes with defaults, which a config sets
+    # as arguments: `model.block="package.module:Name(size=4)"`.
     config: ModelConfig
 
     scopes: ClassVar[tuple[str, str]] = ("f", "g")  # what a profile calls the operations of f and g
     has_attention_kernel: ClassVar[bool] = False  # whether f calls the kernel of `config.attention`
-    splits_length: ClassVar[bool] = (
-        False  # whether f heeds `Places.order`, as mesh.context requires
-    )
+    splits_length: ClassVar[bool] = False  # whether f heeds `Places.order`, as mesh.context needs
     needs: ClassVar[Mapping[str, Any]] = {}  # keys of the config that it follows at one value only
 
     def f(self, y: State, places: Places, deterministic: bool = True) -> State:
@@ -123,7 +108,6 @@ class Block(nn.Module):
         """f of tokens that follow those in the cache, and the cache with them added.
 
         Args:
-          y: their states.
           places: their places; the positions of a row's real tokens follow the cached ones.
           real: whether each is a token of its sequence; after the last one rows are padded.
           cache: what `empty_cache` or `extend` returned.
@@ -166,29 +150,19 @@ class Block(nn.Module):
     def lacks(self, method: str) -> InputError:
         """The error that says that the block has no such method, and what it is for."""
         return InputError(
-            f"{OPTIONAL_METHODS[method]} needs the method `{method}` of the block, and "
+            f"{_OPTIONAL[method][0]} needs the method `{method}` of the block, and "
             f"{type(self).__name__} of model.block={self.config.block} has none; "
             "docs/extending.md says what it returns"
         )
 
 
-OPTIONAL_METHODS = {
-    "empty_cache": "generation",
-    "extend": "generation",
-    "flops": "counting FLOPs",
-    "pytorch_form": "export",
-    "spectral_factors": "the analysis of spectra",
-    "attention_matrix": "attention rollout",
-}
-
-
-_DESCRIBES = {  # the sub-fields that each method is about
-    "empty_cache": "f",
-    "extend": "f",
-    "attention_matrix": "f",
-    "flops": "fg",
-    "pytorch_form": "fg",
-    "spectral_factors": "fg",
+_OPTIONAL = {  # what each method is for, and the sub-fields that it is about
+    "empty_cache": ("generation", "f"),
+    "extend": ("generation", "f"),
+    "flops": ("counting FLOPs", "fg"),
+    "pytorch_form": ("export", "fg"),
+    "spectral_factors": ("the analysis of spectra", "fg"),
+    "attention_matrix": ("attention rollout", "f"),
 }
 
 
@@ -197,11 +171,10 @@ def has_own_method(kind: type[Block], method: str) -> bool:
 
     A subclass that replaces f or g, and inherits a method about it, has none.
     """
-
-    overrides = getattr(kind, method) is not getattr(Block, method)
-    return overrides and all(
-        _depth(kind, method) <= _depth(kind, name) for name in _DESCRIBES[method]
-    )
+    if getattr(kind, method) is getattr(Block, method):
+        return False
+    _, described = _OPTIONAL[method]
+    return all(_depth(kind, method) <= _depth(kind, sub_field) for sub_field in described)
 
 
 def can_split_length(kind: type[Block]) -> bool:

@@ -11,15 +11,13 @@ from t5x_diffeq.config.keys.values import VocabSize
 from t5x_diffeq.model.layers.attention_kernels import check, choose
 from t5x_diffeq.model.layers.rotary import BASE, check_scaling
 from t5x_diffeq.model.ode.integrate import kept_names
-from t5x_diffeq.model.ode.schemes import grid
+from t5x_diffeq.model.ode.solvers import grid
 from t5x_diffeq.model.ode.sources import source_of
 from t5x_diffeq.system.errors import InputError
 
 VOCAB_MULTIPLE = 128
 ACTIVATIONS = {"gpt": ("gelu", "relu"), "llama": ("silu", "gelu")}  # the first is the default
-_MOST_UNROLLED = (
-    32  # solver steps in a loop's body, for which compilation takes 2 to 3 times as long
-)
+_MOST_UNROLLED = 32  # solver steps in a loop's body: compilation takes 2 to 3 times as long
 # Keys of llama alone, with the values that change nothing: gpt has learned positions, biases
 # everywhere and a tied head.
 _LLAMAS = {"qkv_bias": False, "rope_theta": BASE, "rope_scaling": (), "tied_head": False}
@@ -27,15 +25,10 @@ _LLAMAS = {"qkv_bias": False, "rope_theta": BASE, "rope_scaling": (), "tied_head
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig(ModelKeys):
-    """The keys of `config.model`, with what its data determine.
+    """The keys of `config.model`, with what its data determine."""
 
-    Attributes:
-      vocab_size: the vocabulary size of the tokenizer.
-      max_length: the longest sequence, in tokens: `config.data.sequence_length`.
-    """
-
-    vocab_size: VocabSize = field()
-    max_length: int
+    vocab_size: VocabSize = field()  # the vocabulary size of the tokenizer
+    max_length: int  # the longest sequence, in tokens: `config.data.sequence_length`
 
     @classmethod
     def of(cls, keys: ModelKeys, vocab_size: int, max_length: int) -> "ModelConfig":
@@ -61,29 +54,16 @@ class ModelConfig(ModelKeys):
         shards: int = 1,
         capability: str | None = None,
     ) -> tuple["ModelConfig", str]:
-        """The config with "auto" attention resolved, and the reason.
-
-        Args:
-          platform: "cpu", "gpu" or "tpu".
-          segments: whether rows hold several documents, which attention doesn't leave.
-          shards: the number of devices that share each sequence.
-          capability: CUDA's compute capability of the GPU, such as "9.0"; None if unknown.
+        """The config with "auto" attention resolved (see `attention_kernels.choose`); the reason.
 
         Raises:
           InputError: if the kernel that the config names isn't available there.
         """
-        shapes = (
-            platform,
-            self.dtype,
-            self.head_width,
-            self.max_length,
-            segments,
-            shards,
-            capability,
-        )
+        shapes = (platform, self.dtype, self.head_width, self.max_length)
+        rows = (segments, shards, capability)
         if self.attention != "auto":
-            return self, check(self.attention, *shapes)
-        kernel, reason = choose(*shapes)
+            return self, check(self.attention, *shapes, *rows)
+        kernel, reason = choose(*shapes, *rows)
         return replace(self, attention=kernel), reason
 
     def with_loop_for(self, platform: str) -> "ModelConfig":
@@ -93,9 +73,6 @@ class ModelConfig(ModelKeys):
         (docs/lab/h100.md): what the loop stacks is neither zeroed nor copied. With `remat=full`
         little is stacked, and the compiler would recompute many unrolled steps at once, in five
         times the memory.
-
-        Args:
-          platform: "cpu", "gpu" or "tpu".
         """
         if self.scan_unroll is not None:
             return self
@@ -104,11 +81,7 @@ class ModelConfig(ModelKeys):
         return replace(self, scan_unroll=-(-self.num_steps // parts) if unrolled else 1)
 
     def at_depth(self, num_steps: int | None, scheme: str | None = None) -> "ModelConfig":
-        """The same model, with the same parameters, on another grid.
-
-        Args:
-          num_steps: the number of solver steps; None for the model's own.
-          scheme: the scheme; None for the model's own.
+        """The same model, with the same parameters, on another grid; None: its own N, or scheme.
 
         Raises:
           InputError: if the model has per-layer weights, and the grid isn't their own; or there are
@@ -173,12 +146,9 @@ class ModelConfig(ModelKeys):
                 f"model.norm_position=after with model.block={self.block}: the key is of the "
                 "architecture's own block, and another places its norms itself; leave one out"
             )
-        self._check_time_embedding()
         check_scaling(self.rope_scaling)
         if self.remat.startswith("keep:"):
             kept_names(self.remat)
-
-    def _check_time_embedding(self):
         if self.attention_time_embed_dim is not None and self.time_embedding == "common":
             raise InputError(
                 f"model.attention_time_embed_dim={self.attention_time_embed_dim} with "

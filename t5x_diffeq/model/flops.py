@@ -13,38 +13,29 @@ from functools import cache
 from t5x_diffeq.model.block import SubFieldFlops
 from t5x_diffeq.model.config import ModelConfig
 from t5x_diffeq.model.language_model import make_source
-from t5x_diffeq.model.layers.attention_kernels import LANES, splash_blocks
+from t5x_diffeq.model.layers.attention_kernels import LANES, splash_block
 from t5x_diffeq.model.ode.integrate import kept_names
-from t5x_diffeq.model.ode.schemes import find_scheme
+from t5x_diffeq.model.ode.solvers import find_scheme
 from t5x_diffeq.model.sub_fields import block_of_shapes, need_methods
 
 
 @dataclass(frozen=True)
 class StepFlops:
-    """FLOPs of an optimizer step on the whole batch, forward and backward.
+    """FLOPs of an optimizer step on the whole batch, forward and backward."""
 
-    Attributes:
-      projections: products with f's weights: q, k, v and output of attention.
-      attention: what tokens compute with each other in f: scores and weighted sums of values, half
-        of the square.
-      mlp: g, the MLP.
-      head: logits.
-      hypernetwork: making W(t) from t, once per optimizer step; 0 for other weights.
-      recomputed: recomputation in the backward pass, by `model.remat`.
-      attention_kernels: what a fused attention kernel computes: forward, recomputed and backward.
-        It recomputes scores itself, computes whole blocks where the mask cuts one, and pads narrow
-        heads; of all this, only what the model needs is counted above.
-      head_width: the width of the heads, on which the speed of such a kernel depends.
-    """
-
-    projections: float
+    projections: float  # products with f's weights: q, k, v and output of attention
+    # what tokens compute with each other in f: scores and weighted sums of values, half of the
+    # square
     attention: float
-    mlp: float
-    head: float
-    hypernetwork: float
-    recomputed: float
+    mlp: float  # g, the MLP
+    head: float  # logits
+    hypernetwork: float  # making W(t) from t, once per optimizer step; 0 for other weights
+    recomputed: float  # recomputation in the backward pass, by `model.remat`
+    # what a fused attention kernel computes: forward, recomputed and backward. It recomputes scores
+    # itself, computes whole blocks where the mask cuts one, and pads narrow heads; of all this,
+    # only what the model needs is counted above.
     attention_kernels: float
-    head_width: int
+    head_width: int  # the width of the heads, on which the speed of such a kernel depends
 
     @property
     def model(self) -> float:
@@ -59,11 +50,7 @@ class StepFlops:
 
 @cache
 def step_flops(config: ModelConfig, batch_size: int) -> StepFlops:
-    """FLOPs of an optimizer step on `batch_size` sequences of `config.max_length` tokens.
-
-    Raises:
-      InputError: if the block doesn't say how many FLOPs it takes.
-    """
+    """FLOPs of an optimizer step on `batch_size` sequences of `config.max_length` tokens."""
     need_methods(config, ("flops",))
     tokens = batch_size * config.max_length
     f, g = _evaluations(config)
@@ -88,7 +75,6 @@ def step_flops(config: ModelConfig, batch_size: int) -> StepFlops:
 
 
 def _evaluations(config: ModelConfig) -> tuple[int, int]:
-    """How many times a forward pass evaluates f, and g."""
     f, g = find_scheme(config.scheme).evaluations
     return config.num_steps * f, config.num_steps * g
 
@@ -127,10 +113,10 @@ def _kernel_work(config: ModelConfig) -> float:
         # Triton, dq and (dk, dv) each compute scores and their gradient.
         return 1 + again + (7 if config.attention == "triton" else 5) / 2
     head_dim = config.head_width
-    blocks = splash_blocks(config.attention, config.max_length, head_dim)
+    block = splash_block(config.attention, config.max_length, head_dim)
     widened = (head_dim + -head_dim % LANES) / head_dim
     # Of n blocks in a row of the mask, (n + 1) / 2 are visited on average; n / 2 are needed.
-    visited = 1 + blocks.size / config.max_length
+    visited = 1 + block / config.max_length
     return widened * visited * (1 + again + 7 / 2)  # dq and (dk, dv) each compute the scores
 
 
@@ -143,9 +129,6 @@ def mfu(model_flops: float, seconds: float, num_devices: int, peak_flops: float)
     """Model FLOPs utilisation, as a fraction of 1.
 
     Args:
-      model_flops: `StepFlops.model` of an optimizer step.
-      seconds: the time that the step takes.
-      num_devices: the number of devices that share the step.
       peak_flops: peak FLOP/s of a device (`chips.py`).
     """
     return model_flops / (seconds * num_devices * peak_flops)

@@ -12,7 +12,6 @@ from jaxtyping import Array, Bool, Float
 
 from t5x_diffeq.model.adapters import Adapters, merge
 from t5x_diffeq.model.config import ModelConfig
-from t5x_diffeq.model.forward_pass import solve
 from t5x_diffeq.model.layers.array_types import (
     Cache,
     Logits,
@@ -28,7 +27,7 @@ from t5x_diffeq.model.layers.linear import ADAPTERS
 from t5x_diffeq.model.layers.norm import Norm
 from t5x_diffeq.model.layers.parameter import declare
 from t5x_diffeq.model.ode.integrate import integrate_with_memory, trajectory, weights_by_step
-from t5x_diffeq.model.ode.schemes import find_scheme, grid
+from t5x_diffeq.model.ode.solvers import find_scheme, grid
 from t5x_diffeq.model.ode.sources import source_of
 from t5x_diffeq.model.ode.weight_source import Embeddings, WeightSource
 from t5x_diffeq.model.sub_fields import (
@@ -36,6 +35,7 @@ from t5x_diffeq.model.sub_fields import (
     cached_sub_fields,
     make_block,
     need_methods,
+    solve,
     vector_field,
 )
 
@@ -50,19 +50,6 @@ def make_source(config: ModelConfig, **module: Any) -> WeightSource:
         num_nodes=config.num_nodes,
         dtype=config.compute_dtype,
         **module,
-    )
-
-
-def _make_adapters(config: ModelConfig) -> Adapters:
-    block = block_of_shapes(config)
-    return Adapters(
-        block=block,
-        inputs=block.input_shapes(),
-        kernels=config.adapter_kernels,
-        num_nodes=config.num_nodes,
-        rank=config.adapter_rank,
-        alpha=config.adapter_alpha,
-        dtype=config.compute_dtype,
     )
 
 
@@ -102,7 +89,16 @@ class LanguageModel(nn.Module):
         self.embedding_dropout = nn.Dropout(c.dropout_rate)
         self.source = make_source(c)
         if c.adapter_rank:
-            self.adapters = _make_adapters(c)
+            block = block_of_shapes(c)
+            self.adapters = Adapters(
+                block,
+                block.input_shapes(),
+                c.adapter_kernels,
+                c.num_nodes,
+                c.adapter_rank,
+                c.adapter_alpha,
+                c.compute_dtype,
+            )
         self.final_norm = Norm(
             centred=gpt, use_shift=gpt, epsilon=c.final_norm_eps, dtype=c.compute_dtype
         )
@@ -190,15 +186,7 @@ class LanguageModel(nn.Module):
 
     @nn.nowrap
     def empty_caches(self, batch_size: int, length: int) -> list[Cache]:
-        """The caches of no tokens, one for each evaluation of f in a pass.
-
-        Args:
-          batch_size: number of sequences.
-          length: the most tokens of a sequence.
-
-        Raises:
-          InputError: if the block can't generate.
-        """
+        """The caches of no tokens, one for each evaluation of f in a pass."""
         need_methods(self.config, ("extend", "empty_cache"))
         evaluations_of_f, _ = find_scheme(self.config.scheme).evaluations
         block = make_block(self.config)
@@ -217,8 +205,6 @@ class LanguageModel(nn.Module):
 
         Args:
           tokens: the new tokens, padded at the end to one length.
-          places: their places.
-          real: whether each is a token, not padding.
           weights: an entry per solver step, from `merged_weights_by_step`.
           caches: from `empty_caches` or from an earlier call.
         """
@@ -245,7 +231,7 @@ class LanguageModel(nn.Module):
         deterministic: bool = True,
         velocity: bool = False,
     ) -> tuple[State, Float[Array, "B L"] | None]:
-        """The state at t = 1 from that at t = 0, and the tokens' velocities; see `forward_pass`."""
+        """The state at t = 1 from that at t = 0, and the tokens' velocities; see `solve`."""
         key = None if deterministic else self.make_rng("dropout")
         return solve(self.config, weights, y, places, key, velocity)
 

@@ -10,11 +10,9 @@ Chowdhery et al. 2022). Euler's step reads y once, so with `model.scheme=euler` 
 import jax
 from flax import linen as nn
 
-from t5x_diffeq.model.attention_block import AttentionBlock
-from t5x_diffeq.model.block import Factors, SubFieldFlops, kernel_flops
+from t5x_diffeq.model.attention_block import AttentionBlock, TransformerBlock
 from t5x_diffeq.model.config_layers import mlp_of
-from t5x_diffeq.model.layers.array_types import State, Weights
-from t5x_diffeq.model.transformer_block import mlp_factors, mlp_flops
+from t5x_diffeq.model.layers.array_types import State
 
 
 class ParallelBlock(AttentionBlock):
@@ -33,12 +31,6 @@ class ParallelBlock(AttentionBlock):
         output = self.mlp_dropout(self.mlp(self.attention_norm(y)), deterministic=deterministic)
         return jax.lax.optimization_barrier(output).astype(self.config.state_dtype)
 
-    @nn.nowrap
-    def flops(self, length: int) -> tuple[SubFieldFlops, SubFieldFlops]:
-        """Attention's, and those of the MLP's linears."""
-        return self.attention_flops(length), mlp_flops(kernel_flops(self))
-
-    @nn.nowrap
-    def spectral_factors(self, weights: Weights) -> Factors:
-        """QK and OV of each head, and W_up W_down; a gate is left out."""
-        return {**self.attention_factors(weights), **mlp_factors(weights)}
+    # An MLP has the same FLOPs and factors, whatever it reads.
+    flops = TransformerBlock.flops
+    spectral_factors = TransformerBlock.spectral_factors

@@ -1,22 +1,24 @@
-"""A config's block, and the block as a vector field: for a pass, and for new tokens of one."""
+"""A config's block as a vector field: of a pass from t = 0 to t = 1, and for new tokens of one."""
 
 from collections.abc import Callable
 from dataclasses import replace
 
 import jax
 from flax import linen as nn
-from jaxtyping import Array, Bool
+from jaxtyping import Array, Bool, Float
 
 from t5x_diffeq.config.plugins import check_returns, load_plugin
 from t5x_diffeq.model.adapters import block_variables
+from t5x_diffeq.model.attention_block import TransformerBlock
 from t5x_diffeq.model.block import Block, has_own_method
 from t5x_diffeq.model.config import ModelConfig
 from t5x_diffeq.model.layers.array_types import Cache, Places, State, Weights
+from t5x_diffeq.model.layers.context import from_zigzag, to_zigzag
 from t5x_diffeq.model.layers.parameter import Parameter
-from t5x_diffeq.model.ode.integrate import SubFieldWithMemory
+from t5x_diffeq.model.ode.integrate import FieldOfKey, SubFieldWithMemory, integrate
+from t5x_diffeq.model.ode.running_cost import StateWithCost, charge_velocity
 from t5x_diffeq.model.ode.solvers import SubField, VectorField
 from t5x_diffeq.model.ode.weight_source import LeafPath, block_parameters
-from t5x_diffeq.model.transformer_block import TransformerBlock
 from t5x_diffeq.system.errors import InputError
 
 
@@ -68,11 +70,7 @@ def has_method(config: ModelConfig, method: str) -> bool:
 
 
 def need_methods(config: ModelConfig, methods: tuple[str, ...]) -> None:
-    """Checks that the config's block has these methods.
-
-    Raises:
-      InputError: if it lacks one; names it, and what it is for.
-    """
+    """Checks that the config's block has these methods."""
     for method in methods:
         if not has_method(config, method):
             raise make_block(config).lacks(method)
@@ -81,13 +79,7 @@ def need_methods(config: ModelConfig, methods: tuple[str, ...]) -> None:
 def cached_sub_fields(
     config: ModelConfig, places: Places, real: Bool[Array, "B L"]
 ) -> tuple[SubFieldWithMemory, SubField]:
-    """The block's f and g for new tokens; f takes, and returns, a cache of those before them.
-
-    Args:
-      config: the model's config.
-      places: positions and documents of the new tokens.
-      real: whether each is a token, not padding.
-    """
+    """The block's f and g for new tokens; f takes, and returns, a cache of those before them."""
     block = make_block(config)
 
     def f(W: Weights, y: State, cache: Cache) -> tuple[State, Cache]:
@@ -101,12 +93,7 @@ def cached_sub_fields(
 
 
 def vector_field(config: ModelConfig, places: Places) -> Callable[[Array | None], VectorField]:
-    """The block as a vector field, given a step's dropout key; None: no dropout.
-
-    Args:
-      config: the model's config.
-      places: positions and documents of the tokens.
-    """
+    """The block as a vector field, given a step's dropout key; None: no dropout."""
     block = make_block(config)
     f, g = (nn.apply(method, block) for method in (type(block).f, type(block).g))
 
@@ -123,3 +110,43 @@ def vector_field(config: ModelConfig, places: Places) -> Callable[[Array | None]
         )
 
     return with_key
+
+
+def solve(
+    config: ModelConfig,
+    weights: Weights,
+    y: State,
+    places: Places,
+    key: Array | None,
+    velocity: bool = False,
+) -> tuple[State, Float[Array, "B L"] | None]:
+    """The state at t = 1 from the state at t = 0, and the tokens' velocities.
+
+    A token's velocity is the mean over depth and width of F^2; None unless `velocity` asks for it.
+
+    Args:
+      key: the dropout key; None: no dropout.
+      velocity: whether tokens are charged for their velocity.
+    """
+    y, places = to_zigzag(y, places)
+
+    def field(places: Places) -> FieldOfKey:
+        of_key = vector_field(config, places)
+        return (lambda key: charge_velocity(of_key(key))) if velocity else of_key
+
+    end = integrate(
+        field,
+        weights,
+        StateWithCost.at_start(y) if velocity else y,
+        places,
+        scheme=config.scheme,
+        num_steps=config.num_steps,
+        step_size=config.dt,
+        remat=config.remat,
+        unroll=config.scan_unroll or 1,
+        kept_dtype=config.compute_dtype,
+        key=key,
+    )
+    if not velocity:
+        return from_zigzag(end), None
+    return from_zigzag(end.y), from_zigzag(end.cost) / (config.dt * config.num_steps)

@@ -11,7 +11,7 @@ from math import prod
 from typing import Any
 
 from t5x_diffeq.config.config import Config
-from t5x_diffeq.model.layers.attention_kernels import splash_blocks
+from t5x_diffeq.model.layers.attention_kernels import splash_block
 from t5x_diffeq.planner.planning import Plan, plan_setup, state_bytes
 from t5x_diffeq.planner.topology import Topology
 from t5x_diffeq.system.console import say
@@ -142,7 +142,7 @@ def _with_details(config: Config, attention: str) -> list[Changes]:
     if attention.startswith("splash"):
         length, model = config.data.sequence_length, config.model
         width = model.head_dim or model.embed_dim // model.num_heads
-        chosen = splash_blocks(attention, length, width).size
+        chosen = splash_block(attention, length, width)
         sizes = (size for size in _BLOCKS if size != chosen and length % size == 0)
         changes += [{"model.attention": f"splash:{size}"} for size in sizes]
     return changes

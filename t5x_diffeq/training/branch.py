@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 
 from t5x_diffeq.checkpoints.checkpoint_folder import steps_in
-from t5x_diffeq.checkpoints.trained_params import check_whole, find_step
+from t5x_diffeq.checkpoints.restoring import check_whole, find_step
 from t5x_diffeq.checkpoints.workdir import CONFIG_FILE, differing_keys, read_config, save_config
 from t5x_diffeq.config.config import KEYS, Config
 from t5x_diffeq.data.corpus import link_corpus

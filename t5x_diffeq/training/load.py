@@ -24,8 +24,8 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.experimental.multihost_utils import process_allgather
 from jax.sharding import Mesh
 
+from t5x_diffeq.checkpoints.restoring import restore_params
 from t5x_diffeq.checkpoints.stored import TrainState
-from t5x_diffeq.checkpoints.trained_params import restore_params
 from t5x_diffeq.checkpoints.workdir import read_config
 from t5x_diffeq.config.config import Config
 from t5x_diffeq.config.plugins import check_trusted

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from t5x_diffeq.checkpoints.trained_params import find_step
+from t5x_diffeq.checkpoints.restoring import find_step
 from t5x_diffeq.checkpoints.workdir import read_config
 from t5x_diffeq.config.config import Config
 from t5x_diffeq.data.tokenizer import Tokenizer, load_tokenizer

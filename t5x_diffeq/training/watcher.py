@@ -119,7 +119,7 @@ class Watcher(Hook):
 
 def _draw_curves(step: int, curves: Mapping[str, np.ndarray], times: np.ndarray | None) -> "Figure":
     """The figure of a step, whose module is imported only here because that takes a second."""
-    from t5x_diffeq.analysis.curves import figure_of_curves
+    from t5x_diffeq.analysis.run_plots import figure_of_curves
 
     by_layer = {name.removeprefix(_PREFIX): curve for name, curve in curves.items()}
     return figure_of_curves(by_layer, times, f"step {step}")

@@ -20,7 +20,7 @@ from t5x_diffeq.inference.explorer.stepping import Depth, Stepper
 from t5x_diffeq.inference.sampling import Continuation, Sampling
 from t5x_diffeq.inference.trained_run import TrainedRun
 from t5x_diffeq.model.language_model import LanguageModel, nodes
-from t5x_diffeq.model.ode.schemes import SCHEMES
+from t5x_diffeq.model.ode.solvers import SCHEMES
 from t5x_diffeq.model.ode.sources import source_of
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.training.objective import places_of

@@ -33,18 +33,14 @@ Weights = dict[str, Any]
 
 
 class Places(NamedTuple):
-    """Where tokens stand; `positions, segments = places` unpacks it.
+    """Where tokens stand; `positions, segments = places` unpacks it."""
 
-    Attributes:
-      positions: of each token in its document.
-      segments: the number of each token's document, which attention then doesn't leave; None: all
-        of a row are one.
-      order: of each token, its index in its row, if several devices share a row
-        (`layers.context`); None: tokens stand in the order of the row.
-    """
-
-    positions: Positions
+    positions: Positions  # of each token in its document
+    # the number of each token's document, which attention then doesn't leave; None: all of a row
+    # are one
     segments: Segments | None = None
+    # of each token, its index in its row, if several devices share a row (`layers.context`); None:
+    # tokens stand in the order of the row
     order: Order | None = None
 
     def __iter__(self) -> Iterator[Any]:

@@ -17,46 +17,28 @@ from t5x_diffeq.model.layers.rotary import BASE, Scaling, rotate
 
 
 class Attention(nn.Module):
-    """Attention of each token to itself and the tokens before it, in its sequence or in the cache.
-
-    Attributes:
-      embed_dim: width D of the state.
-      head_dim: width G of a head.
-      num_heads: query heads H.
-      num_kv_heads: key and value heads K, a divisor of H.
-      fused: whether one linear makes q, k and v, as in GPT (then H = K), or one each, as in Llama.
-      use_bias: whether the output has a bias.
-      qkv_bias: whether q, k and v have biases.
-      qk_norm: which RMSNorm q and k pass through before they are rotated: "none", "head" (of each
-        head) or "projection" (of all heads together).
-      norm_eps: epsilon of these norms.
-      rotary: whether q and k are rotated by their position.
-      rope_theta: see `rotary.rotate`.
-      rope_scaling: see `rotary.rotate`.
-      writes_residual: whether the result is added to the residual stream.
-      kernel: attention kernel, see `attention_kernels.causal_attention`.
-      output_std: standard deviation of the output kernel's initialisation.
-      dtype: dtype of the computation.
-      fp8: whether the products with weights are computed on fp8 operands.
-    """
+    """Attention of each token to itself and those before it, in its sequence or in the cache."""
 
     embed_dim: int
     head_dim: int
-    num_heads: int
-    num_kv_heads: int
+    num_heads: int  # query heads H
+    num_kv_heads: int  # key and value heads K, a divisor of H
+    # whether one linear makes q, k and v, as in GPT (then H = K), or one each, as in Llama
     fused: bool
     use_bias: bool
     qkv_bias: bool
-    rotary: bool
+    rotary: bool  # whether q and k are rotated by their position
+    # which RMSNorm q and k pass through before they are rotated: "none", "head" (of each head) or
+    # "projection" (of all heads together)
     qk_norm: str = "none"
     norm_eps: float = 1e-5
-    rope_theta: float = BASE
-    rope_scaling: Scaling = ()
+    rope_theta: float = BASE  # see `rotary.rotate`
+    rope_scaling: Scaling = ()  # see `rotary.rotate`
     writes_residual: bool = True
-    kernel: str = "xla"
+    kernel: str = "xla"  # attention kernel, see `attention_kernels.causal_attention`
     output_std: float = 0.02
     dtype: DTypeLike = jnp.float32
-    fp8: bool = False
+    fp8: bool = False  # whether the products with weights are computed on fp8 operands
 
     def setup(self):  # noqa: D102
         if self.fused:
@@ -96,8 +78,6 @@ class Attention(nn.Module):
         """The attention output, not yet scaled by the step size; and the cache, {} without one.
 
         Args:
-          x: the normalised state.
-          places: where its tokens stand.
           cache: keys and values of the tokens before, `[B, length, K, G]`; None if there are none.
         """
         q, k, v = self._heads(x, places.positions)
@@ -116,7 +96,6 @@ class Attention(nn.Module):
         return jax.nn.softmax(jnp.where(causal, scores, -jnp.inf))
 
     def _heads(self, x: State, positions: Positions) -> tuple[Float[Array, "B L _ G"], ...]:
-        """q, k and v by head."""
         if self.fused:
             qkv = self.qkv(x)
             q, k, v = qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2]

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 from math import prod
-from typing import Literal, NamedTuple, cast
+from typing import Literal, cast
 
 import jax
 import jax.numpy as jnp
@@ -48,10 +48,6 @@ def choose(
 
     Args:
       platform: "cpu", "gpu" or "tpu".
-      dtype: dtype of the computation.
-      head_dim: width of a head.
-      length: sequence length in tokens.
-      segments: whether rows have several segments.
       shards: the number of devices that share each sequence.
       capability: CUDA's compute capability of the GPU, such as "9.0"; None if unknown.
     """
@@ -85,8 +81,8 @@ def choose(
         if length % (chunks := _chunks(shards)) or length // chunks % LANES:
             each = "lengths" if shards == 1 else f"1/{chunks} of a sequence per chunk,"
             return "xla", f"splash attention takes {each} divisible by {LANES}, not {length}"
-        blocks = splash_blocks("splash", length, head_dim, shards)
-        return "splash", f"the TPU's flash attention; {blocks.reason}"
+        size = splash_block("splash", length, head_dim, shards)
+        return "splash", f"the TPU's flash attention; blocks of {size}"
     return "xla", f"there is no other for {platform}"
 
 
@@ -128,7 +124,7 @@ def check(
             f"model.attention={kernel}: the block doesn't divide {of}, {chunk}; set "
             "model.attention to auto"
         )
-    return f"as model.attention says; {splash_blocks(kernel, length, head_dim, shards).reason}"
+    return f"as model.attention says; blocks of {block}"
 
 
 def _chunks(shards: int) -> int:
@@ -136,35 +132,16 @@ def _chunks(shards: int) -> int:
     return 2 * shards if shards > 1 else 1
 
 
-class SplashBlocks(NamedTuple):
-    """How splash attention divides a sequence into blocks.
-
-    Attributes:
-      size: number of queries, and of keys, in a block.
-      reason: the choice in words.
-    """
-
-    size: int
-    reason: str
-
-
-def splash_blocks(kernel: str, length: int, head_dim: int, shards: int = 1) -> SplashBlocks:
-    """The blocks of the kernel `splash`, or `splash:SIZE`.
+def splash_block(kernel: str, length: int, head_dim: int, shards: int = 1) -> int:
+    """The queries, and the keys, in a block of the kernel `splash`, or `splash:SIZE`.
 
     Blocks of 2048 don't fit a TPU's VMEM, and if a head is wider than the lanes, blocks of 1024
     don't fit on every kind of TPU.
-
-    Args:
-      kernel: either of these names.
-      length: sequence length in tokens.
-      head_dim: width of a head.
-      shards: the number of devices that share each sequence.
     """
     _, _, block_size = kernel.partition(":")
     fitting = (1024, 512, 256, LANES) if head_dim <= LANES else (512, 256, LANES)
     chunk = length // _chunks(shards)
-    size = int(block_size) if block_size else next(b for b in fitting if chunk % b == 0)
-    return SplashBlocks(size, f"blocks of {size}")
+    return int(block_size) if block_size else next(b for b in fitting if chunk % b == 0)
 
 
 def causal_attention(
@@ -180,7 +157,6 @@ def causal_attention(
     Args:
       q: queries, in the dtype of the keys or in float32.
       k: keys; K divides H, and each key head serves H / K query heads in a row.
-      v: values.
       kernel: one of `values.KERNELS`, or splash with a block size, such as `splash:512`.
       segments: a token attends only to its own segment; None stands for a single segment.
       order: see `Places`; with it, each device gathers the keys and values of its rows, and
@@ -212,10 +188,6 @@ def triton_attention(
     """Attention by JAX's kernel in Triton; each device computes its own rows and heads.
 
     Args:
-      q: queries.
-      k: keys, which the kernel takes once for each query head.
-      v: values, likewise.
-      segments: a token attends only to its own segment; None stands for a single segment.
       interpret: interpret the kernel, so that tests need no GPU.
     """
     mixed = _on_own_rows(partial(_local_triton, interpret=interpret), q, k, v, segments)
@@ -234,11 +206,6 @@ def splash_attention(
     """Attention by the Pallas kernel; each device computes its own rows and heads.
 
     Args:
-      q: queries.
-      k: keys.
-      v: values.
-      segments: a token attends only to its own segment; None stands for a single segment.
-      order: see `Places`; with it, each device computes its own tokens only.
       kernel: `splash`, or `splash:SIZE` with a block size.
       interpret: interpret the kernel, so that tests need no TPU.
     """
@@ -286,10 +253,9 @@ def _local_splash(
     kernel: str,
     interpret: bool,
 ) -> Queries:
-    """One device's share."""
     length, heads, head_dim = q.shape[1:]
-    blocks = splash_blocks(kernel, length, head_dim)
-    attend = _splash_kernel(heads, splash.CausalMask((length, length)), blocks, 1, interpret)
+    size = splash_block(kernel, length, head_dim)
+    attend = _splash_kernel(heads, splash.CausalMask((length, length)), size, 1, interpret)
     return _apply_splash(attend, q, k, v, segments, segments)
 
 
@@ -302,8 +268,8 @@ def _zigzag_splash(
     mask = splash.CausalMask((length, length))
     mask.q_sequence = zigzag_order(length, shards)
     heads //= prod(mesh.shape[axis] for axis in mesh_axes("heads"))
-    blocks = splash_blocks(kernel, length, head_dim, shards)
-    attend = _splash_kernel(heads, mask, blocks, shards, interpret)
+    size = splash_block(kernel, length, head_dim, shards)
+    attend = _splash_kernel(heads, mask, size, shards, interpret)
     by_query = NamedSharding(mesh, PartitionSpec(None, *spec_of(("length",))))
     return attend, attend.manual_sharding_spec(by_query)
 
@@ -331,10 +297,9 @@ def _apply_splash(
 
 
 def _splash_kernel(
-    heads: int, mask: splash.CausalMask, blocks: SplashBlocks, shards: int, interpret: bool
+    heads: int, mask: splash.CausalMask, size: int, shards: int, interpret: bool
 ) -> SplashAttentionKernel:
     """The kernel of a device's heads, for all of the `shards` devices that share each row."""
-    size = blocks.size
     # The backward pass runs in two kernels, which compute the scores twice. One for both writes a
     # partial gradient of q per block of keys, and their sum costs more (docs/lab/tpu_step.md).
     sizes = splash.BlockSizes(

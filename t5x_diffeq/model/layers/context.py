@@ -64,9 +64,6 @@ def on_own_tokens(
         its whole rows in their own order, and the segments of both, which may be None.
       how: an array, or a tree of them, and a partition spec for each.
       q: queries, in zig-zag order, as all arguments are.
-      k: keys.
-      v: values.
-      segments: of the tokens, or None.
     """
     spec = spec_of(("batch", "length", "heads", "head_dim"))
     state, split = how

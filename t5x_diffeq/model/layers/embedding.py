@@ -17,23 +17,14 @@ Vectors = Float[Array, "B L D"]
 
 
 class Embedding(nn.Module):
-    """A table `[size, D]`.
-
-    Attributes:
-      size: number of rows.
-      embed_dim: width D.
-      axis: logical axis of the rows.
-      init_std: standard deviation of the initialisation.
-      dtype: dtype in which devices exchange and read the table.
-      state_dtype: dtype of the vectors.
-    """
+    """A table `[size, D]`."""
 
     size: int
     embed_dim: int
-    axis: str | None = "vocab"
+    axis: str | None = "vocab"  # logical axis of the rows
     init_std: float = 0.02
-    dtype: DTypeLike = jnp.float32
-    state_dtype: DTypeLike = jnp.float32
+    dtype: DTypeLike = jnp.float32  # dtype in which devices exchange and read the table
+    state_dtype: DTypeLike = jnp.float32  # dtype of the vectors
 
     def setup(self):  # noqa: D102
         self.table = declare(
@@ -66,14 +57,6 @@ def _rows(
     which has 8 significant bits, such a sum stops growing when it is some 256 times as large as its
     summands. Reading from the float32 table would sum in float32 too, but devices would then gather
     twice the bytes.
-
-    Args:
-      table: the parameter, float32.
-      indices: the rows to read.
-      size: number of rows V.
-      axis: logical axis of the rows.
-      dtype: dtype to which the table is rounded before devices exchange it.
-      state_dtype: dtype of the result.
     """
     # The table is gathered along its width first, so that the look-up moves no activations.
     whole = nn.with_logical_constraint(table.astype(dtype), (axis, None))

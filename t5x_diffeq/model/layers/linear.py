@@ -18,28 +18,19 @@ ADAPTERS = "adapters"  # the collection of low-rank branches, which no hypernetw
 
 
 class Linear(nn.Module):
-    """`x W + b`, contracted over the last axes of x.
+    """`x W + b`, contracted over the last axes of x."""
 
-    Attributes:
-      shape: the kernel's shape, inputs first, e.g. `(D, 3, H, G)` for fused q, k and v. Sharded
-        axes are not merged with others: splitting a fused `[D, 3D]` along its sharded axis would
-        move data between devices.
-      axes: the kernel's logical axes, one per dimension.
-      num_inputs: number of leading dimensions that are contracted; the bias has the others.
-      use_bias: whether to add a bias.
-      init_std: standard deviation of the kernel's normal initialisation.
-      writes_residual: whether the result is added to the residual stream.
-      dtype: dtype of the computation.
-      fp8: whether `x W` is computed on fp8 operands (`fp8.fp8_tensordot`); a branch's never is.
-    """
-
+    # the kernel's shape, inputs first, e.g. `(D, 3, H, G)` for fused q, k and v. Sharded axes are
+    # not merged with others: splitting a fused `[D, 3D]` along its sharded axis would move data
+    # between devices.
     shape: tuple[int, ...]
-    axes: tuple[str | None, ...]
-    num_inputs: int = 1
-    use_bias: bool = False
+    axes: tuple[str | None, ...]  # the kernel's logical axes, one per dimension
+    num_inputs: int = 1  # number of leading dimensions that are contracted; the bias has the others
+    use_bias: bool = False  # whether to add a bias
     init_std: float = 0.02
     writes_residual: bool = False
     dtype: DTypeLike = jnp.float32
+    # whether `x W` is computed on fp8 operands (`fp8.fp8_tensordot`); a branch's never is
     fp8: bool = False
 
     @nn.compact

@@ -63,7 +63,6 @@ def sum_shards(
     others, such as those between slices or nodes, are shards.
 
     Args:
-      x: the summand of each device.
       over: the mesh axes over which x varies and is summed.
       width: the mesh axes that split the second axis of the result.
     """

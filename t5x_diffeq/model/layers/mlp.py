@@ -42,31 +42,18 @@ def activate(
 
 
 class MLP(nn.Module):
-    """`down(a(up(x)))`, or gated, `down(a(gate(x)) * up(x))` (Shazeer 2020), a the activation.
-
-    Attributes:
-      embed_dim: width D of the state.
-      mlp_dim: width F of the hidden layer.
-      activation: "gelu" (its tanh form), "relu" or "silu".
-      gated: whether the output of `up` is multiplied by a gate.
-      use_bias: whether all linears have biases.
-      writes_residual: whether the result is added to the residual stream.
-      output_std: standard deviation of the down kernel's initialisation.
-      dtype: dtype of the computation.
-      fp8: whether the products are computed on fp8 operands.
-      unrolled: whether a program has several MLPs outside of any loop.
-    """
+    """`down(a(up(x)))`, or gated, `down(a(gate(x)) * up(x))` (Shazeer 2020), a the activation."""
 
     embed_dim: int
     mlp_dim: int
-    activation: str
-    gated: bool
+    activation: str  # "gelu" (its tanh form), "relu" or "silu"
+    gated: bool  # whether the output of `up` is multiplied by a gate
     use_bias: bool
     writes_residual: bool = True
     output_std: float = 0.02
     dtype: DTypeLike = jnp.float32
-    fp8: bool = False
-    unrolled: bool = False
+    fp8: bool = False  # whether the products are computed on fp8 operands
+    unrolled: bool = False  # whether a program has several MLPs outside of any loop
 
     @nn.compact
     def __call__(self, x: State) -> State:

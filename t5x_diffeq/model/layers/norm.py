@@ -10,21 +10,14 @@ from t5x_diffeq.model.layers.parameter import declare
 
 
 class Norm(nn.Module):
-    """`(x - mean) / sqrt(var + eps) * scale + shift`, over the last axes, in float32.
+    """`(x - mean) / sqrt(var + eps) * scale + shift`, over the last axes, in float32."""
 
-    Attributes:
-      centred: whether to subtract the mean (LayerNorm), or only divide by the root mean square
-        (RMSNorm, Zhang and Sennrich 2019).
-      use_shift: whether to add a shift.
-      epsilon: added to the variance.
-      axes: logical axes of the scale, one per axis of `x` that is normalised.
-      writes_residual: whether the result is added to the residual stream.
-      dtype: dtype of the result.
-    """
-
+    # whether to subtract the mean (LayerNorm), or only divide by the root mean square (RMSNorm,
+    # Zhang and Sennrich 2019)
     centred: bool
-    use_shift: bool
+    use_shift: bool  # whether to add a shift
     epsilon: float
+    # logical axes of the scale, one per axis of `x` that is normalised
     axes: tuple[str | None, ...] = ("embed",)
     writes_residual: bool = False
     dtype: DTypeLike = jnp.float32

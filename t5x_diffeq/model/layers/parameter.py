@@ -25,7 +25,6 @@ class Parameter(nn.LogicallyPartitioned):
     """A parameter's value, boxed with its declarations; Linen unboxes it on use.
 
     Attributes:
-      value: the array.
       names: logical axis of each dimension (inherited from `nn.LogicallyPartitioned`).
       role: one of `ROLES`.
       writes_residual: whether it belongs to the last map before the residual stream, so that
@@ -43,11 +42,7 @@ class Parameter(nn.LogicallyPartitioned):
 
 
 def num_inputs(shape: Sequence[int], fan_in: int) -> int:
-    """How many leading dimensions of a kernel make up its `fan_in` inputs.
-
-    Raises:
-      ValueError: if none do.
-    """
+    """How many leading dimensions of a kernel make up its `fan_in` inputs."""
     for n in range(len(shape) + 1):
         if prod(shape[:n]) == fan_in:
             return n

@@ -34,10 +34,6 @@ def rotate(
     """Rotates the pairs (x[i], x[i + G/2]) of each head by `position * frequency[i]` radians.
 
     Args:
-      x: queries or keys.
-      positions: position of each token.
-      base: the frequencies are `base^(-2i/G)`.
-      scaling: `model.rope_scaling`.
       dtype: dtype of the result; None for that of x. The rotation is computed in float32.
       swap_by_product: whether a product with a permutation swaps the halves of a head. It is exact,
         and faster on TPUs, where arrays of half a head fill only half of each vector register.
@@ -74,13 +70,7 @@ def _swap_halves(x: Float[Array, "B L H G"]) -> Float[Array, "B L H G"]:
 
 @cache
 def rotary_table(width: int, base: float, scaling: Scaling) -> tuple[Frequencies, float]:
-    """The frequencies `[G/2]` in radians per token, and the factor on cosines and sines.
-
-    Args:
-      width: width G of a head.
-      base: `model.rope_theta`.
-      scaling: `model.rope_scaling`.
-    """
+    """The frequencies `[G/2]` in radians per token, and the factor on cosines and sines."""
     exponents = (np.arange(0, width, 2) / np.float32(width)).astype(np.float32)
     if (base, scaling) == (BASE, ()):
         # Runs from before the base was a key were trained with this rounding.
@@ -148,11 +138,7 @@ SCALINGS: dict[str, tuple[Callable[..., tuple[Frequencies, float]], tuple[str, .
 
 
 def check_scaling(scaling: Scaling) -> None:
-    """Checks that a `model.rope_scaling` is () or a scaling with its numbers.
-
-    Raises:
-      InputError: if it isn't.
-    """
+    """Checks that a `model.rope_scaling` is () or a scaling with its numbers."""
     if not scaling:
         return
     name = scaling[0]

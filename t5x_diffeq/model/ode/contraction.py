@@ -18,18 +18,18 @@ from jaxtyping import Array, Float
 from t5x_diffeq.model.layers.mesh import axes_of, on_shards, spec_of
 
 Axes = tuple[str | None, ...]
-_Inputs = tuple[Float[Array, "nodes T"], Float[Array, "T ..."], Float[Array, "..."] | None]
+E = Float[Array, "nodes T"]
+Projection = Float[Array, "T ..."]
+Kernel = Float[Array, "..."]
+Kernels = Float[Array, "nodes ..."]
+Flat = Float[Array, "nodes size"]
 _LANES = 128  # width of a TPU's vector registers
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def contract(
-    e: Float[Array, "nodes T"],
-    P: Float[Array, "T ..."],
-    axes: Axes,
-    dtype: DTypeLike,
-    W0: Float[Array, "..."] | None = None,
-) -> Float[Array, "nodes ..."]:
+    e: E, P: Projection, axes: Axes, dtype: DTypeLike, W0: Kernel | None = None
+) -> Kernels:
     """W0 + P e(t) for all times: a matrix product on each device's own shard of P.
 
     The sum is rounded to `dtype` once: rounding is the same for all tokens, so its effect on the
@@ -43,16 +43,11 @@ def contract(
     pass flattens the kernel, and flattening a kernel sharded over two axes would gather it.
 
     Args:
-      e: time embeddings, float32.
-      P: the projection.
       axes: logical axes of the kernel that P makes.
-      dtype: dtype of the result.
       W0: what is added, float32; None: nothing.
     """
 
-    def product(
-        e: Float[Array, "nodes T"], P: Float[Array, "T ..."], W0: Float[Array, "..."] | None
-    ) -> Float[Array, "nodes ..."]:
+    def product(e: E, P: Projection, W0: Kernel | None) -> Kernels:
         made = jnp.tensordot(e, P, 1)
         return (made if W0 is None else W0 + made).astype(dtype)
 
@@ -62,25 +57,19 @@ def contract(
 
 
 def _contract_forward(
-    e: Float[Array, "nodes T"],
-    P: Float[Array, "T ..."],
-    axes: Axes,
-    dtype: DTypeLike,
-    W0: Float[Array, "..."] | None,
-) -> tuple[Float[Array, "nodes ..."], _Inputs]:
+    e: E, P: Projection, axes: Axes, dtype: DTypeLike, W0: Kernel | None
+) -> tuple[Kernels, tuple[E, Projection, Kernel | None]]:
     return contract(e, P, axes, dtype, W0), (e, P, W0)
 
 
 def _contract_backward(
-    axes: Axes, dtype: DTypeLike, inputs: _Inputs, dW: Float[Array, "nodes ..."]
-) -> tuple[Float[Array, "nodes T"], Float[Array, "T ..."], Float[Array, "..."] | None]:
+    axes: Axes, dtype: DTypeLike, inputs: tuple[E, Projection, Kernel | None], dW: Kernels
+) -> tuple[E, Projection, Kernel | None]:
     """dP = e^T dW, de = dW P^T summed over the shards, and dW0, the sum of dW; all in float32."""
     whole, shard, of_kernel = PartitionSpec(), _kernel_spec(axes), PartitionSpec(*spec_of(axes))
     mesh_axes = [axis for entry in shard for axis in axes_of(entry)]
 
-    def products(
-        e: Float[Array, "nodes T"], P: Float[Array, "T ..."], dW: Float[Array, "nodes ..."]
-    ) -> tuple[Float[Array, "nodes T"], Float[Array, "T ..."], Float[Array, "..."]]:
+    def products(e: E, P: Projection, dW: Kernels) -> tuple[E, Projection, Kernel]:
         flat = dW.reshape(dW.shape[0], -1)
         dP = jnp.matmul(e.astype(dtype).T, flat, preferred_element_type=jnp.float32)
         dP = _lay_out_as_at_rest(dP.reshape(e.shape[1], *dW.shape[1:]))
@@ -94,26 +83,20 @@ def _contract_backward(
     return de, dP, None if W0 is None else dW0
 
 
-def _contract_long_axis(
-    dW: Float[Array, "nodes size"], P: Float[Array, "T size"]
-) -> Float[Array, "nodes T"]:
+def _contract_long_axis(dW: Flat, P: Float[Array, "T size"]) -> E:
     """dW P^T in float32, where both factors are far longer than wide.
 
     On CPU this product is four times slower on whole factors than on slices that fit the cache.
     """
 
-    def product(
-        dW: Float[Array, "nodes size"], P: Float[Array, "T size"]
-    ) -> Float[Array, "nodes T"]:
+    def product(dW: Flat, P: Float[Array, "T size"]) -> E:
         return jnp.einsum("ns,ts->nt", dW, P, preferred_element_type=jnp.float32)
 
-    def by_slices(
-        dW: Float[Array, "nodes size"], P: Float[Array, "T size"]
-    ) -> Float[Array, "nodes T"]:
+    def by_slices(dW: Flat, P: Float[Array, "T size"]) -> E:
         slices = gcd(dW.shape[1], 64)
         size = dW.shape[1] // slices
 
-        def of_slice(n: Array) -> Float[Array, "nodes T"]:
+        def of_slice(n: Array) -> E:
             return product(*(jax.lax.dynamic_slice_in_dim(x, n * size, size, 1) for x in (dW, P)))
 
         return jax.lax.map(of_slice, jnp.arange(slices)).sum(0)
@@ -121,7 +104,7 @@ def _contract_long_axis(
     return jax.lax.platform_dependent(dW, P, cpu=by_slices, default=product)
 
 
-def _lay_out_as_at_rest(dP: Float[Array, "T ..."]) -> Float[Array, "T ..."]:
+def _lay_out_as_at_rest(dP: Projection) -> Projection:
     """dP in the layout that P has at rest.
 
     Otherwise the TPU compiler updates P and both moments in the layout of the product and copies
@@ -131,10 +114,10 @@ def _lay_out_as_at_rest(dP: Float[Array, "T ..."]) -> Float[Array, "T ..."]:
     if dP.shape[-1] % _LANES:
         return dP
 
-    def as_it_is(dP: Float[Array, "T ..."]) -> Float[Array, "T ..."]:
+    def as_it_is(dP: Projection) -> Projection:
         return dP
 
-    def constrained(dP: Float[Array, "T ..."]) -> Float[Array, "T ..."]:
+    def constrained(dP: Projection) -> Projection:
         return with_layout_constraint(dP, Layout(tuple(range(dP.ndim))))
 
     return jax.lax.platform_dependent(dP, tpu=constrained, default=as_it_is)
@@ -143,25 +126,13 @@ def _lay_out_as_at_rest(dP: Float[Array, "T ..."]) -> Float[Array, "T ..."]:
 contract.defvjp(_contract_forward, _contract_backward)
 
 
-def projection_square(
-    e: Float[Array, "nodes T"], dW: Float[Array, "nodes ..."]
-) -> Float[Array, ""]:
-    """|dP|^2 for dP = e^T dW, as <e e^T, dW dW^T>: from `[nodes, nodes]` matrices, without dP.
-
-    Args:
-      e: time embeddings, float32.
-      dW: the gradient of what they have made.
-    """
+def projection_square(e: E, dW: Kernels) -> Float[Array, ""]:
+    """|dP|^2 for dP = e^T dW, as <e e^T, dW dW^T>: from `[nodes, nodes]` matrices, without dP."""
     e = e.astype(dW.dtype).astype(jnp.float32)
-    return jnp.sum((e @ e.T) * _gram(dW))
-
-
-def _gram(dW: Float[Array, "nodes ..."]) -> Float[Array, "nodes nodes"]:
-    """The inner products <dW_n, dW_m> of the gradients at all nodes, in float32."""
     kernel = tuple(range(1, dW.ndim))
-    return jax.lax.dot_general(
-        dW, dW, ((kernel, kernel), ((), ())), preferred_element_type=jnp.float32
-    )
+    products = ((kernel, kernel), ((), ()))
+    gram = jax.lax.dot_general(dW, dW, products, preferred_element_type=jnp.float32)
+    return jnp.sum((e @ e.T) * gram)
 
 
 def _kernel_spec(axes: Axes) -> PartitionSpec:

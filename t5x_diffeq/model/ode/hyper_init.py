@@ -1,4 +1,4 @@
-"""Initial scales and step multipliers of the hypernetwork: `model.init`.
+"""Time embeddings e(t), and the hypernetwork's initial scales and step multipliers (`model.init`).
 
 S frequencies, an embedding of width T; s = 0.5 / sqrt(fan_in) is the standard deviation of W(t) at
 initialisation:
@@ -29,26 +29,91 @@ from dataclasses import dataclass
 from math import sqrt
 from typing import Any
 
-from t5x_diffeq.model.layers.parameter import Parameter
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jaxtyping import Array, Float
+
+from t5x_diffeq.model.layers.parameter import Parameter, declare
 from t5x_diffeq.model.ode.time_basis import TimeBasis
-from t5x_diffeq.model.ode.time_embedding import LinearTimeEmbedding, TimeEmbedding
+
+
+class TimeEmbedding(nn.Module):
+    """e(t) = Linear2(SiLU(Linear1(gamma(t)))), in float32 (paper, section 4.2)."""
+
+    width: int  # output width T of both linears
+    hidden_std: float = 0.02  # standard deviation of Linear1's kernel at initialisation
+    output_std: float = 0.02  # the same for Linear2's kernel
+    # factor on the optimizer's step for Linear1's kernel and both biases
+    step_multiplier: float = 1.0
+    output_multiplier: float = 1.0  # the same for Linear2's kernel
+
+    @nn.compact
+    def __call__(self, features: Float[Array, "nodes features"]) -> Float[Array, "nodes T"]:
+        """The embedding of each time."""
+        hidden = self._linear("hidden", features, self.hidden_std, self.step_multiplier)
+        return self._linear("output", jax.nn.silu(hidden), self.output_std, self.output_multiplier)
+
+    def _linear(
+        self, name: str, x: Float[Array, "nodes _"], std: float, kernel_multiplier: float
+    ) -> Float[Array, "nodes T"]:
+        """`x @ kernel + bias`; both are small, so they are replicated on every device."""
+        kernel = declare(
+            self,
+            f"{name}_kernel",
+            nn.initializers.normal(std),
+            (x.shape[-1], self.width),
+            (None, "time_embed"),
+            "time_embedding",
+            step_multiplier=kernel_multiplier,
+        )
+        bias = declare(
+            self,
+            f"{name}_bias",
+            nn.initializers.zeros,
+            (self.width,),
+            ("time_embed",),
+            "time_embedding",
+            step_multiplier=self.step_multiplier,
+        )
+        return jnp.dot(x, kernel, precision="highest") + bias
+
+
+class LinearTimeEmbedding(nn.Module):
+    """e(t) = C^T gamma(t), in float32: a row of C for each feature.
+
+    If the features are the hats of `table:K`, the rows are the values of e at their knots.
+    """
+
+    width: int
+    std: float = 0.02  # standard deviation of C at initialisation
+    step_multiplier: float = 1.0  # factor on the optimizer's step for C
+
+    @nn.compact
+    def __call__(self, features: Float[Array, "nodes features"]) -> Float[Array, "nodes T"]:
+        """The embedding of each time."""
+        C = declare(
+            self,
+            "coefficients",
+            nn.initializers.normal(self.std),
+            (features.shape[-1], self.width),
+            (None, "time_embed"),
+            "time_embedding",
+            step_multiplier=self.step_multiplier,
+        )
+        return jnp.dot(features, C, precision="highest")
+
 
 _SILU_SECOND_MOMENT = 0.36
 
 
 @dataclass(frozen=True)
 class HyperInit:
-    """Scales and step multipliers of the hypernetwork: one column of the table above.
+    """Scales and step multipliers of the hypernetwork: one column of the table above."""
 
-    Attributes:
-      init: "paper" or "invariant".
-      T: width of the time embedding.
-      basis: what the time embedding reads.
-    """
-
-    init: str
+    init: str  # "paper" or "invariant"
     T: int
-    basis: TimeBasis
+    basis: TimeBasis  # what the time embedding reads
 
     @property
     def single(self) -> float:
@@ -70,7 +135,10 @@ class HyperInit:
         """A time embedding at these scales; `module` holds Linen's own arguments."""
         module = {"width": self.T, "name": "time_embedding", **module}
         if self.basis.linear:
-            return LinearTimeEmbedding(**self._linear_scales, **module)
+            if self.init == "paper":
+                return LinearTimeEmbedding(**module)
+            std, multiplier = sqrt(1 / self.basis.mean_square), 1 / self.basis.mean_sum
+            return LinearTimeEmbedding(std=std, step_multiplier=multiplier, **module)
         if self.init == "paper":
             return TimeEmbedding(**module)
         return TimeEmbedding(
@@ -85,10 +153,3 @@ class HyperInit:
     def embedding_products(self) -> int:
         """Multiply-adds of e(t) at one time."""
         return self.T * self.basis.count + (0 if self.basis.linear else self.T * self.T)
-
-    @property
-    def _linear_scales(self) -> dict[str, Any]:
-        if self.init == "paper":
-            return {}
-        std, multiplier = sqrt(1 / self.basis.mean_square), 1 / self.basis.mean_sum
-        return {"std": std, "step_multiplier": multiplier}

@@ -5,12 +5,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.typing import DTypeLike
+from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array
 
 from t5x_diffeq.model.layers.array_types import Tree, Vector
-from t5x_diffeq.model.ode.schemes import find_scheme
-from t5x_diffeq.model.ode.solvers import SubField, VectorField
+from t5x_diffeq.model.ode.solvers import SubField, VectorField, find_scheme, grid
 from t5x_diffeq.system.errors import InputError
 
 FieldOfKey = Callable[[Array | None], VectorField]
@@ -46,22 +45,14 @@ def integrate(
     Args:
       field: the vector field, given `args` and then the dropout key of the step (one key per step,
         so that all stages of a step drop the same units).
-      weights: leaves `[nodes, ...]`, in the order of `schemes.grid`.
-      y: the state at t = 0.
+      weights: leaves `[nodes, ...]`, in the order of `solvers.grid`.
       args: what the field reads beside weights and state, such as the tokens' places. It must not
         capture such arrays: JAX can't lower a custom gradient that does within another function's.
-      scheme: the scheme's name, for `schemes.find_scheme`.
-      num_steps: N.
-      step_size: dt.
       remat: "none", "dots", "full", or "keep:a,b" (store the values named a and b, each one of
         `CHECKPOINT_NAMES`).
       unroll: how many solver steps one iteration of the compiled loop computes.
       kept_dtype: dtype in which "full" stores the state of each step for the backward pass; None
         keeps the state's own.
-      key: dropout key, or None.
-
-    Raises:
-      InputError: if `remat` is none of these.
     """
     inputs = step_inputs(weights, scheme, num_steps, key)
 
@@ -113,13 +104,8 @@ def integrate_with_memory(
     each step.
 
     Args:
-      f: one sub-field: from weights, state and memory to its value and the updated memory.
-      g: the other sub-field, which has no memory.
       weights: the weights of each step, from `weights_by_step`.
-      y: the state at t = 0.
       memories: one for each evaluation of f, in the order of the evaluations.
-      scheme: the scheme's name, for `schemes.find_scheme`.
-      step_size: dt.
     """
     before, after = iter(memories), []
 
@@ -259,11 +245,7 @@ def _keep_policy(remat: str) -> Callable[..., bool]:
 
 
 def kept_names(remat: str) -> tuple[str, ...]:
-    """a and b of "keep:a,b".
-
-    Raises:
-      InputError: if one of them is not in `CHECKPOINT_NAMES`.
-    """
+    """a and b of "keep:a,b"."""
     names = tuple(remat.removeprefix("keep:").split(","))
     for name in names:
         if name not in CHECKPOINT_NAMES:
@@ -272,3 +254,47 @@ def kept_names(remat: str) -> tuple[str, ...]:
                 f"as in keep:{','.join(CHECKPOINT_NAMES)}"
             )
     return names
+
+
+def integrate_field(
+    field: VectorField | Callable[[Tree, Vector], Vector],
+    weights: Tree | Callable[[Array], Tree],
+    y: ArrayLike,
+    *,
+    scheme: str = "euler",
+    num_steps: int,
+    keep: bool = False,
+) -> Array:
+    """y(1) of dy/dt = field(W(t), y) from y(0); differentiable with respect to weights and y.
+
+    Args:
+      field: the field, or a `VectorField` of two sub-fields that a splitting scheme takes in turn.
+      weights: W(t), as a function of the times at which the scheme reads it, `[nodes]`, or as its
+        values there: a tree of arrays `[nodes, ...]` in the order of `grid(scheme, num_steps)`.
+      y: the state at t = 0, an array of any shape.
+      scheme: a scheme's name, such as "rk4", or the importable name of one of another package.
+      keep: whether to return the states at t = 0, 1/N, ..., 1, stacked, instead of the last one.
+
+    Raises:
+      InputError: if there is no such scheme, or the weights have another number of nodes.
+    """
+    times = grid(scheme, num_steps).reshape(-1)
+    made = weights(jnp.asarray(times)) if callable(weights) else weights
+    for leaf in jax.tree.leaves(made):
+        if jnp.ndim(leaf) == 0 or len(leaf) != len(times):
+            raise InputError(
+                f"the weights have a leaf of shape {jnp.shape(leaf)}; {num_steps} steps of "
+                f"{scheme} read them at {len(times)} times, which must be its first axis"
+            )
+    if not isinstance(field, VectorField):
+        field = VectorField(field, lambda W, y: jnp.zeros_like(y))
+    solve = trajectory if keep else integrate
+    y = jnp.asarray(y)
+    return solve(
+        lambda args: lambda key: field,
+        made,
+        y,
+        scheme=scheme,
+        num_steps=num_steps,
+        step_size=1 / num_steps,
+    )

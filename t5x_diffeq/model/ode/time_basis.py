@@ -35,17 +35,14 @@ class TimeBasis:
 
     Another one is named by `model.time_basis="package.module:Name(9)"`; the arguments are the
     subclass's (`docs/extending.md`).
-
-    Attributes:
-      count: the number of functions.
-      polynomial: whether all are polynomials of t, of degree count - 1 at most.
-      linear: whether e(t) is a linear function of them; else two linear layers, as in the paper.
-      rough: whether e(t) between the nodes is not what its values there suggest.
     """
 
-    count: int
+    count: int  # the number of functions
+    # whether all are polynomials of t, of degree count - 1 at most
     polynomial: ClassVar[bool] = False
+    # whether e(t) is a linear function of them; else two linear layers, as in the paper
     linear: ClassVar[bool] = True
+    # whether e(t) between the nodes is not what its values there suggest
     rough: ClassVar[bool] = False
 
     def __call__(self, times: Times) -> Features:
@@ -72,15 +69,10 @@ class TimeBasis:
 
 @dataclass(frozen=True)
 class Sinusoids(TimeBasis):
-    """[t, sin(c t w), cos(c t w)], w_j = 10000^(-j/S).
+    """[t, sin(c t w), cos(c t w)], w_j = 10000^(-j/S)."""
 
-    Attributes:
-      num_frequencies: S.
-      time_scale: c, 1000 in the paper. As bfloat16, 1000 t would be noise.
-    """
-
-    num_frequencies: int = 64
-    time_scale: float = 1000.0
+    num_frequencies: int = 64  # S
+    time_scale: float = 1000.0  # c, 1000 in the paper. As bfloat16, 1000 t would be noise.
     count: int = field(init=False)  # 2 S + 1
 
     linear: ClassVar[bool] = False
@@ -109,11 +101,7 @@ class Sinusoids(TimeBasis):
 
 @dataclass(frozen=True)
 class Legendre(TimeBasis):
-    """P_0, ..., P_(K-1) of 2 t - 1.
-
-    Attributes:
-      count: K.
-    """
+    """P_0, ..., P_(K-1) of 2 t - 1."""
 
     count: int
 
@@ -140,11 +128,7 @@ class Legendre(TimeBasis):
 
 @dataclass(frozen=True)
 class Table(TimeBasis):
-    """Hats, which interpolate K values at 1/K, 2/K, ..., 1 by straight lines.
-
-    Attributes:
-      count: K.
-    """
+    """Hats, which interpolate K values at 1/K, 2/K, ..., 1 by straight lines."""
 
     count: int
 
@@ -178,11 +162,7 @@ def _values(basis: TimeBasis, times: np.ndarray) -> np.ndarray:
 
 
 def make_time_basis(config: ModelKeys) -> TimeBasis:
-    """The basis that `model.time_basis` names.
-
-    Raises:
-      InputError: if an importable name doesn't stand for a basis.
-    """
+    """The basis that `model.time_basis` names."""
     name = config.time_basis
     if name == "sinusoids":
         return Sinusoids(config.num_frequencies, config.time_scale)

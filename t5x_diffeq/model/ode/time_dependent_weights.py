@@ -32,15 +32,9 @@ from t5x_diffeq.system.errors import InputError
 
 
 class GeneratedLayer(nn.Module):
-    """The leaves of one linear or norm of the block, as functions of time.
+    """The leaves of one linear or norm of the block, as functions of time."""
 
-    Attributes:
-      leaves: what the linear or norm declares, by name.
-      scales: initial scales and step multipliers of its parameters.
-      dtype: dtype of the generated kernels and biases.
-    """
-
-    leaves: dict[str, Parameter]
+    leaves: dict[str, Parameter]  # what the linear or norm declares, by name
     scales: HyperInit
     dtype: DTypeLike
 
@@ -116,8 +110,10 @@ class TimeDependentWeights(WeightSource):
         def rate(name: str) -> Float[Array, "nodes T"]:
             """e'(t), from one product with the time embedding's derivative."""
             owner = params if self._has_common_embedding else params[name]
-            e = partial(self._embed, owner["time_embedding"], self._scales_of(name))
-            return jax.jvp(e, (times,), (jnp.ones_like(times),))[1]
+            scales, own = self._scales_of(name), {"params": owner["time_embedding"]}
+            embed = partial(scales.embedding(parent=None).apply, own)
+            tangent = (jnp.ones_like(times),)
+            return jax.jvp(lambda t: embed(scales.basis(t)), (times,), tangent)[1]
 
         rates = {}
         for path, leaves in self._layers():
@@ -128,12 +124,6 @@ class TimeDependentWeights(WeightSource):
                 for name, leaf in leaves.items()
             }
         return unflatten_dict(rates)
-
-    def _embed(self, params: dict, scales: HyperInit, times: Times) -> Float[Array, "nodes T"]:
-        """e(t) of one layer's time embedding."""
-        embedding = scales.embedding(parent=None)
-        embed = nn.apply(type(embedding).__call__, embedding)
-        return embed({"params": params}, scales.basis(times))
 
     @property
     def _has_common_embedding(self) -> bool:
@@ -208,7 +198,6 @@ def projection_squares(
     They come from small matrices, so that P's gradient needn't be complete before they are used.
 
     Args:
-      d_weights: the gradient of the weights that the source has made.
       embeddings: the e(t) that they come from; empty for sources that have no P.
     """
     squares: dict[LeafPath, Array] = {}

@@ -35,26 +35,18 @@ class WeightSource(nn.Module):
     dimension. Muon reads what a kernel's parameter is from its leading axis: `steps`, a stack of
     matrices; `time_embed`, the P of W(t) = W0 + P e(t), whose e(t) `with_embeddings` returns; any
     other, a matrix itself.
-
-    Attributes:
-      block: the block whose weights are made; an empty module where a source is only asked
-        about itself.
-      inputs: shapes of the block's inputs, for reading its parameters.
-      config: the keys of `config.model`.
-      num_nodes: how many times a forward pass reads the weights.
-      dtype: dtype of kernels and biases in use.
-      any_time: whether W(t) exists at any t in [0, 1], or only at the nodes of the model's grid.
-      constant: whether W(t) is the same at all t.
     """
 
+    # the block whose weights are made; an empty module where a source is only asked about itself
     block: nn.Module
-    inputs: tuple
-    config: ModelKeys
-    num_nodes: int = 0
-    dtype: DTypeLike = jnp.float32
+    inputs: tuple  # shapes of the block's inputs, for reading its parameters
+    config: ModelKeys  # the keys of `config.model`
+    num_nodes: int = 0  # how many times a forward pass reads the weights
+    dtype: DTypeLike = jnp.float32  # dtype of kernels and biases in use
 
+    # whether W(t) exists at any t in [0, 1], or only at the nodes of the model's grid
     any_time: ClassVar[bool] = True
-    constant: ClassVar[bool] = False
+    constant: ClassVar[bool] = False  # whether W(t) is the same at all t
 
     def __call__(self, times: Times) -> Weights:
         """The block's parameter tree at `times`: each leaf `[nodes, ...]`, by `cast_by_role`."""
@@ -88,6 +80,8 @@ class WeightSource(nn.Module):
     @nn.nowrap
     def flops(self) -> float:
         """FLOPs of making the weights of a forward pass."""
+        if self.stored:
+            return 0.0
         times = jax.ShapeDtypeStruct((self.num_nodes,), jnp.float32)
         source = self.clone(parent=None, name=None)
         variables = jax.eval_shape(source.init, jax.random.key(0), times)
