@@ -110,24 +110,6 @@ def test_training_reads_from_shards_what_it_reads_from_documents(data, shards_fo
     assert sharded.tokenizer.fingerprint == direct.tokenizer.fingerprint
 
 
-def test_damaged_shards_are_named(data, shards_folder, tmp_path, monkeypatch):
-    shard = shards_folder / "train-00001-of-00003.array_record"
-    content = bytearray(shard.read_bytes())
-    content[200] ^= 0xFF  # within the first records
-    shard.write_bytes(content)
-    with pytest.raises(InputError, match=r"shard train-00001-of-00003 of .* is damaged"):
-        prepare(data, shards_folder, shards=3, workers=1, part=(0, 1))
-    data.source, data.path = "tokens", str(shards_folder)
-    with pytest.raises(InputError, match=r"train-00001-of-00003.array_record is not the one that"):
-        corpus_of(data, tmp_path / "run", new=True)
-    monkeypatch.setattr(shards, "verify", lambda *_: None)  # as if it were damaged later
-    with pytest.raises(InputError, match=r"train-00001-of-00003.array_record: record \d+ can't"):
-        corpus_of(data, tmp_path / "run", new=True)
-    shard.write_bytes(content[:100])
-    with pytest.raises(InputError, match=r"00001-of-00003.array_record can't be read: [^;]+; prep"):
-        corpus_of(data, tmp_path / "again", new=True)
-
-
 def test_folders_that_can_not_be_used(data, shards_folder, tmp_path):
     (tmp_path / "documents" / "00.txt").write_text("changed\n")
     with pytest.raises(InputError, match=r"holds shard train-00000-of-00003 of .* choose another"):

@@ -198,25 +198,6 @@ def test_benchmark_against_other_configs(small, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_benchmark_of_a_run_that_grows(small):
-    small.mesh.fsdp = 1
-    small.train.update(depths=(1,), depths_until=0.5)
-    _, _, coarse, _, ratio = contestants.compare_models(Config.of(small), {}, rounds=2)
-    assert (coarse["name"], ratio["name"]) == ("depth 1", "model / depth 1")
-    assert ratio["flops"] > 1.2  # half of the solver's steps
-    assert ratio["parameters"] == 1
-
-
-@pytest.mark.slow
-def test_benchmark_of_a_step_at_several_depths(small):
-    small.mesh.fsdp = 1
-    small.train.update(depths=(1, 2), depths_per_step=2)
-    _, _, both, _, ratio = contestants.compare_models(Config.of(small), {}, rounds=2)
-    assert (both["name"], ratio["name"]) == ("depths 1, 2", "model / depths 1, 2")
-    assert 0.5 < ratio["flops"] < 1  # 2 of 3 solver steps, and what doesn't depend on them
-
-
-@pytest.mark.slow
 def test_benchmark_of_adapters_and_of_generation(small, capsys):
     small.mesh.fsdp = 1
     small.model.update(weights="per_layer", adapter_rank=1)
