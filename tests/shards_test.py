@@ -215,8 +215,7 @@ def test_a_mixture_of_shards_and_documents(data, shards_folder, tmp_path):
         corpus_of(data, tmp_path / "wrong", new=True)
 
 
-@pytest.mark.parametrize("change", ["edited", "cut off"])
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(("change", "workers"), [("edited", 1), ("cut off", 2)])
 def test_text_that_changes_meanwhile_is_not_certified(data, tmp_path, workers, change):
     """It would be a mixture of old and new text; or a document would be missing."""
     path, folder = tmp_path / "lines.jsonl", tmp_path / "shards"

@@ -15,7 +15,7 @@ from helpers import ROOT, run_to_end
 
 from t5x_diffeq.config.config import KEYS
 
-EXAMPLES = ROOT / "t5x_diffeq" / "examples"
+EXAMPLES = ROOT / "examples"
 PRINTED = {  # what the last lines of each example say
     "analysis_of_a_run": r"':': largest exponent -?\d",
     "ode_from_pretrained": r"8 steps: \d",

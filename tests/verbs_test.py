@@ -53,9 +53,9 @@ def test_evaluate_is_what_training_reported(workdir, capsys, monkeypatch):
     assert at_three["eval/loss"] != at_two["eval/loss"]
 
 
-def test_evaluate_a_part_of_the_split_quietly(workdir, capsys):
+def test_evaluate_a_part_of_the_split_quietly(finished, capsys):
     try:
-        call(evaluate, f"--workdir={workdir}", "--eval_batches=2", "--batch_size=8", "--quiet")
+        call(evaluate, f"--workdir={finished[1]}", "--eval_batches=2", "--batch_size=8", "--quiet")
     finally:
         console.quiet = False
     out, err = capsys.readouterr()
@@ -104,12 +104,12 @@ def test_evaluate_over_grids_and_schemes(workdir, tmp_path, capsys):
         (["--scheme=euler,tsit5"], "--scheme=tsit5 chooses its own steps"),
         (["--plot=depth.gif"], "must end in .png, .pdf or .svg"),
         (["--adapters=/nowhere"], "--adapters=/nowhere holds no adapters"),
-        (["--checkpoint=99"], "checkpoint 99 of .* does not exist; there are 2, 3"),
+        (["--checkpoint=99"], "checkpoint 99 of .* does not exist; there are 2, 4, 6"),
     ],
 )
-def test_evaluate_bad_arguments(workdir, arguments, message):
+def test_evaluate_bad_arguments(finished, arguments, message):
     with pytest.raises(InputError, match=message):
-        call(evaluate, f"--workdir={workdir}", *arguments)
+        call(evaluate, f"--workdir={finished[1]}", *arguments)
 
 
 @pytest.mark.slow
