@@ -1,11 +1,10 @@
 """glibc keeps freed memory where XLA computes on CPUs, and nowhere else."""
 
 import json
-import subprocess
 import sys
 
 import pytest
-from helpers import ROOT
+from helpers import run_to_end
 
 from t5x_diffeq.system import allocator
 
@@ -28,13 +27,7 @@ print([kept, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before])
 @pytest.mark.skipif(not allocator.has_glibc(), reason="needs Linux with glibc")
 def test_what_is_freed_is_not_faulted_in_again():
     def faults(**environment):
-        ended = subprocess.run(
-            [sys.executable, "-c", FAULTS],
-            cwd=ROOT,
-            env=environment,
-            capture_output=True,
-            text=True,
-        )
+        ended = run_to_end([sys.executable, "-c", FAULTS], env=environment)
         return json.loads(ended.stdout.lower())
 
     kept, few = faults(JAX_PLATFORMS="cpu")

@@ -10,8 +10,8 @@ from helpers import call
 from numpy_model import norm, rotary, softmax
 from small_models import LLAMA, TOKENS, random_params, small
 
-from t5x_diffeq.analysis import clustering_section, depth_plots, figures, report, run_plots
-from t5x_diffeq.analysis.clustering import Clustering, measure_state, outcomes
+from t5x_diffeq.analysis import clustering_section, report
+from t5x_diffeq.analysis.clustering import outcomes
 from t5x_diffeq.analysis.lyapunov_section import attention_rollout
 from t5x_diffeq.cli import analyze
 from t5x_diffeq.system.errors import InputError
@@ -60,22 +60,6 @@ def test_all(workdir, tmp_path, capsys, monkeypatch):
             k: about["shape"] for k, about in manifest["arrays"].items()
         }
     assert not list(page.parent.glob(".*"))  # nothing half-written
-
-
-@pytest.mark.slow
-def test_official_convention_alone(workdir, tmp_path, capsys):
-    call(
-        analyze,
-        "--what=lyapunov",
-        f"--workdir={workdir}",
-        f"--output={tmp_path}",
-        "--convention=official",
-        "--num_steps=3",
-    )
-    arrays = np.load(tmp_path / "lyapunov.npz")
-    np.testing.assert_allclose(arrays["exponents"], arrays["by_step"].sum(0), atol=1e-5)
-    assert len(arrays["by_step"]) == 3
-    assert (tmp_path / "lyapunov.html").exists() and not (tmp_path / "report.html").exists()
 
 
 @pytest.mark.slow
@@ -164,12 +148,6 @@ def test_attention_rollout_equals_numpy(changes):
     np.testing.assert_allclose(found[0], expected, atol=1e-5)
 
 
-def test_lines_of_a_prompt():
-    assert run_plots.break_lines(["ab", "c\n", "d", "efg", "h"], 4) == [[0, 1], [2, 3], [4]]
-    np.testing.assert_allclose(run_plots.scale_to_unit(np.array([1.0, np.nan, 3.0])), [0, 0, 1])
-    np.testing.assert_allclose(run_plots.scale_to_unit(np.full(2, np.nan)), 0)
-
-
 def test_products_are_typeset_as_in_the_figures():
     assert report.typeset("a < W_Q W_K^T, W_up, t^4") == (
         "a &lt; <i>W</i><sub>Q</sub> <i>W</i><sub>K</sub><sup>T</sup>, <i>W</i><sub>up</sub>, "
@@ -177,71 +155,3 @@ def test_products_are_typeset_as_in_the_figures():
     )
     assert report.typeset("data.text_files t5x_diffeq") == "data.text_files t5x_diffeq"
     assert report.typeset("|lambda| 10^p") == "|<i>&lambda;</i>| 10<sup>p</sup>"
-
-
-def test_text_of_a_token_is_left_as_it_is():
-    assert report.typeset(f"of {report.as_code('lambda x_i`<b>')}, t^2") == (
-        "of <code>lambda x_i\u02cb&lt;b&gt;</code>, <i>t</i><sup>2</sup>"
-    )
-    assert report.as_code("a\n") == "`a\u21b5`"
-
-
-def test_the_last_token_sets_no_shade():
-    values, shades = np.array([1.0, 2.0, 50.0]), np.array([0.0, 1.0])
-    markup = report.prompt_markup("title", ["a", "b", "c"], shades, values)
-    assert re.findall(r"230,81,0,([\d.]+)\)", markup) == ["0.00", "0.75", "0.00"]
-    assert "50" in markup and ">1<i class=scale></i>2<" in markup
-    assert markup.index("class=output") > markup.index(">b<")
-
-
-def test_black_takes_the_colour_of_the_page():
-    figure = figures.make_figure(1.0)
-    figure.subplots().plot([0.001, 0.002], color="black", label="$x^2$")
-    svg, other = (figures.render_svg(figure, name) for name in ("a", "b"))
-    assert svg.startswith("<svg") and "currentColor" in svg
-    assert ">0.0010</text>" in svg  # its digits stay
-    assert "#000000" not in svg and "<style" not in svg and "<metadata" not in svg
-    assert not set(re.findall(r'id="(m\w{10})"', svg)) & set(re.findall(r'id="(m\w{10})"', other))
-
-
-def test_narrow_figures_have_fewer_panels_in_a_row():
-    values = np.ones((3, 4, 2), complex)
-    for width, columns in ((figures.WIDTH, 4), (figures.NARROW, 2)):
-        figure = depth_plots.eigenvalues_over_depth(
-            np.arange(3.0), values, "real", "x", width=width
-        )
-        assert figure.axes[0].get_gridspec().ncols == columns
-        assert {line.get_linestyle() for line in figure.axes[0].lines[:2]} == {":"}
-
-
-def test_one_cluster_and_no_distance():
-    """All particles in one place: the singular, and nothing on the logarithmic axis."""
-    states = np.zeros((1, 2, 4, 3))
-    one = Clustering(np.arange(2.0), states, *np.stack([measure_state(x) for x in states], 1))
-    assert clustering_section.trajectories({"t^2": one}).axes[0].get_title() == "$t^2$: 1 cluster"
-    distance = clustering_section.clustering_over_time({"t^2": one}).axes[2]
-    assert np.isnan(distance.lines[0].get_ydata()).all() and distance.get_yscale() == "log"
-
-
-def test_the_trained_grid_is_marked_and_the_axis_has_ticks():
-    rows = [("euler", 2, 30.0), ("euler", 4, 21.0), ("heun", 4, 25.0)]
-    names = ("scheme", "num_steps", "eval/perplexity")
-    results = [dict(zip(names, row, strict=True)) | {"flops_per_token": row[1]} for row in rows]
-    figure = depth_plots.perplexity_over_depth(results, ("euler", 4))
-    figure.canvas.draw()
-    for axes in figure.axes:
-        (ring,) = [line for line in axes.lines if line.get_label() == "trained grid"]
-        assert (ring.get_xdata(), ring.get_ydata()) == ([4], [21.0])
-        low, high = axes.get_ylim()
-        assert sum(low <= tick <= high for tick in axes.get_yticks()) >= 2
-    assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == [
-        "euler",
-        "heun",
-        "trained grid",
-    ]
-
-
-def test_numbers_of_a_table():
-    table = report.Table("a < b", ("", "x"), [("row", 1.23456), ("<i>", 2)])
-    markup = report.table_markup(table)
-    assert "a &lt; b" in markup and "1.23<" in markup and "&lt;i&gt;" in markup

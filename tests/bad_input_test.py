@@ -5,16 +5,14 @@
 
 import importlib
 import os
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 from absl import flags
-from helpers import ROOT, forget_flags
+from helpers import ROOT, forget_flags, run_to_end
 from ml_collections.config_flags import config_flags
-from patience import patience
 
 from t5x_diffeq.cli import VERBS, command_line
 from t5x_diffeq.cli.train import train_to_end
@@ -156,18 +154,12 @@ def test_keys_of_every_type(end, config_file, tmp_path, monkeypatch, kind, sampl
     ("key", "value", "message"),
     [
         ("model.embed_dim", 40_000_000, r"at least [0-9,]+ GiB on each device, which has [0-9]+"),
-        ("data.sequence_length", 2**31 - 1, r"at least [0-9,]+ GiB on each device"),
         ("train.batch_size", 2**31 - 8, r"at least [0-9,]+ GiB on each device"),
         ("data.sequence_length", 10**12, "it must be at most 2147483647"),
         (
             "mesh.rules",
             (("batch", ("data", "data")),),
             r"mesh.rules has \('batch', \('data', 'data'",
-        ),
-        (
-            "mesh.rules",
-            (("vocab", "tensor"), ("embed", 3)),
-            r"mesh.rules has \('embed', 3\)",
         ),
         ("model.scan_unroll", 3, r"model.scan_unroll=3 is more than model.num_steps=2"),
     ],
@@ -296,43 +288,16 @@ def test_what_no_verb_understands(try_flags, verb):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["train", "--config=configs/tiny.py", "--config.model.embed_dim=40000000"], "GiB on each"),
-        (["make_tasks", "--output=README.md"], "README.md is a file; name a folder"),
-        (["analyze", "spectra", "--what=all"], "--what is given 2 times"),
-    ],
-)
-def test_real_processes(arguments, message, tmp_path):
-    verb, *rest = arguments
-    ended = subprocess.run(
-        [sys.executable, "-m", f"t5x_diffeq.{verb}", *rest, f"--workdir={tmp_path / 'run'}"],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        timeout=patience(300),
-    )
-    assert ended.returncode == 2, ended.stderr
-    assert ended.stderr.startswith("error: ") and ended.stderr.count("\n") == 1
-    assert message in ended.stderr
-
-
-@pytest.mark.slow
 @pytest.mark.skipif(Path("/dev/nvidia0").exists(), reason="this machine has a GPU")
 @pytest.mark.parametrize("platform", ["cuda", "gpu"])
 def test_a_platform_that_this_machine_lacks(platform, tmp_path):
     """JAX says it without words, or in words of its own."""
-    ended = subprocess.run(
+    ended = run_to_end(
         [
             *(sys.executable, "-m", "t5x_diffeq.train", "--config=configs/tiny.py"),
             f"--workdir={tmp_path / 'run'}",
         ],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
         env={**os.environ, "JAX_PLATFORMS": platform},
-        timeout=patience(300),
     )
     assert ended.returncode == 2, ended.stderr
     assert ended.stderr.startswith(f"error: JAX_PLATFORMS={platform}: JAX finds no such device")

@@ -11,7 +11,7 @@ import tomllib
 import pytest
 from compilation import QUICK
 from environments import make_environment
-from helpers import ROOT, numbered_lines
+from helpers import ROOT, numbered_lines, run_to_end
 from packaging.requirements import Requirement
 
 from t5x_diffeq.system.extras import EXTRAS
@@ -80,9 +80,7 @@ def test_the_base_installation_runs_the_commands_of_the_readme(wheel, tmp_path):
     environment = {**inherited, "HOME": home, "VENV": venv, "XLA_FLAGS": QUICK}
 
     def run(command):
-        return subprocess.run(
-            command, env=environment, cwd=tmp_path, capture_output=True, text=True
-        )
+        return run_to_end(command, env=environment, cwd=tmp_path)
 
     def run_verb(verb, *arguments):
         return run([python, "-m", f"t5x_diffeq.{verb}", *arguments])

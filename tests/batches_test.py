@@ -74,13 +74,6 @@ def test_processes_together_read_what_one_reads(processes):
         jax.tree.map(np.testing.assert_array_equal, together, alone[step])
 
 
-def test_starting_at_a_step_is_running_there():
-    from_start = train_batches([(1.0, WINDOWS)], BATCH, 3, 0, by_row())
-    there = train_batches([(1.0, WINDOWS)], BATCH, 3, 12, by_row())
-    for expected, found in zip(islice(from_start, 12, 15), there, strict=False):
-        np.testing.assert_array_equal(expected["inputs"], found["inputs"])
-
-
 def test_grains_own_check_of_restored_iterators():
     dataset = train_dataset([(0.3, WINDOWS), (0.7, windows_of(200))], BATCH, 3, np.arange(BATCH))
     options = grain.ReadOptions(num_threads=2, prefetch_buffer_size=4)

@@ -323,13 +323,6 @@ def test_checkpoints_copied_into_a_bucket_without_their_mark(store, capsys):
     assert "warning: checkpoint 8 lacks commit_success.txt and _CHECKPOINT_METADATA" in said
 
 
-def test_an_interrupted_save_is_no_checkpoint(store):
-    folder = parse_path("gs://bucket/run/checkpoints", "it")
-    for name in ("2/state/x", f"2/{MARKER}", "4/state/x"):
-        files.write_whole(folder / name, b"")
-    assert whole_steps(folder) == [2]
-
-
 @pytest.mark.slow
 def test_a_stream(store):
     """Hugging Face's library reads files of a bucket; one that is missing is named."""

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 import pytest
-from helpers import ROOT
+from helpers import run_to_end
 from patience import patience
 from process_runs import small_training
 
@@ -42,7 +42,7 @@ def python_of_images() -> Path | None:
     current = [sys.executable] if sys.version_info[:2] == (3, 12) else []
     for candidate in [named] if named else [*current, *pyenv, *([found] if found else [])]:
         command = [candidate, "-c", "import sys; print(sys.version_info[:2], sys.base_prefix)"]
-        ended = subprocess.run(command, capture_output=True, text=True)
+        ended = run_to_end(command)
         if ended.returncode == 0 and ended.stdout.startswith("(3, 12)"):
             prefix = ended.stdout.split(maxsplit=2)[2].strip()
             return Path(prefix) / "bin" / "python3.12"
@@ -74,20 +74,14 @@ class Buildah:
     """buildah without a daemon, with its storage in a folder of its own."""
 
     def __init__(self, folder: Path):
-        self.environment = {
-            **os.environ,
-            "BUILDAH_ISOLATION": "chroot",
-            "TMPDIR": str(folder),
-        }
+        self.environment = {**os.environ, "BUILDAH_ISOLATION": "chroot", "TMPDIR": str(folder)}
         self.storage = ("--root", folder / "storage", "--runroot", folder / "running")
 
     def command(self, *words) -> list[str]:
         return list(map(str, ("buildah", *self.storage, *words)))
 
     def __call__(self, *words) -> str:
-        ended = subprocess.run(
-            self.command(*words), env=self.environment, capture_output=True, text=True, cwd=ROOT
-        )
+        ended = run_to_end(self.command(*words), env=self.environment)
         assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
         return ended.stdout.strip()
 
@@ -96,7 +90,7 @@ def make_base(buildah: Buildah, folder: Path) -> None:
     """Debian and Python 3.12, as far as an official Python image has them."""
     root, (release, address) = folder / "root", package_source()
     command = ["debootstrap", "--variant=minbase", release, root, address]
-    ended = subprocess.run(command, capture_output=True, text=True)
+    ended = run_to_end(command)
     assert ended.returncode == 0, ended.stdout[-2000:]
     python = python_of_images()
     prefix = python.parents[1]
@@ -131,7 +125,7 @@ def make_base(buildah: Buildah, folder: Path) -> None:
 def list_libraries(prefix: Path) -> set[Path]:
     """What the interpreter's modules are linked with, beside glibc."""
     modules = list((prefix / "lib" / "python3.12" / "lib-dynload").glob("*.so"))
-    said = subprocess.run(["ldd", *modules], capture_output=True, text=True).stdout
+    said = run_to_end(["ldd", *modules]).stdout
     return {Path(found) for found in re.findall(r"=> (/(?:usr/)?lib/\S+)", said)}
 
 

@@ -112,22 +112,6 @@ def test_what_can_not_be_written():
         Chat(normalising)
 
 
-def test_what_ends_an_answer():
-    assert chat_of(CHATML).end_of_answer() == "<|im_end|>"
-    assert chat_of(TEMPLATES["instruct"], "json").end_of_answer() == "<|endoftext|>"
-    assert chat_of("{{ messages[0].content }}").end_of_answer() == ""
-    assert chat_of("{{ raise_exception('no') }}").end_of_answer() == ""
-
-
-def test_without_the_extra_it_is_named_before_a_tokenizer_is_trained(small, monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    small.data.update(tokenizer="sentencepiece", chat_template="plain")
-    with pytest.raises(InputError, match=r"^data.chat_template needs .*t5x_diffeq\[data\]'$"):
-        make_tokenizer(Config.of(small).data, [])
-    with pytest.raises(InputError, match=r"^a chat template needs .*t5x_diffeq\[data\]'$"):
-        chat_of(MARKED)
-
-
 @pytest.mark.parametrize(
     "files",
     [

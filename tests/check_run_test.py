@@ -91,15 +91,6 @@ def test_clusters_that_share_files(check, script, tmp_path):
     assert submitted in ended.stdout
 
 
-@pytest.mark.slow
-def test_one_process_per_host_leaves_the_mesh_to_the_run(check):
-    """How many GPUs a host has can't be known; the rest is checked, on one device."""
-    words = ("configs/llama1b.py", "--workdir=/shared/run", "--hosts=a,b", *DATA)
-    ended = check(*words, "--config.model.num_heads=7", script="gpu_nodes.sh")
-    assert ended.returncode == 2
-    assert "model.embed_dim=2048 is not divisible by model.num_heads=7" in ended.stderr
-
-
 def test_where_there_is_no_environment_a_line_says_so(check, tmp_path):
     """--dry-run makes none, and prints what it would run."""
     words = ("configs/llama1b.py", "--workdir=/shared/run", "--hosts=a,b", "--config.seed=x")

@@ -48,12 +48,6 @@ def test_measures_of_known_shapes():
     assert (found[1:, 1] == 0).all() and np.isnan(found[:, 4]).all()
 
 
-def test_seeds_are_the_same_for_every_power():
-    first, second = (simulate_clustering(p, seeds=2, steps=2) for p in (0, 4))
-    np.testing.assert_array_equal(first.states[:, 0], second.states[:, 0])
-    assert (first.states[0, 0] != first.states[1, 0]).any()
-
-
 def test_what_constant_and_growing_weights_do():
     """20 seeds, 40 particles, 200 steps: the paper's outcome, and that equal work undoes it."""
     few = {
@@ -65,8 +59,3 @@ def test_what_constant_and_growing_weights_do():
     assert few[0, "peak"] >= 10
     assert few[4, "peak"] <= 2
     assert few[4, "work"] >= 10
-
-
-def test_what_leaves_the_numbers_is_counted():
-    found = summarise_endings(simulate_clustering(4, seeds=3, scale="time", horizon=10.0))
-    assert found["finite"] < 3 and found["one"] <= found["few"] <= found["finite"]

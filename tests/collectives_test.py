@@ -123,102 +123,6 @@ def test_an_unknown_trip_count_is_an_error(old, new):
         collectives(text)
 
 
-def test_gpu_async_forms_count_at_their_start():
-    text = program("""
-  %x = bf16[4,8]{1,0} parameter(0)
-  %ag = (bf16[4,8]{1,0}, bf16[32,8]{1,0}) all-gather-start(bf16[4,8] %x), replica_groups=[1,8]<=[8]
-  %done = bf16[32,8]{1,0} all-gather-done((bf16[4,8]{1,0}, bf16[32,8]{1,0}) %ag)
-  %ar = bf16[32,8]{1,0} all-reduce-start(%done), replica_groups=[4,2]<=[2,4]T(1,0), to_apply=%add
-  %ard = bf16[32,8]{1,0} all-reduce-done(%ar)
-  %rs = ((bf16[32,8]{1,0}), bf16[4,8]{1,0}) reduce-scatter-start(%ard), replica_groups={{0,1,2,3}}
-  %rsd = bf16[4,8]{1,0} reduce-scatter-done(%rs)
-  %cp = (bf16[4,8]{1,0}, bf16[4,8]{1,0}) collective-permute-start(%rsd), source_target_pairs={{0,1}}
-  ROOT %cpd = bf16[4,8]{1,0} collective-permute-done(%cp)""")
-    whole, shard = 32 * 8 * 2, 4 * 8 * 2
-    assert moved_bytes(text) == {
-        "all-gather": (1, whole),
-        "all-reduce": (1, whole),
-        "reduce-scatter": (1, whole),
-        "collective-permute": (1, shard),
-    }
-    assert [c.devices for c in collectives(text)] == [8, 2, 4, None]
-
-
-def test_async_computations_calls_and_conditions_are_followed():
-    text = (
-        "HloModule made\n"
-        + ADD
-        + """
-%wrapped (p: f32[4]) -> f32[4] {
-  %p = f32[4]{0} parameter(0)
-  ROOT %a = f32[4]{0} all-to-all(%p), replica_groups={{0,1}}, dimensions={0}
-}
-
-%alone (q: f32[4]) -> f32[4] {
-  %q = f32[4]{0} parameter(0)
-  ROOT %b = f32[4]{0} all-reduce(%q), replica_groups={{0},{1}}, to_apply=%add
-}
-
-%together (r: f32[4]) -> f32[4] {
-  %r = f32[4]{0} parameter(0)
-  ROOT %c = f32[4]{0} all-reduce(%r), replica_groups={}, to_apply=%add
-}
-
-ENTRY main (x: f32[4]) -> f32[4] {
-  x = f32[4]{0} parameter(0)
-  s = ((f32[4]{0}), f32[4]{0}, u32[]) async-start(x), calls=wrapped
-  u = ((f32[4]{0}), f32[4]{0}, u32[]) async-update(s), calls=wrapped
-  d = f32[4]{0} async-done(u), calls=wrapped
-  e = f32[4]{0} call(d), to_apply=together
-  i = s32[] constant(1)
-  ROOT f = f32[4]{0} conditional(i, e, e), branch_computations={%alone, %together}
-}
-"""
-    )
-    assert moved_bytes(text) == {"all-to-all": (1, 16), "all-reduce": (2, 32)}
-
-
-def test_a_tpus_chain_of_fusions_is_one_collective():
-    piece = (
-        "  %g{n} = bf16[16,8]{{0,1:T(8,128)(2,1)}} all-gather(%p{n}), channel_id=7, "
-        "replica_groups=mesh['a'=2,'b'=4] {{'b'}}, dimensions={{1}}, "
-        'backend_config={{"async_collective_fusion_config":{{"flag_start":"2"}}}}\n'
-        "  ROOT %r{n} = (bf16[16,2]{{0,1}}, bf16[16,8]{{0,1}}) {result}"
-    )
-    fusion = (
-        "%{name} (p{n}: bf16[16,2]) -> (bf16[16,2], bf16[16,8]) {{\n"
-        "  %p{n} = bf16[16,2]{{0,1}} parameter(0)\n{piece}\n}}\n\n"
-    )
-
-    def make_fusion(n, name, result):
-        return fusion.format(name=name, n=n, piece=piece.format(n=n, result=result))
-
-    text = (
-        "HloModule made\n\n"
-        + make_fusion(1, "begins", 'custom-call(%g1), custom_call_target="AsyncCollectiveStart"')
-        + make_fusion(2, "goes_on", "tuple(%p2, %g2)")
-        + make_fusion(3, "ends", 'custom-call(%g3), custom_call_target="AsyncCollectiveDone"')
-        + """%all-reduce-scatter.2 (p4: f32[16,8]) -> f32[16,2] {
-  %p4 = f32[16,8]{0,1} parameter(0)
-  %ar = f32[16,8]{0,1} all-reduce(%p4), replica_groups={{0,1,2,3}}, to_apply=%add
-  ROOT %mine = f32[16,2]{0,1} dynamic-slice(%ar), dynamic_slice_sizes={16,2}
-}
-
-ENTRY %main (x: bf16[16,2]) -> f32[16,2] {
-  %x = bf16[16,2]{0,1} parameter(0)
-  %f1 = (bf16[16,2]{0,1}, bf16[16,8]{0,1}) fusion(%x), kind=kCustom, calls=%begins
-  %f2 = (bf16[16,2]{0,1}, bf16[16,8]{0,1}) fusion(%x), kind=kLoop, calls=%goes_on
-  %f3 = (bf16[16,2]{0,1}, bf16[16,8]{0,1}) fusion(%x), calls=%ends, backend_config={"kernel":"a
-line }} break"}
-  %whole = f32[16,8]{0,1} custom-call(%f3)
-  ROOT %kept = f32[16,2]{0,1} fusion(%whole), kind=kCustom, calls=%all-reduce-scatter.2
-}
-"""
-    )
-    assert moved_bytes(text) == {"all-gather": (1, 256), "reduce-scatter": (1, 512)}
-    assert [c.devices for c in collectives(text)] == [4, 4]
-
-
 @pytest.mark.parametrize(
     ("groups", "first"),
     [
@@ -236,21 +140,6 @@ def test_who_is_in_a_group(groups, first):
     reduced = f"%r = f32[4]{{0}} all-reduce(%x), replica_groups={groups}, to_apply=%add"
     (only,) = collectives(program(f"  %x = f32[4]{{0}} parameter(0)\n  ROOT {reduced}"))
     assert only.group == first
-
-
-def test_what_hosts_exchange_between_slices():
-    body = """
-  %x = bf16[16,8]{1,0} parameter(0)
-  %t = token[] after-all()
-  %s = (bf16[16,8]{1,0}, u32[], token[]) send(%x, %t), channel_id=1, is_host_transfer=true, HANDLER
-  %sd = token[] send-done(%s), channel_id=1, is_host_transfer=true
-  %r = (bf16[16,8]{1,0}, u32[], token[]) recv(%t), channel_id=2, is_host_transfer=true, HANDLER
-  %rd = (bf16[16,8]{1,0}, token[]) recv-done(%r), channel_id=2, is_host_transfer=true
-  ROOT %y = bf16[16,8]{1,0} get-tuple-element(%rd), index=0"""
-    handler = 'frontend_attributes={_xla_host_transfer_handler_name="xla_megascale_runtime"}'
-    (only,) = collectives(program(body.replace("HANDLER", handler)))
-    assert (only.kind, only.bytes, only.asynchronous) == (BETWEEN_SLICES, 16 * 8 * 2, True)
-    assert collectives(program(body.replace(", HANDLER", ""))) == []
 
 
 def test_zeros_around_a_part_are_padding():
@@ -276,11 +165,6 @@ def test_zeros_around_a_part_are_padding():
     assert (gathered.padding, summed.padding) == (6 * 4 * 4, 0)  # of the buffer as it was filled
     found = traffic([gathered, summed])["all-reduce"]
     assert (found.executions, found.synchronous, found.padded, found.padding) == (2, 2, 1, 96)
-
-
-def test_a_text_without_a_program():
-    with pytest.raises(ValueError, match="no ENTRY computation"):
-        collectives("nothing of the kind")
 
 
 def test_real_programs_on_eight_devices():

@@ -1,11 +1,11 @@
 """The cache of compiled programs: where it may be, and what is said of it."""
 
 import os
-import subprocess
 import sys
 import textwrap
 
 import pytest
+from helpers import run_to_end
 
 from t5x_diffeq.system import compilation_cache
 from t5x_diffeq.system.compilation_cache import enable_cache
@@ -26,11 +26,9 @@ PROGRAM = """
 
 def compile_in(home, **variables):
     """What such a process prints of its programs, and its messages."""
-    ended = subprocess.run(
+    ended = run_to_end(
         [sys.executable, "-c", textwrap.dedent(PROGRAM)],
         env={**os.environ, "XLA_FLAGS": "", "HOME": str(home), **variables},
-        capture_output=True,
-        text=True,
     )
     assert ended.returncode == 0, ended.stderr
     return ended.stdout.strip(), ended.stderr

@@ -1,7 +1,5 @@
 """Sequences that are split over devices: the same numbers as on one device."""
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,8 +7,6 @@ import pytest
 from flax import linen as nn
 from helpers import auto_mesh, metrics_of, rules_of, setup_of, small_config, stop_after, training_of
 from jax.sharding import NamedSharding, PartitionSpec
-from small_models import random_params as random_params_of
-from small_models import small as small_model
 
 from examples.own_block import QKNormBlock
 from t5x_diffeq.cli.finetune import complete_config
@@ -24,20 +20,14 @@ from t5x_diffeq.model.attention_block import TransformerBlock
 from t5x_diffeq.model.block import can_split_length
 from t5x_diffeq.model.language_model import LanguageModel
 from t5x_diffeq.model.layers.array_types import Places
-from t5x_diffeq.model.layers.attention_kernels import causal_attention, choose, splash_attention
+from t5x_diffeq.model.layers.attention_kernels import causal_attention, splash_attention
 from t5x_diffeq.model.layers.context import from_zigzag, to_zigzag, zigzag_order
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.training.hooks import LoopPosition
 from t5x_diffeq.training.partitioning import mesh_context
 from t5x_diffeq.training.step import make_gradient
-from t5x_diffeq.training.watch import sizes
 
-RULES = (
-    ("batch", "fsdp"),
-    ("length", "context"),
-    ("heads", "tensor"),
-    ("head_dim", None),
-)
+RULES = (("batch", "fsdp"), ("length", "context"), ("heads", "tensor"), ("head_dim", None))
 LLAMA = {"architecture": "llama", "num_heads": 4, "num_kv_heads": 2}
 RNG = np.random.default_rng(0)
 
@@ -67,8 +57,7 @@ def test_tokens_are_moved_there_and_back(shards):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("mesh", "length"),
-    [({"fsdp": 2, "context": 2, "tensor": 2}, 512), ({"context": 4}, 1024)],
+    ("mesh", "length"), [({"fsdp": 2, "context": 2, "tensor": 2}, 512), ({"context": 4}, 1024)]
 )
 def test_splash_of_own_tokens_equals_xla_of_all(mesh, length):
     """Output and gradients of the TPU's kernel, with segments and grouped queries."""
@@ -95,13 +84,6 @@ def test_splash_of_own_tokens_equals_xla_of_all(mesh, length):
         found = of(split)(q, k, v)
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(a, b, atol=2e-5)
-
-
-def test_kernels_with_a_sequence_on_several_devices():
-    assert choose("tpu", "bfloat16", 64, 131_072, shards=8)[0] == "splash"
-    assert choose("tpu", "bfloat16", 64, 1024, shards=8)[0] == "xla"  # chunks of 64 tokens
-    kernel, reason = choose("gpu", "bfloat16", 64, 4096, shards=2)
-    assert kernel == "xla" and "mesh.context=2" in reason
 
 
 # ------------------------------------------------------------------------------ one step
@@ -184,24 +166,6 @@ def test_logits_loss_and_gradients_equal_one_device(tmp_path, case, capfd):
     assert "Involuntary full rematerialization" not in capfd.readouterr().err
 
 
-@pytest.mark.slow
-def test_attention_reads_what_one_device_reads(tmp_path):
-    """Causality by gradients: a late token's state depends on all tokens before it, no other."""
-    setup = setup_of(config_of(tmp_path, {"fsdp": 1, "context": 8}, LLAMA, {"batch_size": 1}))
-    y = jnp.asarray(RNG.normal(size=(1, 16, 16)), jnp.float32)
-    places = Places(jnp.arange(16)[None])
-
-    def end_of(y, token):
-        weights = nn.apply(LanguageModel.weights, setup.model)({"params": params})
-        run = nn.apply(LanguageModel.integrate, setup.model)
-        return jnp.square(run({"params": params}, y, places, weights)[0][0, token]).sum()
-
-    with setup.context():
-        params = random_params(setup)
-        reach = jax.jit(jax.vmap(jax.grad(end_of), (None, 0)))(y, jnp.arange(16))
-    np.testing.assert_array_equal(np.abs(reach[:, 0]).sum(-1) > 0, np.tri(16, dtype=bool))
-
-
 # ------------------------------------------------------------------------------ whole runs
 
 
@@ -243,17 +207,6 @@ def test_text_is_generated_and_scored_as_on_one_device(tmp_path):
     assert split_texts == texts and len(texts["sample/1"]) > 3
     for a, b in zip(split_scores, scores, strict=True):
         assert a.loglikelihood == pytest.approx(b.loglikelihood, abs=1e-4) and a.greedy == b.greedy
-
-
-def test_curves_over_depth_equal_those_of_one_device():
-    model = small_model(**LLAMA, max_length=16)
-    y = jnp.asarray(RNG.normal(size=(2, 16, 16)), jnp.float32)
-    weights = model.apply({"params": random_params_of(model)}, method="weights")
-    places = Places(jnp.tile(jnp.arange(16), (2, 1)))
-    expected = jax.jit(partial(sizes, model.config))(weights, y, places)
-    with mesh_context(auto_mesh(fsdp=2, context=2), RULES):
-        found = jax.jit(partial(sizes, model.config))(weights, y, places)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), found, expected)
 
 
 # ------------------------------------------------------------------------------ data

@@ -13,15 +13,12 @@ from small_models import random_params
 from small_models import small as small_model
 
 from t5x_diffeq.cli.prepare_data import prepare_data
-from t5x_diffeq.config.config import Config, DataKeys
+from t5x_diffeq.config.config import DataKeys
 from t5x_diffeq.data import shards
 from t5x_diffeq.data.batches import train_dataset
-from t5x_diffeq.data.encoding import TextEncoder
 from t5x_diffeq.data.examples import eval_examples, train_examples
 from t5x_diffeq.data.packing import FirstFitRows, Windows
-from t5x_diffeq.data.preparation import tokenise_documents
 from t5x_diffeq.data.recipe import adopt_tokenizer
-from t5x_diffeq.data.rows import Skipped
 from t5x_diffeq.data.tokenizer import Border, ByteTokenizer
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.training.evaluation import EvalMetrics, evaluate_loss
@@ -173,14 +170,6 @@ def test_a_template_is_part_of_the_data(config, folder, tmp_path, capsys):
         corpus_of(config.data, tmp_path, new=False)
 
 
-def test_a_trained_tokenizer_reads_what_is_said(config, tmp_path):
-    config.data.update(tokenizer="sentencepiece", tokenizer_vocab_size=320)
-    corpus = corpus_of(config.data, tmp_path, new=True)
-    pieces = {corpus.tokenizer.processor.id_to_piece(i) for i in range(320)}
-    assert any("st" in piece for piece in pieces), sorted(pieces)
-    assert not any("prompt" in piece or "{" in piece for piece in pieces)
-
-
 # ---------------------------------------------------------------- training
 
 
@@ -214,9 +203,3 @@ def test_an_evaluation_without_a_token_that_counts_is_refused():
     nothing = EvalMetrics(clu_metrics.Average(jnp.zeros(()), jnp.zeros(())), None)
     with pytest.raises(InputError, match=r"no token of the evaluated .* raise train.eval_batches"):
         evaluate_loss(lambda params, batch: nothing, {}, iter([{}]))
-
-
-def test_plain_texts_are_what_they_were():
-    found = list(tokenise_documents(["a b"], TextEncoder(ByteTokenizer()), Skipped()))
-    assert found[0].dtype == "<u2" and found[0].tolist() == [97, 32, 98, 0]
-    assert Config.of(small_config("x")).data.loss_on == "all"

@@ -9,8 +9,7 @@ from math import prod
 
 import numpy as np
 import pytest
-from helpers import auto_mesh, mesh_of, mesh_shape, rules_of
-from jax.sharding import NamedSharding, PartitionSpec
+from helpers import mesh_of, mesh_shape, rules_of
 from process_runs import read_reports, run, write_text
 
 from configs import default
@@ -104,20 +103,6 @@ def test_a_mesh_that_the_torus_cannot_hold():
     devices = make_topology("v5p:2x2x2").devices[:7]  # no box of chips
     with pytest.raises(InputError, match=r"mesh data 7 .* can't be laid out on the network of 7 d"):
         arrange_mesh(mesh_shape(data=7), devices)
-
-
-@needs_libtpu
-def test_a_batch_that_does_not_fill_a_host():
-    """Two of the four chips take a batch of six: three chips are no box."""
-    devices = make_topology("v5e:2x2").devices
-    mesh = mesh_of(default.get_config(), 6, devices)
-    assert dict(mesh.shape) == mesh_shape(fsdp=2)
-
-
-def test_rows_of_one_process_are_all():
-    mesh = auto_mesh(data=8)
-    rows = own_rows(NamedSharding(mesh, PartitionSpec("data")), 16)
-    np.testing.assert_array_equal(rows, np.arange(16))
 
 
 SHORT = ("--config.train.total_steps=8", "--config.train.eval_every=4")

@@ -73,11 +73,7 @@ def plain(student, depths):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("microbatches", "depths", "mesh"),
-    [
-        (2, None, None),
-        (4, (2, 3), None),
-        (2, None, {"fsdp": 4, "tensor": 2}),
-    ],
+    [(2, None, None), (4, (2, 3), None), (2, None, {"fsdp": 4, "tensor": 2})],
 )
 def test_it_is_the_gradient_of_the_weighted_loss(microbatches, depths, mesh):
     student = small_model()

@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 import browser
 import pytest
 import uvicorn
-from helpers import ROOT
+from helpers import ROOT, run_to_end
 from patience import patience
 from selenium.webdriver import ActionChains, Keys
 from selenium.webdriver.common.by import By
@@ -189,12 +189,7 @@ def test_the_verb(run_on_lines):
             said = answer.read().decode()
         assert '"run"' in said and '"run-2"' in said and str(run_on_lines) not in said
         port = address.rpartition(":")[2]
-        taken = subprocess.run(
-            [*command[:-1], f"--port={port}", f"--workdir={run_on_lines}"],
-            capture_output=True,
-            text=True,
-            cwd=ROOT,
-        )
+        taken = run_to_end([*command[:-1], f"--port={port}", f"--workdir={run_on_lines}"])
         assert taken.returncode == 2 and f"--port={port} can't be used" in taken.stderr
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=patience(60)) == 0

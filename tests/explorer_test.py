@@ -65,11 +65,7 @@ SLOW = pytest.mark.slow  # another grid is compiled
 
 @pytest.mark.parametrize(
     ("num_steps", "scheme"),
-    [
-        (2, "euler"),
-        pytest.param(5, "euler", marks=SLOW),
-        pytest.param(3, "heun", marks=SLOW),
-    ],
+    [(2, "euler"), pytest.param(5, "euler", marks=SLOW), pytest.param(3, "heun", marks=SLOW)],
 )
 def test_a_reading_is_that_of_the_run(client, run, num_steps, scheme):
     answer = ask(client, "/api/read", text=TEXT, num_steps=num_steps, scheme=scheme)

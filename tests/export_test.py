@@ -5,129 +5,30 @@ That transformers agrees is in transformers_test.py, which installs it.
 
 import ast
 import json
-import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from exported_models import (
-    CLASSIC,
-    LENGTH,
-    LLAMA,
-    MODELS,
-    OTHER_CLASSES,
-    TEXTS,
-    logits_of,
-    random_run,
-)
+from exported_models import CLASSIC, LENGTH, LLAMA, MODELS, OTHER_CLASSES, TEXTS, random_run
 from exported_models import tokenizer_of as tokenizer
 from helpers import ROOT, call
-from numpy_model import norm, rotary, softmax
 from safetensors.numpy import load_file
 
 from t5x_diffeq.cli import export
 from t5x_diffeq.cli.convert import write_run
-from t5x_diffeq.hf import check_folder
 from t5x_diffeq.hf import folder as folder_module
 from t5x_diffeq.hf import save_pretrained as save_pretrained_module
-from t5x_diffeq.hf.check_folder import compare_logits
 from t5x_diffeq.hf.families import FAMILIES
 from t5x_diffeq.hf.layouts import QWEN3, check_names
 from t5x_diffeq.hf.save_pretrained import check_form, save_pretrained
 from t5x_diffeq.hf.tokenizer_files import write_tokenizer
 from t5x_diffeq.system.errors import InputError, RunError
-from t5x_diffeq.training import load
-
-TOKENS = np.random.default_rng(1).integers(256, size=(1, LENGTH))
-
-
-def attention(q, k, v, heads):
-    """`[L, H G]` and `[L, K G]` to `[L, H G]`, causal."""
-    split = [x.reshape(LENGTH, -1, q.shape[1] // heads) for x in (q, k, v)]
-    mixed = []
-    for h in range(heads):
-        a, b, c = (x[:, h * x.shape[1] // heads] for x in split)
-        scores = a @ b.T / np.sqrt(a.shape[1])
-        scores[np.triu_indices(LENGTH, 1)] = -np.inf
-        mixed.append(softmax(scores) @ c)
-    return np.concatenate(mixed, axis=1)
-
-
-def rotate(x, heads):
-    return np.concatenate([rotary(part) for part in np.split(x, heads, axis=1)], axis=1)
-
-
-def llama(W, c, tokens):
-    """Llama by the names and shapes that Hugging Face's folders have."""
-    heads, kv_heads = c["num_attention_heads"], c["num_key_value_heads"]
-
-    def rms(name, y):
-        return norm({"scale": W[name]}, y, c["rms_norm_eps"], centred=False)
-
-    y = W["model.embed_tokens.weight"][tokens]
-    for n in range(c["num_hidden_layers"]):
-        p = f"model.layers.{n}."
-        x = rms(p + "input_layernorm.weight", y)
-        q, k, v = (x @ W[f"{p}self_attn.{name}_proj.weight"].T for name in "qkv")
-        mixed = attention(rotate(q, heads), rotate(k, kv_heads), v, heads)
-        y = y + mixed @ W[p + "self_attn.o_proj.weight"].T
-        x = rms(p + "post_attention_layernorm.weight", y)
-        gate, up = (x @ W[f"{p}mlp.{name}_proj.weight"].T for name in ("gate", "up"))
-        y = y + (gate / (1 + np.exp(-gate)) * up) @ W[p + "mlp.down_proj.weight"].T
-    return rms("model.norm.weight", y) @ W["lm_head.weight"].T
-
-
-def gpt2(W, c, tokens):
-    """GPT-2 likewise; its matrices are `[inputs, outputs]`."""
-
-    def layer_norm(name, y):
-        p = {"scale": W[name + ".weight"], "shift": W[name + ".bias"]}
-        return norm(p, y, c["layer_norm_epsilon"], centred=True)
-
-    def linear(name, x):
-        return x @ W[name + ".weight"] + W[name + ".bias"]
-
-    y = W["transformer.wte.weight"][tokens] + W["transformer.wpe.weight"][: len(tokens)]
-    for n in range(c["n_layer"]):
-        p = f"transformer.h.{n}."
-        q, k, v = np.split(linear(p + "attn.c_attn", layer_norm(p + "ln_1", y)), 3, axis=1)
-        y = y + linear(p + "attn.c_proj", attention(q, k, v, c["n_head"]))
-        h = linear(p + "mlp.c_fc", layer_norm(p + "ln_2", y))
-        gelu = 0.5 * h * (1 + np.tanh(np.sqrt(2 / np.pi) * (h + 0.044715 * h**3)))
-        h = {"gelu_new": gelu, "relu": np.maximum(h, 0)}[c["activation_function"]]
-        y = y + linear(p + "mlp.c_proj", h)
-    return layer_norm("transformer.ln_f", y) @ W["transformer.wte.weight"].T
 
 
 def export_model(name, folder, reports=()):
     run, its_tokenizer, as_run = random_run(MODELS[name])
     told = save_pretrained(run, as_run, its_tokenizer, list(reports), folder)
     return run, told
-
-
-@pytest.mark.slow
-def test_the_factor_on_positions_is_in_their_table(tmp_path):
-    run, _ = export_model("gpt_long_state_ode", tmp_path / "out")
-    table = load_file(tmp_path / "out" / "model.safetensors")["model.position_embedding.weight"]
-    np.testing.assert_allclose(table, 8 * run.params["position_embedding"]["table"], rtol=1e-6)
-    assert json.loads((tmp_path / "out" / "config.json").read_text())["embedding_scale"] == 8
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "formula"),
-    [("llama", llama), ("llama_lie_trotter_ode", llama), ("gpt", gpt2), ("gpt_relu", gpt2)],
-)
-def test_plain_models_by_their_names(name, formula, tmp_path):
-    run, told = export_model(name, tmp_path / "out")
-    config = json.loads((tmp_path / "out" / "config.json").read_text())
-    tensors = load_file(tmp_path / "out" / "model.safetensors")
-    assert told.model_class == {llama: "LlamaForCausalLM", gpt2: "GPT2LMHeadModel"}[formula]
-    assert told.parameters == sum(tensor.size for tensor in tensors.values())
-    table = tensors.get("transformer.wte.weight", tensors.get("model.embed_tokens.weight"))
-    assert len(table) == config["vocab_size"] == run.placed.model.config.vocab_size  # not padded
-    found = formula({k: v.astype(np.float64) for k, v in tensors.items()}, config, TOKENS[0])
-    np.testing.assert_allclose(found, logits_of(run, TOKENS)[0], atol=1e-4)
 
 
 @pytest.mark.slow
@@ -173,6 +74,13 @@ def test_a_block_without_a_pytorch_form_is_refused(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_run_without_adapters(tmp_path):
+    run, tokenizer, as_run = random_run((CLASSIC, "bytes"))
+    with pytest.raises(InputError, match="--peft needs a run with adapters"):
+        save_pretrained(run, as_run, tokenizer, [], tmp_path / "out", peft=True)
+    assert not (tmp_path / "out").exists()
+
+
 def with_layout(monkeypatch, kind, **changes):
     """Gives a class another layout."""
     family = FAMILIES[kind]
@@ -200,62 +108,6 @@ def test_two_parameters_with_one_name_are_refused(tmp_path, monkeypatch):
     with pytest.raises(RunError, match=r"two parameters .* model.layers.0.self_attn.q_norm.w"):
         save_pretrained(run, as_run, its_tokenizer, [], tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
-
-
-STAND_IN = """#!{python}
-# In place of Python with PyTorch: logits of its own making, or a failure.
-import sys
-import numpy as np
-*_, tokens, logits = sys.argv
-{says}
-"""
-COPY = "np.save(logits, np.load({path!r}){change})"
-
-
-@pytest.fixture
-def stand_in(tmp_path, monkeypatch):
-    """A run, its logits in a file, and what makes the stand-in of some lines."""
-    run, its_tokenizer, as_run = random_run(OTHER_CLASSES["qwen3"])
-    tokens = np.random.default_rng(0).integers(256, size=(2, LENGTH))
-    ours, script = logits_of(run, tokens), tmp_path / "python"
-    np.save(tmp_path / "ours.npy", ours)
-
-    def make(says, **changes):
-        says = says.format(path=str(tmp_path / "ours.npy"), **changes)
-        script.write_text(STAND_IN.format(python=sys.executable, says=says))
-        script.chmod(0o755)
-
-    monkeypatch.setattr(check_folder, "python", lambda: str(script))
-    return (run, as_run, its_tokenizer, []), ours, make
-
-
-@pytest.mark.slow
-def test_logits_are_compared(stand_in, tmp_path):
-    """With a stand-in for PyTorch, which transformers_test.py has."""
-    exported, _, make = stand_in
-    make(COPY, change="")
-    assert save_pretrained(*exported, tmp_path / "out").logits.startswith("PyTorch's, to ")
-    make(COPY, change=" * 1.001")
-    with pytest.raises(RunError, match=r"they differ by 1.0e-03 of the largest; nothing is exp"):
-        save_pretrained(*exported, tmp_path / "new")
-    assert not (tmp_path / "new").exists()
-
-
-def test_what_pytorch_can_say(stand_in, tmp_path, monkeypatch):
-    (run, *_), ours, make = stand_in
-    monkeypatch.setattr(check_folder, "_logits_of_run", lambda *_: ours)
-
-    def compare():
-        return compare_logits(tmp_path, "Qwen3ForCausalLM", run.placed.model.config, run.params)
-
-    make("print('no Qwen3 there'); sys.exit(3)")
-    assert compare() == "not compared with PyTorch's: no Qwen3 there"
-    make("sys.exit('KeyError: x')")
-    with pytest.raises(RunError, match="Qwen3ForCausalLM can't read the exported folder: KeyError"):
-        compare()
-    make(COPY, change=" * np.nan")
-    with pytest.raises(RunError, match="they differ by nan of the largest"):
-        compare()
 
 
 @pytest.mark.slow
@@ -344,12 +196,6 @@ def test_the_verb(workdir, tmp_path, capsys):
             new = [] if "--output" in arguments[0] else [f"--output={tmp_path / 'new'}"]
             call(export, f"--workdir={workdir}", *new, *arguments)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
-
-
-def test_another_grid_is_refused_before_the_checkpoint_is_read(workdir, tmp_path, monkeypatch):
-    monkeypatch.setattr(load, "restore_params", None)
-    with pytest.raises(InputError, match="exist only at their own times"):
-        call(export, f"--workdir={workdir}", f"--output={tmp_path / 'out'}", "--num_steps=5")
 
 
 def test_an_unfinished_checkpoint_is_refused(workdir, tmp_path):

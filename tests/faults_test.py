@@ -13,16 +13,10 @@ import subprocess
 import jax
 import numpy as np
 import pytest
-from fault_checkpoints import (
-    SAID_NOTHING_OF,
-    abstract,
-    faults,
-    restore_step,
-    state_at,
-)
+from fault_checkpoints import SAID_NOTHING_OF, abstract, faults, restore_step, state_at
 from fault_processes import PHASES, STEPS, FaultyRun, arguments, lose, signal_to
 from fault_shards import CHECKED, NAMES, data_of, make_shards, shard_faults
-from helpers import corpus_of, metrics_of
+from helpers import corpus_of, metrics_of, run_to_end
 from patience import patience
 
 from t5x_diffeq.checkpoints.checkpoint import Checkpoints
@@ -129,7 +123,7 @@ def disk(tmp_path):
     folder = tmp_path / "disk"
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", str(folder)]
-    mounted = subprocess.run(mount, capture_output=True, text=True)
+    mounted = run_to_end(mount)
     if mounted.returncode:
         pytest.skip(f"no small disk can be mounted here: {mounted.stderr.strip()}")
     yield folder

@@ -66,18 +66,6 @@ def test_merged_adapters_equal_the_branch(changes):
     assert np.abs(apart).max() > 1e-3
 
 
-def test_a_branch_counts_alpha_over_rank_times():
-    one, two = (small(**ADAPTED, adapter_alpha=alpha) for alpha in (3.0, 6.0))
-    params = random_params(one)
-    with_one, with_two, bare = (
-        model.apply({"params": params}, method="merged_weights")["mlp"]["up"]["kernel"]
-        for model in (one, two, small(weights="per_layer"))
-    )
-    product = np.einsum("ndr,nrf->ndf", *(params["adapters"]["mlp.up"][x] for x in "ab"))
-    np.testing.assert_allclose(with_one - bare, product, atol=1e-5)
-    np.testing.assert_allclose(with_two - bare, 2 * product, atol=1e-5)
-
-
 def test_adapters_stand_beside_the_kernels_that_are_named():
     model = small(**ADAPTED, adapter_kernels=("qkv", "down"))
     weights = jax.eval_shape(
@@ -235,15 +223,6 @@ def test_a_refused_start_leaves_the_workdir_to_another(base, text, tmp_path):
     config.init_step = 4
     config.train.total_steps = 1
     assert verb.finetune(flatten(config), tmp_path / "new") == 0
-
-
-@pytest.mark.slow
-def test_a_run_that_lost_its_config_keeps_its_tokenizer(base, text, tmp_path):
-    lost = shutil.copytree(base, tmp_path / "lost", ignore=shutil.ignore_patterns("config.json"))
-    (lost / "tokenizer" / "tokenizer.model").write_bytes(b"of that run")
-    with pytest.raises(InputError, match=r"holds checkpoints but no config.json"):
-        verb.finetune(flatten(tuning_config("lora", base, text)), lost)
-    assert (lost / "tokenizer" / "tokenizer.model").read_bytes() == b"of that run"
 
 
 @pytest.mark.slow

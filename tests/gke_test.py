@@ -116,23 +116,11 @@ def test_words_and_variables_reach_the_program_as_written(stand_ins, monkeypatch
     given = ("--env=HERE", "--env=A=$(HOME) 'x'=$y", "--env=NUMBER=007")
     (jobset,) = manifests(stand_ins, *TPU, ODD, odd, *given, "--image=image")
     assert [expand(argument) for argument in pods_of(jobset)[2]["args"]] == [
-        *("train", "--config=configs/llama1b.py", "--workdir=gs://bucket/run", ODD, odd),
+        *("train", "--config=configs/llama1b.py", "--workdir=gs://bucket/run", ODD, odd)
     ]
     wanted = {"HERE": "NOT_SHOWN_BY_DRY_RUN", "A": "$(HOME) 'x'=$y", "NUMBER": "007"}
     assert wanted.items() <= variables_of(jobset).items()
     assert not list(stand_ins.folder.rglob("pwned"))
-
-
-def test_a_config_of_ones_own_is_mounted(stand_ins, tmp_path):
-    """The file itself, though the project has one of that name; kubectl_test.py sends it."""
-    mine = tmp_path / "llama1b.py"
-    mine.write_text("# mine\n")
-    config, jobset = manifests(stand_ins, f"{mine}:ode", *TPU[1:], "--image=i")
-    assert config["data"] == {"llama1b.py": "# mine"}
-    _, pod, container = pods_of(jobset)
-    assert container["args"][1] == "--config=/own_config/llama1b.py:ode"
-    assert {"name": "config", "mountPath": "/own_config"} in container["volumeMounts"]
-    assert {"name": "config", "configMap": {"name": config["metadata"]["name"]}} in pod["volumes"]
 
 
 ENDS = [  # of a pod: its status, whether its node was preempted, drained or lost, and what follows
@@ -180,11 +168,8 @@ def test_data_as_an_indexed_job(stand_ins):
         ((*TPU, "--chips-per-host=3", "--image=i"), "has 64 chips, which are not whole hosts"),
         ((*TPU, "--spot", "--grace=300", "--image=i"), "15 seconds, and 120 at the most"),
         ((*TPU, "--workdir=/folder", "--image=i"), "a pod loses its own folders when it ends"),
-        ((*TPU, "--workdir=/shared/run", "--image=i"), "give --pvc=CLAIM, the volume"),
         ((*TPU, "--service_account=robot", "--image=i"), "robot has no effect on several slices"),
         ((*TPU, "--pvc=claim", "--gcsfuse", "--image=i"), "add --pod_network, which is slower"),
-        ((*TPU, "--env=NOT_SET_HERE", "--image=i"), "there is no variable NOT_SET_HERE here"),
-        ((*TPU, "--max_run_duration=2", "--image=i"), "must be like 90s, 30m, 24h or 7d"),
     ],
 )
 def test_bad_arguments(stand_ins, arguments, message):

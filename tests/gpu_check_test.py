@@ -2,12 +2,11 @@
 
 import importlib.util
 import os
-import subprocess
 import sys
 
 import pytest
 from compilation import flags_of_processes
-from helpers import ROOT
+from helpers import ROOT, run_to_end
 from patience import patience
 
 SCRIPT = ROOT / "launch" / "gpu_check.py"
@@ -18,12 +17,10 @@ SCRIPT = ROOT / "launch" / "gpu_check.py"
 def test_the_table(tmp_path):
     """Every part says what it found, and nothing is wrong."""
     given = {**os.environ, "VENV": sys.prefix, "XLA_FLAGS": flags_of_processes()}
-    ended = subprocess.run(
+    ended = run_to_end(
         [ROOT / "launch" / "gpu_check.sh", "--small", f"--minutes={patience(10)}"],
         cwd=tmp_path,
         env=given,
-        capture_output=True,
-        text=True,
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr[-2000:]
     assert (tmp_path / "gpu_check.md").read_text() == ended.stdout

@@ -5,15 +5,13 @@
 
 import json
 import os
-import subprocess
 import sysconfig
 from importlib.metadata import version
 
 import pytest
 from environments import make_environment
 from gpu_programs import CASES, NODES
-from helpers import ROOT
-from patience import patience
+from helpers import ROOT, run_to_end
 
 from t5x_diffeq.planner.collectives import BETWEEN_SLICES
 from t5x_diffeq.planner.topology import TARGETS, make_topology
@@ -40,14 +38,7 @@ def python(tmp_path_factory):
 
 def run(python, *command):
     environment = {**os.environ, "XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"}
-    return subprocess.run(
-        [python, *command],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=patience(900),
-    )
+    return run_to_end([python, *command], env=environment)
 
 
 @pytest.mark.in_turns("images and compilers")

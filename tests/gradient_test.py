@@ -63,22 +63,6 @@ def test_it_is_the_gradient_of_the_loss():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"time_embedding": "common", "architecture": "llama"},
-        {"weights": "shared"},
-        {"dtype": "bfloat16"},
-    ],
-    ids=str,
-)
-def test_the_norm_is_the_gradients_norm(changes):
-    found, norm, _ = gradient(1, **changes)
-    np.testing.assert_allclose(norm, optax.global_norm(found), rtol=1e-5)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("microbatches", [1, 2])
 def test_several_depths_have_the_mean_of_their_gradients(microbatches):
     parts = [gradient(1, num_steps=n) for n in (2, 3)]

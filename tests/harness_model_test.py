@@ -16,7 +16,6 @@ from row import BORDER, Row
 from t5x_diffeq.data.batches import eval_batches
 from t5x_diffeq.data.packing import Windows
 from t5x_diffeq.data.tokenizer import ByteTokenizer
-from t5x_diffeq.inference.scoring import padded_length
 from t5x_diffeq.training.evaluation import evaluate_loss, make_eval_step
 from t5x_diffeq.training.load import load_run
 from t5x_diffeq.training.setup import make_setup
@@ -140,16 +139,6 @@ def test_rolling(model_of, log_softmax, weights):
         np.testing.assert_allclose(total, values.sum(), atol=1e-4)
 
 
-@pytest.mark.slow
-def test_greedy_is_what_the_model_would_say(model_of):
-    """Generated text is greedy by its log-likelihood, and the text with another end isn't."""
-    lm = model_of()
-    (said,) = lm.generate_until(requests("generate_until", [("line 1", {"max_gen_toks": 6})]))
-    pairs = [("line 1", said), ("line 1", said[:-1] + ("a" if said[-1] != "a" else "b"))]
-    found = lm.loglikelihood(requests("loglikelihood", pairs))
-    assert [greedy for _, greedy in found] == [True, False]
-
-
 GENERATIONS = [
     ("line 1", {"max_gen_toks": 12, "until": ["\n"]}),
     ("", {"max_gen_toks": 5}),
@@ -213,16 +202,6 @@ def test_whatever_the_batch_devices_and_order(model_of):
                 np.testing.assert_allclose(one, other, atol=1e-4)
 
 
-@pytest.mark.slow
-def test_samples_are_each_requests_own(model_of):
-    how = {"max_gen_toks": 8, "do_sample": True, "temperature": 1.0}
-    arguments = [("line", how), ("line", how), ("text", how)]
-    one = model_of(batch_size=1).generate_until(requests("generate_until", arguments))
-    both = model_of(batch_size=3).generate_until(requests("generate_until", arguments[:2]))
-    assert both == one[:2]
-    assert one[0] != one[1]
-
-
 def test_one_document_of_whole_windows_is_what_evaluate_says(model_of):
     lm = model_of()
     text = TEXT[: 3 * LENGTH]
@@ -236,12 +215,6 @@ def test_one_document_of_whole_windows_is_what_evaluate_says(model_of):
         )
     assert ours["tokens"] == len(text)
     np.testing.assert_allclose(total, -ours["loss"] * ours["tokens"], rtol=1e-6)
-
-
-def test_padded_lengths():
-    assert [padded_length(n, 1000) for n in (1, 128, 129, 512, 513, 1000)] == [
-        *(128, 128, 256, 512, 1000, 1000)
-    ]
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from unittest.mock import create_autospec
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh
 from ml_collections import ConfigDict
+from patience import patience
 
 from configs import default
 from t5x_diffeq.checkpoints.checkpoint import Checkpoints
@@ -68,6 +70,12 @@ def small_config(text: Path) -> ConfigDict:
         checkpoint_every=2,
     )
     return config
+
+
+def run_to_end(command: Sequence, **options) -> subprocess.CompletedProcess:
+    """A command that has ended, by default in the project's folder, and what it said."""
+    given = {"cwd": ROOT, "timeout": patience(1800), **options}
+    return subprocess.run(command, capture_output=True, text=True, **given)
 
 
 # The functions of the package that take a config or a part of it, each called in one place.

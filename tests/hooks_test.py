@@ -115,10 +115,7 @@ class Nameless(Hook):
 
 @pytest.mark.parametrize(
     ("hook", "message"),
-    [
-        ("Nameless", "the class has no name"),
-        ("Calls(evry=2)", "its arguments are invalid"),
-    ],
+    [("Nameless", "the class has no name"), ("Calls(evry=2)", "its arguments are invalid")],
 )
 def test_a_hook_that_cannot_be_made_is_refused_before_the_run(small, tmp_path, hook, message):
     small.train.hooks = (f"{__name__}:{hook}",)

@@ -7,13 +7,7 @@ import numpy as np
 import pytest
 
 from studies.ladder import BASELINES, MODELS, WIDTHS, Ladder, rate_by_rule
-from studies.ladder_fits import (
-    RungRun,
-    fit_phi,
-    lead_at_equal_parameters,
-    phi_by_layers,
-    slope,
-)
+from studies.ladder_fits import RungRun, fit_phi, lead_at_equal_parameters, phi_by_layers, slope
 from t5x_diffeq.config.config_files import load_config
 
 LADDER = Ladder()
@@ -74,25 +68,6 @@ def test_rounds_go_from_the_smallest_size():
     assert rates == [pytest.approx(2e-3 * 48 / 768, rel=0.01)]  # no faster than 1 / width
 
 
-def test_tables_show_the_rungs_that_are_done(tmp_path):
-    outcomes, _ = carry_out_all(tmp_path)
-    leads, at_equal_parameters, by_layers, by_law, slopes = (
-        {row.split("|")[1].strip(): row.split("|")[2:-1] for row in note.splitlines()[2:]}
-        for note in LADDER.notes(outcomes, tmp_path)
-    )
-    compact, shared = "stdlib, compact", "stdlib, shared"
-    assert leads[compact][:3] == [" 0.000 ± 0.000 ", " 0.100 ± 0.000 ", " 0.200 ± 0.000 "]
-    assert leads[compact][3] == " 0.300 "
-    assert at_equal_parameters[compact][:2] == leads[compact][:2]  # it has as many here
-    # 0.2 behind 6 layers, where a factor of two costs 0.07: less than the baseline of one layer.
-    assert by_layers[compact][0] == " 1.000 ± 0.000 "
-    assert by_layers[shared][0] == " less than any (3 of 3) "
-    assert "too few" not in by_law[shared][0]
-    assert float(slopes[compact][2].partition("±")[0]) > 0
-    few = [each for each in outcomes if each["width"] == 32]
-    assert "too few runs" in LADDER.notes(few, tmp_path)[3]
-
-
 def rung_run(loss, steps, width=32, model="baseline", tokens=1e6, **rest):
     parameters = int(12 * width**2 * steps)
     values = {"text": "a", "seed": 0, "parameters": parameters, **rest}
@@ -135,16 +110,6 @@ def test_phi_of_losses_that_follow_the_law(phi):
     assert fit_phi(unique[:2], shared[:2]) == "too few runs"
     line = [x for x in unique if x.steps == 6]
     assert fit_phi(line, shared) == "all baselines have the same tokens per parameter"
-
-
-def test_a_model_ahead_of_any_number_of_layers_has_no_phi():
-    unique = [
-        rung_run(1 + 40 * (layers * w**2) ** -0.4, layers, w, tokens=2e3 * w**2)
-        for w in (64, 96)
-        for layers in (3, 6, 12)
-    ]
-    ahead = [run._replace(loss=run.loss - 0.5) for run in unique if run.steps == 6]
-    assert fit_phi(unique, ahead).startswith("beyond 2")
 
 
 def test_the_slope_and_its_error():

@@ -29,8 +29,7 @@ def there_and_back(tmp_path_factory):
 # They reach 0.21 and 0.24. Without a gradient of the kernels of q, k and v: 0.30 and 0.83; at a
 # tenth of the learning rate the baseline reaches 2.1, and without shuffling 6.3.
 @pytest.mark.parametrize(
-    ("variant", "reached"),
-    [("ode", 0.26), pytest.param("baseline", 0.35, marks=pytest.mark.slow)],
+    ("variant", "reached"), [("ode", 0.26), pytest.param("baseline", 0.35, marks=pytest.mark.slow)]
 )
 def test_the_loss_after_120_steps(there_and_back, tmp_path, variant, reached):
     config = default.set_variant(small_config(there_and_back / "train"), variant)

@@ -109,13 +109,6 @@ def test_the_step_is_a_range():
     assert times.high == pytest.approx(1.1 * (3e-3 + in_transit))
 
 
-def test_operations_without_an_estimate_take_the_time_of_their_bytes():
-    links, flops = Links(torus(4, 4, 4), V5P), StepFlops(0, 0, 0, 0, 0, 0, 0, 64)
-    moved = int(V5P.memory_bandwidth / 500)
-    times = step_times(links, [], ProgramCost(2 * moved, 1_750_000, moved), flops, devices=2)
-    assert times.low == pytest.approx(1e-3 + 2e-3)
-
-
 @pytest.mark.parametrize(
     ("extents", "closed"),
     [

@@ -1,6 +1,5 @@
 """Local checkpoints: restored if they are whole and the run's own, else the workdir's are."""
 
-import errno
 from dataclasses import replace
 
 import jax
@@ -10,10 +9,10 @@ import pytest
 from fault_checkpoints import FINGERPRINT, WAYS, abstract, state_at
 from jax.sharding import NamedSharding, PartitionSpec
 
-from t5x_diffeq.checkpoints import checksums, restoring
+from t5x_diffeq.checkpoints import checksums
 from t5x_diffeq.checkpoints.checkpoint import Checkpoints
 from t5x_diffeq.checkpoints.stored import RunFacts, TrainState
-from t5x_diffeq.system.errors import InputError, RunError
+from t5x_diffeq.system.errors import InputError
 
 
 class LostError(Exception):
@@ -60,6 +59,7 @@ def test_the_newest_of_either_tier(tmp_path, capsys):
     assert "is restored from" not in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_damage(tmp_path, capsys):
     """Every file in every way: the one before is read, with a warning."""
     save(tmp_path)
@@ -186,22 +186,6 @@ def test_a_folder_that_is_none(tmp_path, folder):
         Checkpoints(tmp_path, 1, local=folder)
 
 
-def test_what_processes_lack(tmp_path, monkeypatch, capsys):
-    """A step counts if all have it; the log names those that lack the newest."""
-    save(tmp_path)
-    others = [{3, 4}]
-
-    def gather(purpose, own):
-        return [own, *map(list, others)] if purpose == "local checkpoints" else [own]
-
-    monkeypatch.setattr(restoring, "gather", gather)
-    assert restore(tmp_path) == 4
-    assert "local checkpoint 5 can't be used: process 1 of 2 does not" in capsys.readouterr().err
-    save(tmp_path, of_workdir=())
-    others[0] = set()  # a new machine
-    assert restore(tmp_path) == 2
-
-
 # ------------------------------------------------------------------------ what a save costs
 
 
@@ -233,37 +217,3 @@ def test_a_state_that_is_donated_right_after(tmp_path, local):
 
 def _buffers(state):
     return [shard.data for leaf in jax.tree.leaves(state) for shard in leaf.addressable_shards]
-
-
-def test_finished_saves(tmp_path, capsys):
-    """A line for each save of the workdir, and one for the first local one; all are returned."""
-    with open_both(tmp_path) as checkpoints:
-        checkpoints.save(2, state_at(2), RunFacts(FINGERPRINT))
-        for step in (3, 4):
-            checkpoints.save(step, state_at(step), RunFacts(FINGERPRINT), locally=True)
-            checkpoints.local.wait()
-        checkpoints.manager.wait_until_finished()
-    saves = {save.step: save for save in checkpoints.finished_saves()}
-    assert {step: save.tier for step, save in saves.items()} == {
-        2: "workdir",
-        3: "local",
-        4: "local",
-    }
-    sizes = [path.stat().st_size for path in (tmp_path / "run" / "checkpoints" / "2").rglob("*.*")]
-    assert saves[2].size > sum(sizes) / 2
-    assert all(0 < save.waited <= save.seconds < 60 for save in saves.values())
-    assert checkpoints.finished_saves() == []
-    lines = [line for line in capsys.readouterr().err.splitlines() if "saved: " in line]
-    assert len(lines) == 2
-    assert any(line.startswith("checkpoint 2 saved: ") for line in lines)
-    assert any(line.startswith("local checkpoint 3 saved: ") for line in lines)
-
-
-def test_a_save_that_fails_is_not_finished(tmp_path, monkeypatch):
-    def fail(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(checksums, "save_sums", fail)
-    with pytest.raises(RunError, match="No space left"), open_both(tmp_path) as checkpoints:
-        checkpoints.save(2, state_at(2), RunFacts(FINGERPRINT))
-    assert checkpoints.finished_saves() == []

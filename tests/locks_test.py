@@ -76,10 +76,7 @@ def test_a_folder_that_was_moved_is_not_made_again(tmp_path):
     with hold_lock(run / ".lock", "--workdir=run"):
         grown = GrowingFile(run / "metrics.jsonl")
         run.rename(moved)
-        for write in (
-            lambda: write_whole(run / "config.json", b"{}"),
-            lambda: grown.write(b"1"),
-        ):
+        for write in (lambda: write_whole(run / "config.json", b"{}"), lambda: grown.write(b"1")):
             with pytest.raises(RunError, match="--workdir=run is no longer the folder that it was"):
                 write()
         assert not run.exists()

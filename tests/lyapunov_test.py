@@ -11,7 +11,6 @@ import pytest
 from small_models import GPT_ODE, LLAMA, TOKENS, gpt_params, load, random_params, small
 
 from t5x_diffeq.analysis.lyapunov import choose_chunks, lyapunov_exponents, pair_exponents, step_map
-from t5x_diffeq.analysis.run_plots import exponents_over_depth
 from t5x_diffeq.analysis.tangents import pair_growth
 from t5x_diffeq.model.language_model import LanguageModel
 from t5x_diffeq.model.ode.integrate import step_inputs
@@ -44,20 +43,6 @@ def test_closed_form_of_a_symmetric_field(num_steps):
     for token, factor in ((2, 1.0), (0, 0.25), (1, 0.25)):
         each = num_steps * np.log(np.abs(1 + factor * EIGENVALUES / num_steps))
         np.testing.assert_allclose(found[token], np.sort(each)[::-1], atol=1e-5)
-
-
-def test_frame_of_eigenvectors():
-    """Begun along the eigenvectors, each |diag R| is |1 + dt lambda|, in their order."""
-    found = linear_field(turned=False)(6)
-    expected = np.log(np.abs(1 + EIGENVALUES / 6))
-    np.testing.assert_allclose(found.by_step[:, 0, 2], np.tile(expected, (6, 1)), atol=1e-5)
-
-
-def test_the_figure_ends_at_the_mean_of_the_table():
-    found = linear_field(turned=True)(6)
-    (axes,) = exponents_over_depth(found.by_step[:, 0], ["a", "b", "c"]).axes
-    ends = [line.get_ydata()[-1] for line in axes.lines[:3]]
-    np.testing.assert_allclose(ends, found.exponents[0].mean(-1), atol=1e-5)
 
 
 def official(model, params, tokens, j):
@@ -152,13 +137,6 @@ def test_chunks_change_nothing():
     padded = TOKENS[:, :7].at[:, 5:].set(0)
     longer = lyapunov_exponents(model, params, padded, outputs=np.array([4, 4]))
     np.testing.assert_allclose(longer.exponents[:, :5], at_once.exponents, atol=1e-4)
-
-
-def test_chunks_follow_the_bound():
-    states, weights = jnp.zeros((2, 1, 64, 32)), {"kernel": jnp.zeros((2, 1, 32, 128))}
-    sizes = [choose_chunks(memory, states, weights) for memory in (1e-9, 1e-3, 1.0)]
-    assert sizes[0] == (1, 1) and sizes[2] == (64, 32)
-    assert 1 < sizes[1].tokens < 64 and 1 <= sizes[1].products < 32
 
 
 @pytest.mark.parametrize(

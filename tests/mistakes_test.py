@@ -7,7 +7,7 @@ import pytest
 from helpers import forget_flags
 
 from t5x_diffeq import __main__
-from t5x_diffeq.cli import VERBS
+from t5x_diffeq.cli import VERBS, command_line
 
 TINY = "--config=configs/tiny.py"
 
@@ -20,6 +20,7 @@ def said(capsys, monkeypatch, tmp_path):
         monkeypatch.chdir(tmp_path)
         monkeypatch.setattr(sys, "argv", ["t5x_diffeq", *words.split()])
         monkeypatch.setitem(sys.modules, "huggingface_hub", None)  # it isn't installed
+        monkeypatch.setattr(command_line, "exit_process", sys.exit)  # this process goes on
         if (verb := words.split()[0]) in VERBS:
             forget_flags(import_module(f"t5x_diffeq.cli.{verb}"))
         with pytest.raises(SystemExit) as ended:
@@ -42,7 +43,6 @@ def said(capsys, monkeypatch, tmp_path):
         ("train --workdir=w", "train needs --config=FILE"),
         (f"train {TINY}", "train needs --workdir=DIR"),
         ("train --config=configs/tinny.py --workdir=w", "did you mean configs/tiny.py?"),
-        ("train --config=tiny --workdir=w", "did you mean configs/tiny.py?"),
         ("train --config=configs/default.py:ode --workdir=w", "this file has no variants"),
         ("train --config=my.py --workdir=w", "there are configs/default.py, configs/finetune.py"),
         (f"train {TINY}:smoth --workdir=w", "variant 'smoth' is unknown; there are ode, compact"),
@@ -55,41 +55,23 @@ def said(capsys, monkeypatch, tmp_path):
             "config.train.batch_size=many is invalid; it takes a value like its default, 16",
         ),
         (
-            f"train {TINY} --config.optimizer.learning_rate=-1",
-            "optimizer.learning_rate is -1.0; it must be greater than 0",
-        ),
-        (
             f"train {TINY} --config.model.scheme=eulr",
             "model.scheme is 'eulr'; it can be euler, lie_trotter, strang, midpoint, heun, rk4, p",
-        ),
-        (
-            f"train {TINY} --config.model.num_heads=3 --workdir=w",
-            "model.embed_dim=128 is not divisible by model.num_heads=3",
         ),
         (
             f"train {TINY} --config.mesh.data=16 --workdir=w",
             "mesh data 16 x fsdp 1 x tensor 1 needs 16 devices, and JAX finds 8",
         ),
-        (
-            f"train {TINY} --config.data.source=text_files --config.data.path=no --workdir=w",
-            "data.path=no",
-        ),
         (f"train {TINY} --config.data.path=a.txt --workdir=w", "--config.data.source=text_files"),
         (f"prepare_data {TINY} --config.data.path=a.txt --output=o", "source=text_files does"),
         ("evaluate --workdir=w --scheme=tsit", "did you mean tsit5? There are euler, lie_trott"),
-        ("evaluate --workdir=w --num_steps=4,x", "--num_steps='x' is not a number of steps"),
         ("evaluate --workdir=w --config.model.num_steps=4", "did you mean --num_steps?"),
         ("evaluate --workdir=w", "workdir w holds no run: there is no such folder; train there"),
-        ("evaluate --workdir=runs/tiyn", "there is no such folder; name one that does, such as ru"),
         ("generate --workdir=runs", "workdir runs holds no run; name one that does, such as runs/"),
-        ("generate --workdir=w --temperature=-1", "--temperature=-1.0 must be 0, or"),
         (f"benchmark {TINY} --generation --profile=x", "which --generation doesn't take"),
-        (f"benchmark {TINY} --generation --against=x", "which --generation doesn't take"),
         (f"benchmark {TINY} --against={TINY[9:]},seed", "'seed' is not KEY=VALUE"),
         (f"benchmark {TINY} --against={TINY[9:]},train.sede=1", "did you mean "),
-        ("generate --workdir=w --temp=0.5", "--temp is not a flag of this verb; did you mean --te"),
         ("analyze spectrum --workdir=w", "takes spectra, lyapunov, clustering or all, not 'spec"),
-        ("status --workdir=w", "--workdir=w: neither it nor a folder in it holds a run"),
         (f"sweep {TINY} --output=o --grid=num_steps=2,4", "did you mean model.num_steps?"),
         ("convert --input=gpt2 --workdir=w", "hf download gpt2 --local-dir=DIR"),
     ],

@@ -125,10 +125,7 @@ def test_bytes_of_the_state(moments):
     )
     others = sum(x.size for x in params.values()) - P
     found = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(setup.abstract_state.opt_state))
-    expected = {
-        "bfloat16": 4 * (P + others),
-        "int8": (2 + 2 * 4 / 4) * P + 8 * others,
-    }
+    expected = {"bfloat16": 4 * (P + others), "int8": (2 + 2 * 4 / 4) * P + 8 * others}
     assert found == expected[moments] + 2 * 4  # two counts of steps
 
 

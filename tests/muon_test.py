@@ -21,7 +21,6 @@ from t5x_diffeq.training.optimizers.muon import (
     kernels_of_block,
     map_whole_matrices,
     newton_schulz,
-    pseudo_inverse,
 )
 from t5x_diffeq.training.placed_model import declared_params
 from t5x_diffeq.training.step import lower_train_step
@@ -142,38 +141,6 @@ def test_the_step_of_theta_is_the_least_squares_solution(nodes):
         assert (step * M).sum() > 0
         if nodes == 3:  # then W(t) moves by Muon's direction itself
             np.testing.assert_allclose(np.tensordot(Phi, step, 1), R, atol=2e-4)
-
-
-def test_the_step_of_weights_does_not_depend_on_the_scale_of_e():
-    setup = setup_with("ode")
-    gradient = random_like(setup.abstract_state.params, 1)
-    embeddings = embeddings_of(setup)
-
-    def steps(factor):
-        scaled = {
-            path: factor * x if x.shape[:1] == (4,) else x  # dP = e^T dW
-            for path, x in flatten_dict(gradient).items()
-        }
-        e = {name: factor * x for name, x in embeddings.items()}
-        found, kernels = directions(setup, unflatten_dict(scaled), e)
-        return [
-            np.tensordot(e[k.path[1]], found[k.path], 1) + found[k.offset][None] for k in kernels
-        ]
-
-    for one, other in zip(steps(1.0), steps(100.0), strict=True):
-        np.testing.assert_allclose(one, other, atol=1e-3)
-
-
-def test_nodes_that_repeat_and_nodes_that_hardly_differ():
-    e = jnp.asarray(np.random.default_rng(0).normal(size=(3, 6)), jnp.float32)
-    inverse, Q = pseudo_inverse(e)
-    twice, Q_twice = pseudo_inverse(jnp.concatenate((e, e)))
-    np.testing.assert_allclose(twice[:, :3] + twice[:, 3:], inverse, atol=1e-5)
-    np.testing.assert_allclose(Q, np.eye(3), atol=1e-5)
-    np.testing.assert_allclose(Q_twice, np.tile(np.eye(3) / 2, (2, 2)), atol=1e-5)
-    close, Q_close = pseudo_inverse(jnp.concatenate((e, e + 1e-3)))
-    assert jnp.trace(Q_close) == pytest.approx(3, abs=1e-3)  # of 6
-    assert jnp.abs(close).max() < 2 * jnp.abs(inverse).max()
 
 
 # ---------------------------------------------------------------------------- all matrices

@@ -185,29 +185,6 @@ def test_split_sequences_charge_the_same():
 
 
 @pytest.mark.slow
-def test_the_penalty_slows_the_state():
-    """A step against the gradient of the penalty alone makes the velocity smaller."""
-    model = small_model()
-    with_it, without = (gradient(model, velocity_penalty=x) for x in (1.0, 0.0))
-    assert "velocity" not in without[1]
-    np.testing.assert_allclose(with_it[1]["loss"], without[1]["loss"], rtol=1e-6)
-    down = jax.tree.map(lambda a, b: b - a, with_it[0], without[0])
-    size = sum(float(jnp.square(x).sum()) for x in jax.tree.leaves(down))
-    params = random_params(model)
-
-    def velocity(step):
-        moved = jax.tree.map(lambda p, d: p + step / size * d, params, down)
-        out = model.apply(
-            {"params": moved}, BATCH["inputs"], velocity=True, method="state_and_head"
-        )
-        return (out[2] * BATCH["mask"]).sum() / BATCH["mask"].sum()
-
-    start = velocity(0.0)
-    np.testing.assert_allclose(start, with_it[1]["velocity"], rtol=1e-5)
-    assert velocity(0.05 * float(start)) < 0.99 * start
-
-
-@pytest.mark.slow
 @pytest.mark.in_turns("trainings")
 def test_a_run_reports_what_it_adds_and_evaluates_the_loss_alone(small, tmp_path):
     small.mesh.fsdp = 1

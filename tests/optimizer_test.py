@@ -141,16 +141,6 @@ def test_the_factor_of_a_role_scales_steps_and_decay(small):
     assert boxes["source/mlp.up/kernel"].step_multiplier != 1
 
 
-def test_a_role_can_stay_as_it_is(small):
-    """Its decay is 0, too."""
-    small.optimizer.update(decay="all", role_multipliers=(("time_embedding", 0),))
-    declared, made = updates(small.optimizer, gradient=1e-3)
-    boxes = flatten_dict(declared, is_leaf=lambda _, x: is_parameter(x), sep="/")
-    still = {name for name, update in made.items() if not np.any(update)}
-    assert still == {name for name, box in boxes.items() if box.role == "time_embedding"}
-    assert still
-
-
 @pytest.mark.parametrize(
     ("pairs", "message"),
     [

@@ -15,10 +15,9 @@ from t5x_diffeq.experiments.present import (
     cells,
     compare_pairs,
     format_markdown,
-    list_pages,
     paired_table,
 )
-from t5x_diffeq.experiments.runs import ExperimentRun, read_numbers
+from t5x_diffeq.experiments.runs import ExperimentRun
 from t5x_diffeq.experiments.tokenizers import TOKENS, is_papers, remark
 
 
@@ -62,36 +61,6 @@ def test_a_row_can_take_the_seeds_of_all_its_columns():
     ]
     found = cells(outcomes, TableSpec(("text",), "rate", "loss", same_seeds=True))
     assert [cell.values for cell in found["t",].values()] == [(1.0,), (1.0,)]
-
-
-def test_a_figure_has_a_panel_for_each_text_and_a_colour_for_each_model(monkeypatch, tmp_path):
-    plots = pytest.importorskip("t5x_diffeq.analysis.figures")
-    figures = []
-    monkeypatch.setattr(
-        "t5x_diffeq.analysis.figures.render_image",
-        lambda figure, kind: figures.append(figure) or b"",
-    )
-    outcomes = [
-        {"text": text, "model": model, "rate": rate, "loss": rate * 1.0, "seed": seed}
-        for text in ("s", "t")
-        for model in ("baseline", "ode", "ode, T / 3")
-        for rate in (1, 2)
-        for seed in range(rate)
-    ]
-    by_rate = TableSpec(("text", "model"), "rate", "loss", log=True)
-    for name, layout in enumerate((by_rate, TableSpec(("text",), "model", "loss"))):
-        draw(outcomes, layout, tmp_path / f"figure{name}", tmp_path)
-    lines, points = figures[0].axes, figures[2].axes
-    titles = [axes.get_title() for axes in (*lines, *points)]
-    assert titles == ["s", "t", "s", "t"]
-    assert lines[0].get_xscale() == "log" and lines[0].get_xlabel() == "rate"
-    colours = [container.lines[0].get_color() for container in lines[0].containers]
-    assert colours == [plots.MODEL_COLOURS[model] for model in ("baseline", "ode", "ode")]
-    spread = lines[0].containers[0].lines[2][0].get_segments()
-    assert [len(ends) for ends in spread] == [0, 2]  # one seed, two seeds
-    shown = [label.get_text() for label in points[0].get_xticklabels()]
-    assert shown == ["baseline", "ode", "ode, T / 3"]
-    assert not figures[2].legends
 
 
 def test_tasks_become_rows():
@@ -181,18 +150,6 @@ class Gpt2LikeTokenizer(ByteTokenizer):
 
     def encode(self, texts):
         return [np.array(TOKENS["gpt"]) for _ in texts]
-
-
-def test_an_analysis_gives_numbers_and_a_page(tmp_path):
-    found = read_numbers(
-        ExperimentRun("a", "analyze", ()), tmp_path, '{"qk/ratio": 2.0}\n/a b/spectra.html\n'
-    )
-    assert found == {"page": "/a b/spectra.html", "qk/ratio": 2.0}
-    assert read_numbers(ExperimentRun("a", "analyze", ()), tmp_path, "/c.html\n") == {
-        "page": "/c.html"
-    }
-    (note,) = list_pages([{"run": "x"}, {"run": "a", **found}])
-    assert note.endswith("\n- /a b/spectra.html")
 
 
 def test_runs_of_other_tokenizers_can_not_be_compared(tmp_path):

@@ -1,33 +1,25 @@
 """A weight source and a time basis outside the package go through every verb by their names."""
 
-import dataclasses
-import importlib.util
 import json
 import os
 import shutil
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn
-from helpers import ROOT, call, small_config
+from helpers import call, small_config
 from numpy.polynomial import chebyshev
-from patience import patience
 from small_models import small as small_model
-from starlette.testclient import TestClient
 
 import t5x_diffeq as td
 from examples.own_basis import Chebyshev
 from t5x_diffeq.cli import analyze, evaluate, export
 from t5x_diffeq.cli.train import train_to_end
 from t5x_diffeq.config.config import Config, ModelKeys
-from t5x_diffeq.inference.explorer.answers import Explorer
-from t5x_diffeq.inference.explorer.app import make_app
 from t5x_diffeq.model.layers.parameter import declare
-from t5x_diffeq.model.ode.sources import LayerWeights, SharedWeights, source_of
+from t5x_diffeq.model.ode.sources import SharedWeights, source_of
 from t5x_diffeq.model.ode.time_basis import make_time_basis
 from t5x_diffeq.model.source_checks import check_source
 from t5x_diffeq.system.errors import InputError
@@ -83,16 +75,6 @@ def test_a_run_learns_and_resumes_where_it_was(config, workdir, tmp_path):
 
 
 @pytest.mark.slow
-def test_muon_takes_its_kernels(config, tmp_path):
-    muon = config.copy_and_resolve_references()
-    muon.optimizer.name = "muon"
-    muon.train.update(total_steps=4, checkpoint_every=4, eval_every=4)
-    assert train_to_end(Config.of(muon), tmp_path / "run") == 0
-    losses = losses_of(tmp_path / "run")
-    assert losses[4] < losses[1]
-
-
-@pytest.mark.slow
 def test_other_depths_analyses_and_exports(own, workdir, tmp_path, capsys):
     call(evaluate, f"--workdir={workdir}", f"--num_steps={STEPS},{2 * STEPS}", "--batch_size=16")
     at_own, deeper = map(json.loads, capsys.readouterr().out.splitlines())
@@ -111,36 +93,6 @@ def test_other_depths_analyses_and_exports(own, workdir, tmp_path, capsys):
     else:
         with pytest.raises(InputError, match=r"can't write model.weights=examples"):
             call(export, f"--workdir={workdir}", *whole)
-
-
-@pytest.mark.slow
-def test_the_explorer_draws_it(workdir):
-    app = make_app({"own": Explorer("own", td.load(workdir))}, "token")
-    with TestClient(app, headers={"authorization": "Bearer token"}) as client:
-        answer = client.post("/api/paths", json={"run": "own"})
-        assert answer.status_code == 200, answer.text
-        assert len(answer.json()["times"]) > STEPS
-
-
-@pytest.mark.slow
-def test_it_is_planned(own):
-    """For a TPU, where its compiler is installed."""
-    flags = [f"--config.model.{key}={value}" for key, value in OWN[own].items()]
-    flags += ["--config.model.dtype=bfloat16", "--config.data.sequence_length=128"]
-    topology = "v5e:2x2" if importlib.util.find_spec("libtpu") else "cpu:8"
-    verb = [sys.executable, "-m", "t5x_diffeq.plan", "--config=configs/tiny.py"]
-    environment = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_PLATFORMS")}
-    done = subprocess.run(
-        [*verb, f"--topology={topology}", *flags],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=patience(600),
-    )
-    assert done.returncode == 0, done.stderr
-    model, baseline = map(json.loads, done.stdout.splitlines())
-    assert model["flops"]["hypernetwork"] > 0 == baseline["flops"]["hypernetwork"]
 
 
 @pytest.mark.slow
@@ -185,13 +137,6 @@ class Undeclared(SharedWeights):
         return super().__call__(times) | {"x": {"y": self.param("y", nn.initializers.ones, (3,))}}
 
 
-class TooFewAxes(SharedWeights):
-    @nn.compact
-    def __call__(self, times):
-        declare(self, "mixing", nn.initializers.ones, (3, 2), ("steps",), "kernel", fan_in=2)
-        return super().__call__(times)
-
-
 class WithoutEmbeddings(SharedWeights):
     @nn.compact
     def __call__(self, times):
@@ -219,11 +164,6 @@ class FixedUp(SharedWeights):
         return {**weights, "mlp": {**weights["mlp"], "up": up}}
 
 
-class Failing(SharedWeights):
-    def __call__(self, times):
-        raise RuntimeError("no weights today")
-
-
 class Constant(td.TimeBasis):
     count = 2
 
@@ -239,12 +179,10 @@ class Miscounted(Constant):
     ("kind", "message"),
     [
         (Undeclared, "has a parameter y without role and axes"),
-        (TooFewAxes, "makes no weights: ValueError: mixing: 1 logical axes for 2 dimensions"),
         (WithoutEmbeddings, r"declares mixing as the P of P e\(t\).* must return that e\(t\)"),
         (WithoutTimes, r"makes attention.output.bias as float32\[\d+\] for 2 times; the block"),
         (WithoutUp, "doesn't make mlp.up.bias, which the block has"),
         (FixedUp, "makes mlp.up.bias from no parameter that trains: its gradient is zero"),
-        (Failing, "makes no weights: RuntimeError: no weights today"),
     ],
 )
 def test_sources_that_can_not_be_trained(kind, message):
@@ -271,46 +209,3 @@ def test_names_that_stand_for_none(keys, message):
     with pytest.raises(InputError, match=message):
         source_of(config), make_time_basis(config)
     assert not os.path.exists("ran")
-
-
-def test_the_three_say_what_they_are():
-    said = {
-        name: dataclasses.astuple(Said.of(source_of(ModelKeys(weights=name, num_steps=8, **keys))))
-        for name, keys in (
-            ("time_dependent", {"time_basis": "legendre:5"}),
-            ("per_layer", {}),
-            ("shared", {}),
-        )
-    }
-    assert said == {
-        "time_dependent": (True, False, False, True, 5),
-        "per_layer": (False, False, True, False, None),
-        "shared": (True, True, True, True, 1),
-    }
-    assert isinstance(source_of(ModelKeys(weights="per_layer")), LayerWeights)
-
-
-@dataclasses.dataclass
-class Said:
-    any_time: bool
-    constant: bool
-    stored: bool
-    smooth: bool
-    polynomials: int | None
-
-    @classmethod
-    def of(cls, source):
-        facts = source.any_time, source.constant, source.stored
-        return cls(*facts, source.is_smooth(), source.num_polynomials())
-
-
-def test_nobody_asks_a_source_its_name():
-    """`model.weights` is compared with a name in few places, each where a model is made of it."""
-    names = ('"time_dependent"', '"per_layer"', '"shared"')
-    asked = [
-        f"{path.relative_to(ROOT)}: {line.strip()}"
-        for path in (ROOT / "t5x_diffeq").rglob("*.py")
-        for line in path.read_text().splitlines()
-        if any(name in line for name in names) and ("==" in line or "!=" in line or " in " in line)
-    ]
-    assert len(asked) <= 5, asked

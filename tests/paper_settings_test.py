@@ -260,13 +260,6 @@ def test_tasks_without_and_with_five_examples(paper_commands, name):
     ]
 
 
-def test_the_paper_trains_once_and_seeds_can_be_asked_for(paper_commands):
-    text = "--text=openwebtext=stream:/o"
-    assert len(paper_commands("figure8", text)) == 2
-    seeds = [settings(words)[2]["seed"] for words in paper_commands("figure8", text, "--seeds=3")]
-    assert seeds == [0, 0, 1, 1, 2, 2]
-
-
 def test_shards_are_named_by_their_tokenizer(paper_commands):
     commands = paper_commands("table2", "--text=openwebtext=tokens:/shards/{tokenizer}")
     found = [settings(words) for words in commands]

@@ -3,18 +3,16 @@
 import dataclasses
 import json
 import os
-import subprocess
 
-import numpy as np
 import pytest
 import warm_python
 from compilation import flags_of_processes
-from helpers import ROOT, call, small_config
+from helpers import ROOT, call, run_to_end, small_config
 
 import t5x_diffeq as td
 from configs import finetune as finetune_config
 from t5x_diffeq.checkpoints.workdir import read_config
-from t5x_diffeq.cli import analyze, convert, evaluate, export, generate
+from t5x_diffeq.cli import analyze, evaluate, export, generate
 from t5x_diffeq.cli.finetune import finetune
 from t5x_diffeq.cli.train import train_to_end
 from t5x_diffeq.config import plugins
@@ -104,27 +102,6 @@ def test_finetune(workdir, tmp_path):
 
 
 @pytest.mark.slow
-def test_export_writes_the_packages_own_form(workdir, tmp_path, capsys):
-    """The tensors are complete; that PyTorch computes the same is in transformers_test.py."""
-    from safetensors.numpy import load_file
-
-    call(export, f"--workdir={workdir}", f"--output={tmp_path / 'out'}")
-    out = tmp_path / "out"
-    config = json.loads((out / "config.json").read_text())
-    assert config["auto_map"]["AutoModelForCausalLM"] == "modeling_squared.SquaredForCausalLM"
-    assert (config["power"], config["model_type"]) == (2, "t5x_diffeq_squared")
-    assert (out / "modeling_squared.py").exists() and (out / "modeling_diffeq.py").exists()
-    tensors = load_file(out / "model.safetensors")
-    run = td.load(workdir)
-    widen = run.weights([0.5])["widen"]["kernel"][0]
-    written = tensors["model.steps.0.widen.weight"]
-    np.testing.assert_allclose(written, np.asarray(widen).T, atol=1e-6)
-    assert "mlp" not in "".join(tensors)
-    with pytest.raises(InputError, match="model_type is 't5x_diffeq_squared'"):
-        call(convert, f"--input={out}", f"--workdir={tmp_path / 'back'}")
-
-
-@pytest.mark.slow
 def test_verbs_refuse_a_block_without_their_method(tmp_path, capsys):
     """They name the method, before the checkpoint is read."""
     config = config_of()
@@ -187,7 +164,7 @@ def test_the_command_line(tmp_path):
 
     def run(verb, *arguments, env=environment):
         command = [warm_python.executable(), "-m", f"t5x_diffeq.{verb}", *arguments]
-        return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+        return run_to_end(command, env=env)
 
     workdir = f"--workdir={tmp_path / 'run'}"
     ended = run("train", "--config=configs/tiny.py", workdir, *flags)

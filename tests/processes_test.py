@@ -11,7 +11,7 @@ import sys
 import pytest
 import warm_python
 from compilation import flags_of_processes
-from helpers import ROOT, metrics_of, numbered_lines
+from helpers import ROOT, metrics_of, numbered_lines, run_to_end
 from process_runs import HEAR_CTRL_C, small_training
 from stand_ins import add_python, mark_installed
 
@@ -103,12 +103,10 @@ def test_local_sh(tmp_path):
         ("done in", sys.prefix),
         ("already finished: 20 of 20", warm_venv(tmp_path / "venv")),
     ):
-        ended = subprocess.run(
+        ended = run_to_end(
             arguments,
             cwd=tmp_path,
             env={**os.environ, "XLA_FLAGS": flags_of_processes(), "VENV": venv},
-            capture_output=True,
-            text=True,
         )
         assert ended.returncode == 0, ended.stderr
         assert told in ended.stderr

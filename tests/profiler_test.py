@@ -12,12 +12,9 @@ import pytest
 from bucket_server import serve
 from helpers import config_with_train, metrics_of, setup_of, training_of
 from patience import patience
-from small_models import TOKENS, random_params
-from small_models import small as small_model
 
 from t5x_diffeq.cli.train import train_to_end
 from t5x_diffeq.config.config import Config
-from t5x_diffeq.model.language_model import in_one_document
 from t5x_diffeq.system import files
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.training import profiler as profiler_module
@@ -129,23 +126,6 @@ def test_steps_and_processes_that_are_not_there_are_refused(keys, message):
         Profiler.check(config, create_autospec(Setup, instance=True))
 
 
-def test_generation_numbers_its_steps():
-    """They are unrolled, so each can have its own name."""
-    model = small_model()
-    params = random_params(model)
-    caches = model.empty_caches(2, 10)
-
-    def extend(tokens):
-        weights = model.apply({"params": params}, method="merged_weights_by_step")
-        places, real = in_one_document(tokens), jnp.ones(tokens.shape, bool)
-        arguments = tokens, places, real, weights, caches
-        return model.apply({"params": params}, *arguments, method="extend")
-
-    text = jax.jit(extend).lower(TOKENS).as_text(debug_info=True)
-    found = {tuple(pair) for pair in re.findall(r"/step (\d)/(attention|mlp)/", text)}
-    assert found == {(n, part) for n in "012" for part in ("attention", "mlp")}
-
-
 def profiler_of(workdir, **keys):
     config = config_with_train(**keys)
     return Profiler(training_of(create_autospec(Setup, instance=True, config=config), workdir))
@@ -186,26 +166,6 @@ def test_a_file_asks_for_steps(tmp_path, monkeypatch, content, last):
     first = 3 if ":" in content else 1
     assert run == f"steps_{first}-{last}"
     assert steps_of(trace) == list(range(first, last + 1))
-
-
-def test_several_processes_trace_the_same_steps(tmp_path, monkeypatch):
-    """Both take up the steps that lie ahead; the first removes the file when they are done."""
-    (tmp_path / "profile").write_text("17:18")
-    processes = [profiler_of(tmp_path, profile_processes=(0, 1)) for _ in range(2)]
-    for n, process in reversed(list(enumerate(processes))):
-        monkeypatch.setattr(jax, "process_index", lambda n=n: n)
-        process.step = 10
-        process._take_up_request()
-        process._take_up_request()
-        assert process._last_step_to_trace(16) is None
-        assert process._last_step_to_trace(17) == 18
-        assert process._last_step_to_trace(18) is None
-        process.step = 19
-        process._take_up_request()
-        assert (tmp_path / "profile").exists() == (n == 1)
-    (tmp_path / "profile").write_text("2")
-    with pytest.raises(ValueError, match="holds '2'; write FIRST:LAST"):
-        processes[0]._take_up_request()
 
 
 def test_a_failure_is_a_warning(tmp_path, monkeypatch, capsys):

@@ -80,30 +80,3 @@ def test_what_the_compiler_does_not_estimate_is_counted_by_its_bytes():
     assert cost.unestimated_bytes == 2 * 128 * 256 * 2
     assert cost.memory_bytes == program_cost(TPU).memory_bytes
     assert program_cost(TPU).unestimated_bytes == 0
-
-
-GPU = """HloModule made, is_scheduled=true
-
-%fused (p: f32[12,64,768], n: s32[], x: f32[64,768]) -> f32[12,64,768] {
-  %p = f32[12,64,768]{2,1,0} parameter(0)
-  %n = s32[] parameter(1)
-  %x = f32[64,768]{1,0} parameter(2)
-  %b = f32[1,64,768]{2,1,0} bitcast(%x)
-  ROOT %u = f32[12,64,768]{2,1,0} dynamic-update-slice(%p, %b, %n)
-}
-
-ENTRY %main (w: f32[12,64,768], n: s32[], y: f32[64,768]) -> f32[12,64,768] {
-  %w = f32[12,64,768]{2,1,0} parameter(0)
-  %n.1 = s32[] parameter(1)
-  %y = f32[64,768]{1,0} parameter(2)
-  %f = ((f32[12,64,768]{2,1,0}, s32[], f32[64,768]{1,0}), f32[12,64,768]{2,1,0}, u32[]) \
-fusion-start(%w, %n.1, %y), kind=kLoop, calls=%fused
-  ROOT %d = f32[12,64,768]{2,1,0} fusion-done(%f)
-}
-"""
-
-
-def test_a_fusion_that_a_gpu_starts_early_writes_its_slice_once():
-    """As jax 0.11.2 compiles a scan that keeps a state of each step."""
-    slice, index = 64 * 768 * 4, 4
-    assert program_cost(GPU).memory_bytes == pytest.approx(2 * slice, abs=2 * index)

@@ -4,13 +4,12 @@ import importlib
 import os
 import re
 import shlex
-import subprocess
 import sys
 
 import pytest
 import warm_python
 from compilation import flags_of_processes
-from helpers import PAGES, ROOT, parse
+from helpers import PAGES, ROOT, parse, run_to_end
 from process_runs import write_text
 
 MARK = "<!-- tested -->\n\n"
@@ -110,7 +109,7 @@ def test_scripts_are_understood(script, arguments, tmp_path):
         return
     else:
         words.append("--help")
-    ended = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    ended = run_to_end(words)
     assert ended.returncode == 0, f"{shlex.join(map(str, words))}\n{ended.stderr}"
 
 
@@ -132,11 +131,7 @@ def test_marked_commands_run(path, tmp_path):
             set_here = {setting.partition("=")[0] for setting in small}
             given = [each for each in arguments if each.partition("=")[0] not in set_here]
             words = [warm_python.executable(), "-m", f"t5x_diffeq.{verb}", *given, *small]
-            ended = subprocess.run(
-                words,
-                cwd=tmp_path,
-                env={**os.environ, "XLA_FLAGS": flags_of_processes()},
-                capture_output=True,
-                text=True,
+            ended = run_to_end(
+                words, cwd=tmp_path, env={**os.environ, "XLA_FLAGS": flags_of_processes()}
             )
             assert ended.returncode == 0, f"{shlex.join(words)}\n{ended.stderr}"

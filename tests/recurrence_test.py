@@ -49,13 +49,6 @@ def test_an_attempt_that_went_on_forgets_it(tmp_path):
     assert attempt(tmp_path, 2, 5, LOST).status == 175
 
 
-def test_what_is_not_training_is_not_compared(tmp_path):
-    assert attempt(tmp_path, 2, 5, LOST).status == 175
-    recurrence.end()
-    assert Failure(0, 175, LOST).unless_repeated().status == 175
-    assert Failure(0, 42, LOST).unless_repeated().status == 42
-
-
 def test_what_it_leaves(tmp_path):
     attempt(tmp_path, 2, 5, LOST)
     left = json.loads((tmp_path / recurrence.FILE).read_text())

@@ -109,11 +109,3 @@ def test_print_is_black_on_white_whatever_the_screen(page, chromium):
     assert chromium.run(
         "return getComputedStyle(document.querySelector('figure')).breakInside"
     ) == ("avoid")
-
-
-def test_nothing_is_loaded_and_no_script_runs(page, chromium):
-    chromium.show(page, 1280, "light")
-    assert chromium.run("return performance.getEntriesByType('resource').length") == 0
-    assert chromium.run("return document.scripts.length") == 0
-    shown = chromium.run("return document.querySelector('.prompt').textContent")
-    assert shown.startswith("<b>lambda x_i\u21b5\n`$\t a long token!")

@@ -2,13 +2,11 @@
 
 import json
 import os
-import subprocess
 
 import pytest
 import warm_python
 from compilation import flags_of_processes
-from helpers import ROOT
-from patience import patience
+from helpers import ROOT, run_to_end
 from process_runs import as_processes
 
 SCRIPT = ROOT / "tests" / "restore_processes.py"
@@ -23,9 +21,7 @@ def run_both(folder, *arguments, devices=2, flags=""):
         "XLA_FLAGS": f"{flags_of_processes()} {flags}",
         "JAX_PLATFORMS": "cpu",
     }
-    ended = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=patience(600)
-    )
+    ended = run_to_end(command, env=environment)
     assert ended.returncode == 0, ended.stderr
     return [json.loads((folder / f"{n}.json").read_text()) for n in (0, 1)], ended.stderr
 

@@ -1,10 +1,7 @@
 """Samples of text while training, and what describes a run."""
 
-import subprocess
 from dataclasses import replace
-from importlib import metadata
 
-import jax
 import jax.numpy as jnp
 import pytest
 from helpers import setup_of, small_config, training_of
@@ -14,7 +11,6 @@ from t5x_diffeq.inference.hooks import SAMPLING, Samples
 from t5x_diffeq.inference.sampling import Continuation, generate, grow
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.training.hooks import LoopPosition
-from t5x_diffeq.training.progress import git_state, hyperparameters
 
 TOKENIZER = ByteTokenizer()
 
@@ -61,36 +57,3 @@ def test_prompts_that_cannot_be_continued(setup, tmp_path):
     corpus = training_of(setup, tmp_path, TOKENIZER).corpus
     with pytest.raises(InputError, match=r"train\.sample_prompts has a text of 500 tokens, .* 128"):
         Samples.check_corpus(long.config, long, corpus)
-
-
-@pytest.mark.slow
-def test_hyperparameters(setup):
-    found = hyperparameters(setup)
-    assert found["model.embed_dim"] == 16 and found["train.total_steps"] == 6
-    assert found["version/jax"] == metadata.version("jax")
-    assert found["devices/mesh"].startswith("data 1 x fsdp 2")
-    with setup.context():
-        params = setup.init_state().params
-    assert found["model/parameters"] == sum(leaf.size for leaf in jax.tree.leaves(params))
-    assert found["model/flops_per_token"] > 6 * 256 * 16  # the head's
-
-
-def test_git_state(tmp_path):
-    assert git_state(tmp_path) == {}
-
-    def git(*arguments):
-        own = ("-c", "user.name=a", "-c", "user.email=a@b")
-        ended = subprocess.run(
-            ["git", "-C", tmp_path, *own, *arguments], check=True, capture_output=True, text=True
-        )
-        return ended.stdout.strip()
-
-    git("init")
-    assert git_state(tmp_path) == {}  # no commit yet
-    (tmp_path / "a").write_text("a")
-    git("add", "a")
-    git("commit", "-m", "a")
-    clean = git_state(tmp_path)
-    assert clean == {"git/commit": git("rev-parse", "HEAD"), "git/dirty": False}
-    (tmp_path / "a").write_text("b")
-    assert git_state(tmp_path)["git/dirty"] is True

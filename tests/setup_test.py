@@ -1,9 +1,9 @@
 """launch/setup.sh: which environment it installs into, and which it leaves as it is."""
 
-import subprocess
 from pathlib import Path
 
 import pytest
+from helpers import run_to_end
 from stand_ins import add_python, clean_environment
 
 ROOT = Path(__file__).parents[1]
@@ -14,13 +14,10 @@ WITHOUT_PROJECT = '[[ "$*" != *"import t5x_diffeq"* ]] || exit 1\n'
 
 def set_up(venv: Path, extras: str = "gpu data") -> str:
     """What `setup` writes for an environment that VENV names."""
-    return subprocess.run(
+    return run_to_end(
         ["bash", "-euc", SCRIPT + extras],
-        cwd=ROOT,
         env={**clean_environment(), "VENV": str(venv)},
         check=True,
-        capture_output=True,
-        text=True,
     ).stdout
 
 

@@ -4,11 +4,10 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 
 import numpy as np
 import pytest
-from helpers import ROOT, metrics_of
+from helpers import metrics_of, run_to_end
 from process_runs import command, read_reports, run, start, stop_at, write_text
 
 from t5x_diffeq.cluster import processes
@@ -68,9 +67,7 @@ def test_begun_by_one_process_and_continued_by_several(undisturbed, text, tmp_pa
 
 def children_of(process):
     """The process numbers of the processes that the launcher started, in order."""
-    listed = subprocess.run(
-        ["ps", "-o", "pid=", "--ppid", str(process.pid)], capture_output=True, text=True, check=True
-    )
+    listed = run_to_end(["ps", "-o", "pid=", "--ppid", str(process.pid)], check=True)
     return sorted(map(int, listed.stdout.split()))
 
 
@@ -138,7 +135,7 @@ def test_a_process_that_does_not_arrive_is_named(text, tmp_path):
         "JAX_PROCESS_ID": "0",
         "T5X_DIFFEQ_ARRIVAL_SECONDS": "4",
     }
-    ended = subprocess.run(train, cwd=ROOT, env=environment, capture_output=True, text=True)
+    ended = run_to_end(train, env=environment)
     assert ended.returncode == 175
     assert "of 3 processes, 1, 2 did not arrive within 4 s" in ended.stderr.splitlines()[-1]
 

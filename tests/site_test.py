@@ -4,7 +4,6 @@ import json
 import os
 import random
 import re
-import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
@@ -12,7 +11,7 @@ from urllib.parse import unquote
 
 import pytest
 from compilation import flags_of_processes
-from helpers import ROOT
+from helpers import ROOT, run_to_end
 
 from t5x_diffeq.config.config import KEYS
 
@@ -63,7 +62,7 @@ def site(tmp_path_factory, executed):
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", f"--site-dir={folder}"]
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags_of_processes()}
     environment["EXAMPLES"] = ",".join(executed)
-    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    ended = run_to_end(command, env=environment)
     assert ended.returncode == 0, ended.stderr[-4000:]
     return folder
 
@@ -82,7 +81,7 @@ def test_each_example_is_known():
 def test_the_page_of_verbs_is_up_to_date():
     command = [sys.executable, "launch/verbs_page.py"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    made = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    made = run_to_end(command, env=environment)
     assert made.stdout == (ROOT / "docs" / "verbs.md").read_text(), made.stderr
 
 

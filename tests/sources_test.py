@@ -1,10 +1,10 @@
 """Sources: splits, order, fingerprints, and files that are no text."""
 
 import os
-import subprocess
 import sys
 
 import pytest
+from helpers import run_to_end
 
 from configs import default
 from t5x_diffeq.config.config import Config, DataKeys
@@ -26,7 +26,7 @@ def test_stdlib_is_split_by_file_and_the_same_in_every_process():
     assert len(source.train) > 10 * len(source.validation) > 100
     assert not set(source.train) & set(source.validation)
     code = "from t5x_diffeq.data.sources import stdlib; print(stdlib(None).fingerprint)"
-    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    other = run_to_end([sys.executable, "-c", code], check=True)
     assert other.stdout.strip() == source.fingerprint
 
 
@@ -44,21 +44,9 @@ def test_last_tenth_of_the_text_validates(tmp_path):
     assert len({source.fingerprint, glob.fingerprint, named.fingerprint}) == 3
 
 
-def test_fingerprint_sees_contents_and_split(tmp_path):
-    path = tmp_path / "a.txt"
-    path.write_text("x" * 100)
-    first = source_of(path).fingerprint
-    assert source_of(path).fingerprint == first
-    path.write_text("x" * 101)
-    assert source_of(path).fingerprint != first
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
-    [
-        (b"good\xff", "byte 0xff at offset 4 is not UTF-8"),
-        (b"ab\0c", "byte 0x00 at offset 2"),
-    ],
+    [(b"good\xff", "byte 0xff at offset 4 is not UTF-8"), (b"ab\0c", "byte 0x00 at offset 2")],
 )
 def test_files_that_are_no_text(tmp_path, content, message):
     path = tmp_path / "bad.txt"

@@ -159,13 +159,6 @@ def test_splits_of_a_folder(tmp_path):
     assert stream_of(tmp_path).fingerprint != opened.fingerprint
 
 
-def test_conversations(tmp_path):
-    record = {"prompt": "question", "completion": " answer"}
-    (tmp_path / "chat.jsonl").write_text((json.dumps(record) + "\n") * 9)
-    opened = stream_of(tmp_path / "chat.jsonl", loss_on="completion")
-    assert json.loads(opened.documents[0][0]) == record
-
-
 @pytest.mark.parametrize(
     ("keys", "message"),
     [

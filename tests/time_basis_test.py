@@ -87,12 +87,6 @@ def test_attention_and_its_norm_have_a_width_of_their_own():
     assert set(widths.values()) == {T} != {2}
 
 
-def test_one_polynomial_is_constant_in_time():
-    model = small_model(time_basis="legendre:1")
-    rates = model.apply({"params": random_params(model)}, method="derivative")
-    assert all(not rate.any() for rate in jax.tree.leaves(rates))
-
-
 def test_one_time_embedding_has_one_width():
     with pytest.raises(InputError, match=r"embed_dim=2 with model.time_embedding=common"):
         dataclasses.replace(SMALL, attention_time_embed_dim=2, time_embedding="common")

@@ -136,16 +136,6 @@ def test_naughty_strings(kind):
             assert tokenizer.decode(tokens[:-1]) == text
 
 
-@pytest.mark.parametrize("kind", ["sentencepiece", "prefixed"])
-def test_each_token_stands_for_what_it_adds(kind):
-    """In every prefix of a text that is ASCII, so that each token is whole characters."""
-    tokenizer = tokenizer_of(kind)
-    start, tokens = documents_of(tokenizer, TEXTS[:1])
-    for stop in range(1, len(tokens)):
-        text = tokenizer.decode(tokens[:stop])
-        assert total_of(tokenizer, [start, tokens[:stop]]) == len(text.encode())
-
-
 @pytest.mark.parametrize("kind", ["bytes", "json", "sentencepiece", "prefixed"])
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_names_of_special_tokens_in_conversations_have_no_bytes(kind, template):
@@ -183,10 +173,6 @@ def test_names_of_special_tokens_in_conversations_have_no_bytes(kind, template):
             for step in ("Lowercase", "NFKC", "StripAccents")
         ),
         lambda: json_of(
-            "byte_level",
-            pre_tokenizer={"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True},
-        ),
-        lambda: json_of(
             "llama2",
             normalizer=None,
             pre_tokenizer={
@@ -196,37 +182,11 @@ def test_names_of_special_tokens_in_conversations_have_no_bytes(kind, template):
                 "split": False,
             },
         ),
-        lambda: json_of("llama2", pre_tokenizer={"type": "WhitespaceSplit"}),
-        lambda: json_of(
-            "llama2",
-            model={
-                "type": "WordPiece",
-                "vocab": {"<|endoftext|>": 0, "[UNK]": 1, "##s": 2},
-                "unk_token": "[UNK]",
-                "continuing_subword_prefix": "##",
-                "max_input_chars_per_word": 100,
-            },
-        ),
-        lambda: json_of(
-            "llama2",
-            model={
-                "type": "BPE",
-                "vocab": {"<|endoftext|>": 0, "a": 1},
-                "merges": [],
-                "byte_fallback": True,
-            },
-        ),
     ],
 )
 def test_a_tokenizer_that_changes_text_has_no_table(make):
     with pytest.raises(NoByteLengthsError, match="changes the text, such as"):
         token_bytes(make())
-
-
-def test_composed_characters_are_those_of_the_composed_text():
-    tokenizer = json_of("byte_level", normalizer={"type": "NFC"})
-    documents = documents_of(tokenizer, ["e\u0301 é"])
-    assert total_of(tokenizer, documents) == len("é é".encode())
 
 
 def test_added_tokens_are_text_unless_they_are_special():
@@ -249,11 +209,6 @@ def test_text_begins_again_after_a_special_token():
     documents = documents_of(tokenizer, ["re<|endoftext|>re"])
     assert documents[1].tolist().count(tokenizer.end_of_text) == 2
     assert total_of(tokenizer, documents) == 4
-
-
-def test_bytes_of_tokens_without_a_loss_do_not_count():
-    codes = np.array([0, 97, ~98, ~99, 100, 0], np.int32)
-    assert total_of(ByteTokenizer(), [codes], length=4) == 2
 
 
 def test_bits_per_byte_of_batches():

@@ -5,13 +5,11 @@ The tests' own Python may be older than those that the newest libtpu is for.
 
 import json
 import os
-import subprocess
 import sys
 
 import pytest
 from environments import make_environment
-from helpers import ROOT
-from patience import patience
+from helpers import ROOT, run_to_end
 
 from t5x_diffeq.system.chips import CHIPS
 
@@ -32,13 +30,8 @@ def test_an_estimate_is_what_flops_and_bytes_allow(python):
     """Of a step whose embedding is a gather, of which libtpu 0.0.50 says that it takes for ever."""
     keys = ("--config.model.dtype=bfloat16", "--config.data.sequence_length=128")
     verb = ("-m", "t5x_diffeq.plan", "--config=configs/tiny.py:baseline", "--topology=v5p:2x2x1")
-    ended = subprocess.run(
-        [python, *verb, *keys],
-        cwd=ROOT,
-        env={**os.environ, "XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"},
-        capture_output=True,
-        text=True,
-        timeout=patience(900),
+    ended = run_to_end(
+        [python, *verb, *keys], env={**os.environ, "XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"}
     )
     assert ended.returncode == 0, ended.stderr
     (plan,) = map(json.loads, ended.stdout.splitlines())

@@ -8,8 +8,7 @@ import sys
 import time
 
 import pytest
-from helpers import ROOT
-from patience import patience
+from helpers import ROOT, run_to_end
 from stand_ins import ODD
 
 ARGUMENTS = ("--config=configs/tiny.py", "--workdir=gs://bucket/run", ODD)
@@ -46,9 +45,7 @@ class Host:
         given.pop("VENV", None)
         given["HOMES"] = str(self.home.parent)
         command = ["bash", self.home / "t5x_diffeq" / "launch" / script, *words]
-        ended = subprocess.run(
-            command, env=given, capture_output=True, text=True, timeout=patience(60)
-        )
+        ended = run_to_end(command, env=given)
         assert ended.returncode == status, ended.stderr
         return (ended.stderr if status else ended.stdout).strip()
 
@@ -107,7 +104,7 @@ def test_pauses_grow_while_starts_soon_fail():
     script = 'source "$0"; for each in "$@"; do next_pause "$each"; echo "$pause"; done'
     lasted = ["1"] * 8 + ["599", "600", "1"]
     command = ["bash", "-c", script, ROOT / "launch" / "forward.sh", *lasted]
-    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    ended = run_to_end(command, check=True)
     pauses = [10, 20, 40, 80, 160, 320, 320, 320, 320, 10, 20]
     assert [*map(int, ended.stdout.split())] == pauses
 

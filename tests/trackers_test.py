@@ -1,13 +1,9 @@
 """Trackers, read back with their own libraries; what fails or hangs there costs a run nothing."""
 
-import ast
-import inspect
 import json
 import struct
 import threading
 import time
-from importlib.util import find_spec
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,40 +17,12 @@ from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.training.tracking import trackers
 from t5x_diffeq.training.tracking.interface import BackgroundTracker, Tracker
 from t5x_diffeq.training.tracking.jsonl import JsonlWriter, read_metrics
-from t5x_diffeq.training.tracking.services import TensorBoardTracker, WandbTracker
+from t5x_diffeq.training.tracking.services import TensorBoardTracker
 from t5x_diffeq.training.tracking.trackers import RunWriter, check_trackers, open_writer, render
 from t5x_diffeq.training.watcher import WeightFigures
 
 IMAGE = np.arange(4 * 6 * 3, dtype=np.uint8).reshape(4, 6, 3)
 BLOCK = 32 * 1024  # of W&B's file, in which no record header crosses a boundary
-
-
-def clus_interface():
-    """Parameters with their defaults of each method of clu's interface, which can't be imported."""
-    path = Path(find_spec("clu").submodule_search_locations[0]) / "metric_writers" / "interface.py"
-    (interface,) = (n for n in ast.parse(path.read_text()).body if isinstance(n, ast.ClassDef))
-    return {
-        method.name: (
-            [argument.arg for argument in method.args.args],
-            [ast.literal_eval(default) for default in method.args.defaults],
-        )
-        for method in interface.body
-        if isinstance(method, ast.FunctionDef)
-    }
-
-
-@pytest.mark.parametrize(
-    "writer",
-    [Tracker, TensorBoardTracker, WandbTracker, JsonlWriter, RunWriter],
-)
-def test_the_interface_is_clus(writer):
-    theirs = clus_interface()
-    ours = [name for name in vars(writer) if name.startswith(("write_", "flush", "close"))]
-    assert {"write_scalars", "write_hparams", "close"} <= set(ours)
-    for name in ours:
-        parameters = inspect.signature(getattr(writer, name)).parameters.values()
-        defaults = [each.default for each in parameters if each.default is not each.empty]
-        assert ([each.name for each in parameters], defaults) == theirs[name]
 
 
 def write_all(writer, step):
@@ -161,31 +129,6 @@ def wandb_runs(workdir):
 @pytest.fixture
 def offline(monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
-
-
-@pytest.mark.slow
-def test_wandb_continues_its_run(tmp_path, offline, capsys):
-    workdir = tmp_path / "name of it"
-    workdir.mkdir()
-    for start in (0, 1):  # the steps after 1 are taken again
-        with open_writer(workdir, start, ("wandb",)) as writer:
-            writer.write_hparams({"model.num_steps": 6 + start, "path": None})
-            for step in range(start + 1, 4):
-                write_all(writer, step)
-    first, second = wandb_runs(workdir)
-    assert first[0] == second[0] == json.loads((workdir / "trackers.json").read_text())["wandb"]
-    assert first[1]["model.num_steps"] == 6 and second[1]["model.num_steps"] == 7
-    steps = [
-        [row["step"] for row in run[2] if row.get("train/loss") == row["step"]]
-        for run in (first, second)
-    ]
-    assert steps == [[1, 2, 3], [2, 3]]
-    assert any(row.get("weights/path/_type") == "image-file" for row in first[2]) or any(
-        row.get("weights/path", {}).get("_type") == "image-file" for row in first[2]
-    )
-    (page,) = workdir.glob(f"wandb/offline-run-*-{first[0]}/files/media/html/sample/0_8_*.html")
-    assert "&lt;a&gt;\n  step 3" in page.read_text()
-    assert "`wandb sync" in capsys.readouterr().err
 
 
 def test_a_tracker_that_fails_ends_nothing(tmp_path, monkeypatch, capsys):

@@ -13,7 +13,6 @@ from helpers import ROOT
 
 import t5x_diffeq as td
 from t5x_diffeq.inference import trained_run
-from t5x_diffeq.inference.sampling import Sampling
 from t5x_diffeq.inference.validation import describe_trained_grids, is_smooth, is_trained_grid
 from t5x_diffeq.model.language_model import LanguageModel, nodes
 from t5x_diffeq.system.errors import InputError
@@ -55,14 +54,6 @@ def test_the_trajectory_ends_in_the_logits(run):
     last = run._apply(LanguageModel.normalise, states[-1:])
     logits = run._apply(LanguageModel.logits, last)[0]
     np.testing.assert_allclose(logits, run.logits(text), rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.slow
-def test_generate_takes_the_likeliest_token(run):
-    prompt = "line"
-    likeliest = int(run.logits(prompt)[-1].argmax())
-    text = run.generate(prompt, max_tokens=1, sampling=Sampling(temperature=0))
-    assert text == run.tokenizer.decode([*run.tokenizer.encode([prompt])[0].tolist(), likeliest])
 
 
 @pytest.mark.slow
@@ -222,15 +213,6 @@ def test_results_say_their_axes(run):
 
 
 @pytest.mark.slow
-def test_programs_are_compiled_once(run):
-    """Texts of other lengths take the same program."""
-    run.logits("line"), run.trajectory("line")
-    compiled = trained_run._apply._cache_size()
-    run.logits("another"), run.trajectory("lines")
-    assert trained_run._apply._cache_size() == compiled
-
-
-@pytest.mark.slow
 def test_off_the_trained_grid_it_warns_once(run):
     trained_run._warn_once.cache_clear()
     with warnings.catch_warnings(record=True) as caught:
@@ -256,9 +238,3 @@ def test_grids_of_a_training():
 def test_figures(run):
     for figure in (run.plot(), run.plot.weights(), run.plot.states("a\nb"), run.plot.depths([2])):
         assert figure._repr_png_().startswith(b"\x89PNG")
-
-
-def test_figures_need_matplotlib(run, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(InputError, match=r"run.plot\(\) needs the package matplotlib; pip install"):
-        run.plot()

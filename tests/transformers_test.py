@@ -8,7 +8,6 @@ with which all is tested, and the oldest that an exported model supports.
 
 import json
 import os
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,7 +29,7 @@ from exported_models import (
     record_outputs,
     tokenizer_of,
 )
-from helpers import ROOT, call
+from helpers import ROOT, call, run_to_end
 
 from configs import default
 from t5x_diffeq.cli import convert
@@ -146,7 +145,7 @@ def run_there(interpreter, script, *arguments):
     """Runs a file of tests/ where torch is."""
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     command = [interpreter, ROOT / "tests" / script, *arguments]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True)
+    ended = run_to_end(command, env=environment)
     assert ended.returncode == 0, ended.stdout + ended.stderr[-3000:]
     return ended
 

@@ -92,13 +92,15 @@ def test_what_a_person_has_named_is_not_asked_for(foreign):
     assert read_config(foreign).model.scheme == SHELL  # by now a person has
 
 
-def test_the_further_block_needs_no_trust(foreign):
-    block = "t5x_diffeq.model.parallel_block:ParallelBlock"
-    change(foreign, "model", scheme="euler", block=block)
-    assert read_config(foreign).model.block == block
-    change(foreign, "model", scheme="t5x_diffeq.system.files:remove_folder(folder='foreign')")
-    with pytest.raises(InputError, match=ASKED):
-        read_config(foreign)
+def test_the_packages_block_needs_no_trust(foreign):
+    own = "t5x_diffeq.model.parallel_block:ParallelBlock"
+    change(foreign, "model", scheme="euler", block=own)
+    assert read_config(foreign).model.block == own
+    remove = "t5x_diffeq.system.files:remove_folder(folder='foreign')"
+    for other in ("examples.own_scheme:ralston", remove):
+        change(foreign, "model", scheme=other)
+        with pytest.raises(InputError, match=ASKED):
+            read_config(foreign)
 
 
 def test_every_key_that_can_name_code_is_asked_for(foreign):

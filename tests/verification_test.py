@@ -63,10 +63,7 @@ CHANGES = {
     "a list": (lambda s: (s / "manifest.json").write_text("[]"), "is damaged: it is a list"),
     "no JSON": (lambda s: (s / "manifest.json").write_text("{"), "manifest.json is damaged: Exp"),
     "a number": (lambda s: edit(s, lambda m: m.update(train=7)), "'train' of it is 7"),
-    "no names": (
-        lambda s: edit(s, lambda m: m["train"].pop("names")),
-        "train lacks 'names'",
-    ),
+    "no names": (lambda s: edit(s, lambda m: m["train"].pop("names")), "train lacks 'names'"),
 }
 
 
@@ -102,12 +99,6 @@ def test_hashed_once_on_a_machine(shards, data, tmp_path, monkeypatch):
     os.utime(shards / f"{NAMES[1]}.array_record")
     load_corpus(tmp_path / "run")
     assert hashed[8:] == [f"{NAMES[1]}.array_record"]
-
-
-def test_what_was_just_made_is_not_hashed_again(original, monkeypatch):
-    monkeypatch.setattr(files, "file_digest", None)
-    for split in ("train", "validation"):
-        ShardedDocuments(original, split)
 
 
 def test_a_cache_that_can_not_be_written(shards, monkeypatch, tmp_path, capsys):

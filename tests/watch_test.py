@@ -12,7 +12,6 @@ from helpers import metrics_of, setup_of, small_config, stop_after, training_of
 from small_models import random_params
 from small_models import small as small_model
 
-from t5x_diffeq.analysis.run_plots import figure_of_curves
 from t5x_diffeq.cli.train import train_to_end
 from t5x_diffeq.config.config import Config
 from t5x_diffeq.model.language_model import in_one_document, nodes
@@ -309,26 +308,3 @@ def test_a_resumed_run_has_the_same_curves(watched_run, tmp_path):
         file.write('{"step": 6, "of": "an attempt that was killed"}\n')
     assert train_to_end(Config.of(config), tmp_path) == 0
     assert read_curves(tmp_path) == read_curves(workdir)
-
-
-@pytest.mark.slow
-def test_the_figure(watched, tmp_path):
-    curves = watched[1]
-    times = np.array([1 / 3, 2 / 3, 1])
-    figure = figure_of_curves(curves, times, "step 1")
-    titles = [ax.get_title() for ax in figure.axes]
-    assert titles == [
-        "|dL/dW|",
-        "|W|",
-        "|change of W|",
-        "|dW/dt|",
-        "rms of sub-fields",
-        "rms of state",
-    ]
-    gradient = {line.get_label(): line.get_ydata() for line in figure.axes[0].lines}
-    np.testing.assert_array_equal(gradient["mlp.up"], curves["gradient/mlp.up"])
-    assert [len(line.get_xdata()) for line in figure.axes[5].lines] == [4]
-    figure.savefig(tmp_path / "figure.png")
-    layers = {name: curve[1:] if "dW_dt" in name else curve for name, curve in curves.items()}
-    between = figure_of_curves(layers, None, "step 1").axes[3].lines[0]
-    assert len(between.get_xdata()) == 2

@@ -6,10 +6,9 @@ import pytest
 from flax import linen as nn
 from flax.traverse_util import flatten_dict
 from helpers import auto_mesh, rules_of, small_config
-from matplotlib.figure import Figure
 from small_models import LLAMA, random_params, small
 
-from t5x_diffeq.analysis import depth_plots, weight_paths
+from t5x_diffeq.analysis import weight_paths
 from t5x_diffeq.analysis.spectra import spectra
 from t5x_diffeq.analysis.weight_paths import cosines, evenly, make_weight_paths, principal_path
 from t5x_diffeq.model.sub_fields import make_block
@@ -68,14 +67,3 @@ def test_large_ones_are_sampled(sampled):
     assert found.products["qk"].shape == (2, 3, 4, 4)
     np.testing.assert_allclose(found.product_times, found.times[[0, 4]])
     assert evenly(32, 4) == [0, 10, 21, 31] and evenly(3, 12) == [0, 1, 2]
-
-
-def test_figures_have_a_line_per_kernel(sampled):
-    found = sampled
-    plane, size, turn = depth_plots.weight_paths(found).axes
-    assert len(size.lines) == len(turn.lines) == len(found.inner)
-    assert len(plane.lines) == 2 * len(found.inner)
-    assert turn.lines[0].get_ydata()[0] == pytest.approx(1, abs=1e-5)
-    assert isinstance(depth_plots.product_spectra(found, "qk"), Figure)
-    titles = [axes.get_title() for axes in depth_plots.product_spectra(found, "qk").axes]
-    assert titles[:3] == ["head 1", "head 3", "head 4"]

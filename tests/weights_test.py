@@ -1,21 +1,19 @@
 """The weight sources, on a block that they have never seen."""
 
 import re
-from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn
-from flax.traverse_util import flatten_dict
 from helpers import auto_mesh
 
 from t5x_diffeq.config.config import ModelKeys
 from t5x_diffeq.model.layers.linear import Linear
 from t5x_diffeq.model.layers.norm import Norm
 from t5x_diffeq.model.layers.parameter import declare
-from t5x_diffeq.model.ode.sources import LayerWeights, SharedWeights
+from t5x_diffeq.model.ode.sources import LayerWeights
 from t5x_diffeq.model.ode.time_dependent_weights import TimeDependentWeights
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.training.partitioning import mesh_context, unbox
@@ -55,36 +53,6 @@ def random_params(source, key=0):
     return tree.unflatten([jnp.asarray(0.1 * rng.normal(size=x.shape), x.dtype) for x in leaves])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("shared", [False, True])
-def test_time_dependent_weights_are_the_formula(shared):
-    keys = replace(KEYS, time_embedding="common" if shared else "separate")
-    source = TimeDependentWeights(OddBlock(), INPUTS, keys)
-    params = random_params(source)
-    generated = flatten_dict(source.apply({"params": params}, TIMES))
-
-    def embed(layer):
-        p = params["time_embedding"] if shared else params[layer]["time_embedding"]
-        t = np.asarray(TIMES)[:, None]
-        w = 10_000.0 ** (-np.arange(3) / 3)
-        gamma = np.concatenate((t, np.sin(1000 * t * w), np.cos(1000 * t * w)), -1)
-        hidden = gamma @ p["hidden_kernel"] + p["hidden_bias"]
-        hidden = hidden / (1 + np.exp(-hidden))
-        return hidden @ p["output_kernel"] + p["output_bias"]
-
-    e, n = embed("linear"), embed("norm")
-    linear, norm = params["linear"], params["norm"]
-    expected = {
-        ("linear", "kernel"): linear["kernel_base"] + np.tensordot(e, linear["kernel"], axes=1),
-        ("linear", "bias"): np.tensordot(e, linear["bias"], axes=1),
-        ("norm", "scale"): 1 + n @ norm["scale"],
-        ("norm", "shift"): n @ norm["shift"],
-    }
-    assert generated.keys() == expected.keys()
-    for path, value in expected.items():
-        np.testing.assert_allclose(generated[path], value, atol=2e-5, err_msg=str(path))
-
-
 @pytest.mark.parametrize("block", [UndeclaredBlock(), TableBlock()])
 def test_a_leaf_of_unknown_role_is_an_error(block):
     with pytest.raises(ValueError, match=r"has role .*; a weight source generates kernel, bias"):
@@ -99,13 +67,6 @@ def test_layer_weights_are_independent_and_bound_to_their_grid():
     assert not np.allclose(kernel.value[0], kernel.value[1])
     with pytest.raises(InputError, match="own 3 nodes, and 2 were asked for"):
         source.apply(variables, TIMES[:2])
-
-
-def test_shared_weights_are_the_same_at_every_time():
-    source = SharedWeights(OddBlock(), INPUTS, KEYS)
-    kernel = source.apply({"params": random_params(source)}, TIMES)["linear"]["kernel"]
-    assert kernel.shape == (3, 8, 2, 6)
-    np.testing.assert_array_equal(kernel[0], kernel[2])
 
 
 @pytest.mark.slow

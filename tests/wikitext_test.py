@@ -9,29 +9,11 @@ from t5x_diffeq.data.wikitext import articles, detokenize
 
 
 def test_articles_begin_at_titles_between_blank_lines():
-    lines = [
-        " \n",
-        " = First = \n",
-        " \n",
-        " A line . \n",
-        " = No title = \n",
-        " \n",
-        " = = Section = = \n",
-        " \n",
-        " = Nor this = \n",
-        " a line \n",
-        " \n",
-        " \n",
-        " = Second ( album ) = \n",
-        " \n",
-        " \n",
-        " = Third = \n",
-        " \n",
-        " Text = text = \n",
-        " \n",
-        " = = = Deep = = = \n",
-        " = Last = \n",
-    ]
+    text = (
+        "|= First =||A line .|= No title =||= = Section = =||= Nor this =|a line|||"
+        "= Second ( album ) =|||= Third =||Text = text =||= = = Deep = = =|= Last ="
+    )
+    lines = [f" {line} \n" if line else " \n" for line in text.split("|")]
     first, second, third = articles(lines)
     assert first.startswith("= First =") and first.endswith("= Nor this = \n a line")
     assert second == "= Second ( album ) ="
@@ -52,20 +34,14 @@ TOKENIZED = {
     ),
     " = = Early life = = ": "== Early life ==",
     " = = = Tours ( 1990 — 95 ) = = = ": "=== Tours (1990 — 95) ===",
-    " = Kestrel = ": "= Kestrel =",
     ' The so @-@ called " Red " and " Blue " teams . ': 'The so-called "Red" and "Blue" teams.',
-    " A 1 / 2 share of the # 3 song in the 1960 's ": "A 1/2 share of the #3 song in the 1960's",
-    " do n't , at 20 ° C ": "don't, at 20 °C",
     " It was ' grand ' , he thought ; others ' views ... differ . ": (
         "It was ' grand ', he thought; others ' views ... differ."
     ),
-    ' Boards 5 " wide and more . ': 'Boards 5 " wide and more.',
     ' ( " Why ? " ) ': '("Why?")',
     " Senjō ( Japanese : 戦場 , lit . field ) <unk> , No . 1 ": (
         "Senjō (Japanese: 戦場, lit. field) <unk>, No. 1"
     ),
-    " This is ' s ' and his ' dogs ' ": "This is ' s ' and his ' dogs '",
-    " in Mark 2 : 1 and and / or ": "in Mark 2: 1 and and / or",
     "": "",
 }
 

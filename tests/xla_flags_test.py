@@ -2,11 +2,10 @@
 
 import importlib.util
 import os
-import subprocess
 import sys
 
 import pytest
-from helpers import ROOT
+from helpers import ROOT, run_to_end
 
 SCRIPT = ROOT / "launch" / "xla_flags.py"
 specification = importlib.util.spec_from_file_location("xla_flags", SCRIPT)
@@ -20,9 +19,7 @@ with_libtpu = pytest.mark.skipif(
 def run_xla_flags(*kind, **given):
     mine = {k: v for k, v in os.environ.items() if "MEM_FRACTION" not in k and k != "XLA_FLAGS"}
     environment = {**mine, "JAX_PLATFORMS": "cpu"} | given
-    return subprocess.run(
-        [sys.executable, SCRIPT, *kind], env=environment, capture_output=True, text=True
-    )
+    return run_to_end([sys.executable, SCRIPT, *kind], env=environment)
 
 
 def test_flags_that_jaxlib_does_not_know_are_left_out():
@@ -98,7 +95,7 @@ def test_programs_compile_with_ours(topology):
     ours = " ".join([*xla_flags.TPU, *xla_flags.GENERATIONS[topology.partition(":")[0]]])
     given = {**os.environ, "LIBTPU_INIT_ARGS": ours, "PYTHONPATH": str(ROOT), "XLA_FLAGS": ""}
     command = [sys.executable, "-c", SHARDED, topology]
-    ended = subprocess.run(command, env=given, capture_output=True, text=True)
+    ended = run_to_end(command, env=given)
     assert ended.returncode == 0, ended.stderr
 
 

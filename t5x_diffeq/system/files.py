@@ -253,8 +253,8 @@ def bucket_errors(what: str, refused: type[Exception], way_out: str = "") -> Ite
         if not is_infrastructure_failure(error):
             raise refused(f"{what}: {reason}{way_out}") from error
         is_refused = getattr(error, "code", None) == 401
-        does = "refuses the token" if is_refused else "does not answer"
-        raise InfrastructureError(f"{what}: the bucket {does}: {reason}") from error
+        fault = "the bucket refuses the token" if is_refused else "the bucket does not answer"
+        raise InfrastructureError(f"{what}: {fault}: {reason}") from error
 
 
 def write_whole(path: AnyPath, content: bytes) -> None:
