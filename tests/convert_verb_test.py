@@ -2,12 +2,13 @@
 
 import json
 import shutil
+import sys
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from exported_models import LENGTH, logits_of, reword, rewrite, save_model
-from helpers import call
+from helpers import ROOT, call, forget_flags
 from safetensors.numpy import load_file
 
 from configs import default
@@ -20,6 +21,7 @@ from t5x_diffeq.hf.tokenizer_files import tokenizer_file
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.training.load import load_run
 
+TINY = f"--config={ROOT}/configs/tiny.py"
 TOKENS = np.random.default_rng(1).integers(256, size=(2, LENGTH))
 
 
@@ -212,14 +214,16 @@ def test_flags_and_files_that_dont_fit(good_folder, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["full"]
 
 
-def test_what_is_the_folders_cant_be_set(good_folder, tmp_path, text):
-    to = f"--workdir={tmp_path / 'run'}"
-    for key in ("model.num_steps", "data.sequence_length"):
-        with pytest.raises(InputError, match=f"--config.{key} can't be set: it comes from --input"):
-            call(convert, f"--input={good_folder}", to, f"--config.{key}=2")
+def test_what_is_the_folders_cant_be_set(good_folder, tmp_path, text, monkeypatch):
     text.data.tokenizer = "bytes"  # instead of the folder's own
     with pytest.raises(InputError, match="has vectors for 320 tokens, and the tokenizer has 256"):
         call(convert, f"--input={good_folder}", f"--workdir={tmp_path / 'run'}")
+    to = f"--workdir={tmp_path / 'run'}"
+    for key in ("model.num_steps", "data.sequence_length"):
+        with pytest.raises(InputError, match=f"--config.{key} can't be set: it comes from --input"):
+            monkeypatch.setattr("sys.argv", ["convert", TINY, f"--config.{key}=2"])
+            call(convert, f"--input={good_folder}", to, *sys.argv[1:])
+    forget_flags(convert)
 
 
 def test_a_config_that_is_none(tmp_path):

@@ -252,9 +252,9 @@ def bucket_errors(what: str, refused: type[Exception], way_out: str = "") -> Ite
         reason = describe_error(error)
         if not is_infrastructure_failure(error):
             raise refused(f"{what}: {reason}{way_out}") from error
-        is_refused = getattr(error, "code", None) == 401
-        fault = "the bucket refuses the token" if is_refused else "the bucket does not answer"
-        raise InfrastructureError(f"{what}: {fault}: {reason}") from error
+        if getattr(error, "code", None) == 401:
+            raise InfrastructureError(f"{what}: the bucket refuses the token: {reason}") from error
+        raise InfrastructureError(f"{what}: the bucket does not answer: {reason}") from error
 
 
 def write_whole(path: AnyPath, content: bytes) -> None:
