@@ -10,6 +10,10 @@ from t5x_diffeq.cli import VERBS
 from t5x_diffeq.cli.command_line import add_common_flags
 
 _HEAD = """\
+---
+search: {boost: 12}
+---
+
 # Every verb and its flags
 
 Each verb is run as `python -m t5x_diffeq.VERB`, and `--help` prints what this page says. Verbs that
@@ -30,7 +34,7 @@ def page() -> str:
 
 def _section(verb: str) -> str:
     module = importlib.import_module(f"t5x_diffeq.cli.{verb}")
-    doc = re.sub(r"--\w[\w.]*(=[\w./*:,-]*\w)?", r"`\g<0>`", (module.__doc__ or "").strip())
+    doc = re.sub(r"--\w+(\.\w+)*(=[\w./*:,-]*\w)?", r"`\g<0>`", (module.__doc__ or "").strip())
     summary, _, rest = doc.partition("\n")
     add_common_flags(module.FLAGS)
     rows = [_row(module.FLAGS[name]) for name in module.FLAGS if "." not in name]

@@ -17,9 +17,9 @@ def without_fences(path):
 def anchors(path):
     """What links to a page's headings and keys end in."""
     text = without_fences(path)
-    headings = re.findall(r"^#+ (.*)$", text, re.M)
+    headings = re.findall(r"^#+ (.*?)(?: \{#.*)?$", text, re.M)
     slugs = {re.sub(r"[^\w\- ]", "", h.lower()).strip().replace(" ", "-") for h in headings}
-    return slugs | set(re.findall(r'<a id="(.*?)">', text))
+    return slugs | set(re.findall(r"^#.* \{#(.*)\}$", text, re.M))
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))

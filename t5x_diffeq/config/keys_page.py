@@ -10,12 +10,16 @@ from t5x_diffeq.config.keys.run import RunKeys
 from t5x_diffeq.config.keys.values import INT32, Values
 
 _HEAD = """\
+---
+search: {boost: 6}
+---
+
 # Every key
 
 A config has the sections below. `--config.model.num_steps=12` on the command line sets a key;
 [Configuring](configuring.md) has the other ways, and the twenty keys that you will touch most.
 
-The last column says where a key may differ:
+Below its name stand a key's default, the values that it can take, and where it may differ:
 
 | word | the key may differ |
 |---|---|
@@ -30,13 +34,11 @@ This page is generated from `t5x_diffeq/config/keys/`, where a key is added or c
 python -m t5x_diffeq.config.keys_page > docs/keys.md
 ```
 """
-_TABLE = "| key | default | values | meaning | may differ in |\n|---|---|---|---|---|"
 
 
 def page() -> str:
     """The page, in Markdown."""
-    tables = [_table_of(RunKeys), *map(_table_of, SECTIONS.values())]
-    return "\n".join([_HEAD, *tables])
+    return "\n".join([_HEAD, _part(RunKeys), *map(_part, SECTIONS.values())])
 
 
 def meanings_of(section: type[Section]) -> list[str]:
@@ -48,24 +50,26 @@ def meanings_of(section: type[Section]) -> list[str]:
     return [" ".join(str(ast.literal_eval(ast.unparse(text))).split()) for text in below]
 
 
-def _table_of(section: type[Section]) -> str:
+def _part(section: type[Section]) -> str:
     keys = zip(keys_of(section).items(), meanings_of(section), strict=True)
-    rows = (_row(name, key, meaning) for (name, key), meaning in keys)
-    title = f"## {section.section or 'config'}"
-    return "\n".join([title, "", str(section.__doc__), "", _TABLE, *rows, ""])
+    entries = (_entry(name, key, meaning) for (name, key), meaning in keys)
+    within = section.section
+    title = f"## config.{within} {{#{within}}}" if within else "## config"
+    return "\n".join([title, "", str(section.__doc__), "", *entries])
 
 
-def _row(name: str, key: Key, meaning: str) -> str:
+def _entry(name: str, key: Key, meaning: str) -> str:
     where = {
         "resume": key.resume,
         "branch": key.branch,
         "finetune": key.finetune is True,
         "finetune if set": key.finetune == "if set",
     }
-    differs = ", ".join(word for word, may in where.items() if may)
-    anchor = f'<a id="{name}"></a>`{name}`'
-    cells = (anchor, f"`{key.default}`", in_words(key.values), meaning, differs)
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+    differs = ", ".join(f"*{word}*" for word, may in where.items() if may)
+    facts = [f"default `{key.default}`", in_words(key.values), differs and f"may differ: {differs}"]
+    return "\n".join(
+        [f"### `{name}` {{#{name}}}", "", " · ".join(filter(None, facts)), "", meaning, ""]
+    )
 
 
 def in_words(values: Values) -> str:
