@@ -1,11 +1,14 @@
-"""A hook of MkDocs: each script of examples as a notebook, executed, and as a page.
+"""Writes docs/notebooks: each script of examples as a notebook, and as a page of the site.
 
-The scripts are in jupytext's percent format. The page shows what cells print on standard output.
-EXAMPLES=own_hook,own_block in the environment executes these alone; EXAMPLES= executes none.
+    python launch/notebooks.py                         those that are missing, or whose script has
+                                                       changed, without what their cells print
+    python launch/notebooks.py --execute [NAME ...]    executes all, or these, which takes minutes
+
+The scripts are in jupytext's percent format. A page shows what its cells print on standard output.
 """
 
+import argparse
 import ast
-import functools
 import os
 import re
 import subprocess
@@ -14,33 +17,34 @@ import textwrap
 from pathlib import Path
 
 import jupytext
-from mkdocs.config.defaults import MkDocsConfig
-from mkdocs.structure.files import File, Files
 from nbclient import NotebookClient
 from nbformat import NotebookNode
 
 ROOT = Path(__file__).resolve().parents[1]
+FOLDER = ROOT / "docs" / "notebooks"
 
 
-def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds notebooks/NAME.ipynb and notebooks/NAME.md for each example."""
-    for script in sorted((ROOT / "examples").glob("[!_]*.py")):
-        executed = script.stem in os.environ.get("EXAMPLES", script.stem).split(",")
-        notebook = make_notebook(script.read_text(), executed)
-        link = f"[This page as a notebook]({script.stem}.ipynb)\n"
-        contents = {".ipynb": jupytext.writes(notebook, "ipynb"), ".md": page(notebook) + link}
-        for ending, content in contents.items():
-            name = f"notebooks/{script.stem}{ending}"
-            files.append(File.generated(config, name, content=content))
-    return files
+def write(script: Path, executed: bool) -> None:
+    """Writes NAME.ipynb and NAME.md; one that was executed stays until its script changes."""
+    file = FOLDER / f"{script.stem}.ipynb"
+    notebook = jupytext.reads(with_markdown_cells(script.read_text("utf-8")), "py:percent")
+    if executed:
+        execute(notebook)
+    elif file.exists() and sources(jupytext.read(file)) == sources(notebook):
+        notebook = jupytext.read(file)
+    link = f"[This page as a notebook]({file.name})\n"
+    FOLDER.mkdir(exist_ok=True)
+    file.write_text(jupytext.writes(notebook, "ipynb"), "utf-8")
+    file.with_suffix(".md").write_text(page(notebook) + link, "utf-8")
 
 
-@functools.cache  # `mkdocs serve` calls the hook again after each change of a page
-def make_notebook(script: str, executed: bool) -> NotebookNode:
-    """The notebook of a script, with the outputs of its cells if it is executed."""
-    notebook = jupytext.reads(with_markdown_cells(script), "py:percent")
-    if not executed:
-        return notebook
+def sources(notebook: NotebookNode) -> list[str]:
+    """What stands in its cells."""
+    return [cell.source for cell in notebook.cells]
+
+
+def execute(notebook: NotebookNode) -> None:
+    """Gives the cells their outputs."""
     environment = {"JAX_PLATFORMS": "cpu", **os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1"}
     with tempfile.TemporaryDirectory() as folder:
         NotebookClient(
@@ -49,7 +53,6 @@ def make_notebook(script: str, executed: bool) -> NotebookNode:
             kernel_name="python3",
             resources={"metadata": {"path": folder}},
         ).execute(env=environment, stderr=subprocess.DEVNULL)  # what cells raise comes here anyway
-    return notebook
 
 
 def with_markdown_cells(script: str) -> str:
@@ -78,3 +81,13 @@ def page(notebook: NotebookNode) -> str:
             if printed:
                 parts.append(f"```text\n{''.join(printed).rstrip()}\n```")
     return "\n\n".join(parts) + "\n\n"
+
+
+if __name__ == "__main__":
+    scripts = {path.stem: path for path in sorted((ROOT / "examples").glob("[!_]*.py"))}
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--execute", nargs="*", choices=scripts, metavar="NAME")
+    names = parser.parse_args().execute
+    executed = scripts.keys() if names == [] else names or ()
+    for name, script in scripts.items():
+        write(script, name in executed)

@@ -36,7 +36,8 @@ from t5x_diffeq.training.tracking.trackers import RunWriter
 
 ROOT = Path(__file__).resolve().parents[1]
 READMES = [path for path in ROOT.rglob("README.md") if not {".venv", "workdirs"} & set(path.parts)]
-PAGES = sorted({*READMES, *(ROOT / "docs").rglob("*.md")})
+_BUILT = ROOT / "docs" / "notebooks"  # by launch/docs.sh
+PAGES = sorted({*READMES, *(ROOT / "docs").rglob("*.md")} - {*_BUILT.glob("*.md")})
 LENGTH_OF_LINES = 160  # of the model of `run_on_lines`; the harness pads sequences to 128 or 160
 
 

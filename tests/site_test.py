@@ -1,18 +1,25 @@
-"""The documentation site builds without a warning, reads without a network, and has every key."""
+"""The documentation site builds without a warning, reads without a network, and finds every key."""
 
+import http.server
 import json
 import os
 import random
 import re
+import shutil
 import sys
+import threading
+from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote
 
+import browser
 import pytest
 from compilation import flags_of_processes
 from helpers import ROOT, run_to_end
+from patience import patience
 
+from t5x_diffeq.cli import VERBS
 from t5x_diffeq.config.config import KEYS
 
 EXAMPLES = ROOT / "examples"
@@ -26,7 +33,19 @@ PRINTED = {  # what the last lines of each example say
     "own_source": r"'loss': \d",
     "train_and_look_inside": r"Heun: .*perplexity(.|\n)*'def main\(\):",
 }
+ASK = """
+const [queries, answer] = arguments, found = {};
+const search = new Worker(JSON.parse(document.getElementById("__config").textContent).search);
+search.onmessage = ({data}) => {
+  if (data.type == 3)
+    found[queries.shift()] = data.data.items.map((page) => page.map((hit) => hit.location));
+  queries.length ? search.postMessage({type: 2, data: queries[0]}) : answer(found);
+};
+fetch("search/search_index.json").then((index) => index.json()).then(
+  (index) => search.postMessage({type: 0, data: {...index, options: {}}}));
+"""  # what the page's own search finds for each query: pages, best first, each with its hits
 LOADING = {"src", "srcset", "poster", "data"}  # attributes whose address is loaded
+STATUSES = ("1", "2", "42", "130", "175")
 LOADED_LINKS = {"stylesheet", "icon", "preload", "modulepreload", "preconnect", "manifest"}
 
 
@@ -49,22 +68,30 @@ class Page(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def executed(whole):
-    """The examples that the built site executes: a third of them, others for each commit."""
-    chance = random.Random(os.environ["T5X_DIFFEQ_SAMPLE"])
-    return list(PRINTED) if whole else chance.sample(list(PRINTED), len(PRINTED) // 3)
+def project(tmp_path_factory):
+    """A copy of what the site is made of."""
+    folder = tmp_path_factory.mktemp("project")
+    for name in ("docs", "examples", "launch"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("notebooks"))
+    shutil.copy(ROOT / "mkdocs.yml", folder)
+    (folder / "t5x_diffeq").symlink_to(ROOT / "t5x_diffeq")
+    return folder
+
+
+def write_notebooks(project, *options):
+    command = [sys.executable, "launch/notebooks.py", *options]
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags_of_processes()}
+    ended = run_to_end(command, cwd=project, env=environment)
+    assert ended.returncode == 0, ended.stderr[-4000:]
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory, executed):
-    """The built site; some examples run meanwhile."""
-    folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", f"--site-dir={folder}"]
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags_of_processes()}
-    environment["EXAMPLES"] = ",".join(executed)
-    ended = run_to_end(command, env=environment)
+def site(project):
+    """The built site, with examples that weren't executed."""
+    write_notebooks(project)
+    ended = run_to_end([sys.executable, "-m", "mkdocs", "build", "--strict"], cwd=project)
     assert ended.returncode == 0, ended.stderr[-4000:]
-    return folder
+    return project / "build" / "site"
 
 
 @pytest.fixture(scope="module")
@@ -112,17 +139,55 @@ def test_links_and_anchors_hold(site, pages):
                 assert anchor in pages[there].anchors, f"{path.relative_to(site)}: {link}"
 
 
+@pytest.fixture(scope="module")
+def found(site):
+    """What the search finds for each key, verb and exit status."""
+    handler = partial(http.server.SimpleHTTPRequestHandler, directory=site)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever).start()
+    names = {key.rpartition(".")[2] for key in KEYS}
+    with browser.open_browser() as page:
+        page.driver.get(f"http://127.0.0.1:{server.server_port}/index.html")
+        page.driver.set_script_timeout(patience(120))
+        found = page.driver.execute_async_script(ASK, [*names, *KEYS, *VERBS, *STATUSES])
+    server.shutdown()
+    return found
+
+
 @pytest.mark.slow
 @pytest.mark.every_case
-def test_all_keys_are_on_the_site(site, pages):
-    assert KEYS.keys() <= pages[site / "keys.html"].anchors
+@pytest.mark.skipif(bool(browser.why_not()), reason=browser.why_not())
+def test_search_finds_every_key(found):
+    """By its name without the section, and with it; the page of keys comes first."""
+    words = {word for key in KEYS for word in key.split(".")}
+    for key in KEYS:
+        assert f"keys.html#{key}" in found[key][0][:5], (key, found[key])
+        name = key.rpartition(".")[2]
+        longer = {word for word in words - {name} if word.startswith(name)}
+        if name != "every":  # which the search leaves out, as it does "the"
+            hits = found[name][0] if longer else found[name][0][:1]
+            assert f"keys.html#{key}" in hits, (key, found[name])
 
 
 @pytest.mark.slow
-def test_examples_print_what_they_should(site, executed):
-    """What its cells print on standard output, in the notebook to download."""
+@pytest.mark.every_case
+@pytest.mark.skipif(bool(browser.why_not()), reason=browser.why_not())
+def test_search_finds_every_verb_and_exit_status(found):
+    for verb in VERBS:  # keys begin with `train`, too
+        assert f"verbs.html#{verb}" in {hits[0] for hits in found[verb][:2]}, found[verb]
+    for status in STATUSES:
+        assert found[status][0][0] == "operating.html#exit-statuses", found[status]
+
+
+@pytest.mark.slow
+def test_examples_print_what_they_should(project, whole):
+    """A third of them, others for each commit, in the notebook to download."""
+    chance = random.Random(os.environ["T5X_DIFFEQ_SAMPLE"])
+    executed = list(PRINTED) if whole else chance.sample(list(PRINTED), len(PRINTED) // 3)
+    write_notebooks(project, "--execute", *executed)
+    write_notebooks(project)  # which keeps what was executed
     for example in executed:
-        notebook = json.loads((site / "notebooks" / f"{example}.ipynb").read_text())
+        notebook = json.loads((project / "docs/notebooks" / f"{example}.ipynb").read_text())
         outputs = [each for cell in notebook["cells"] for each in cell.get("outputs", ())]
         printed = "".join("".join(each["text"]) for each in outputs if each.get("name") == "stdout")
         assert re.search(PRINTED[example], printed), printed
