@@ -182,16 +182,16 @@ def training_of(setup, workdir, tokenizer=None) -> Training:
 
 def stop_after(steps: int, config: Config, workdir: AnyPath, number: int = signal.SIGTERM) -> int:
     """The status of a training that gets a signal as the batch after so many steps is drawn."""
-    draw = loop._draw
+    batches_after = loop._batches_after
 
     def interrupt(*arguments):
-        for n, batch in enumerate(draw(*arguments)):
+        for n, batch in enumerate(batches_after(*arguments)):
             if n == steps:
                 os.kill(os.getpid(), number)
             yield batch
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "_draw", interrupt)
+        patch.setattr(loop, "_batches_after", interrupt)
         return train_to_end(config, workdir)
 
 
