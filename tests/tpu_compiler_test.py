@@ -30,9 +30,10 @@ def test_an_estimate_is_what_flops_and_bytes_allow(python):
     """Of a step whose embedding is a gather, of which libtpu 0.0.50 says that it takes for ever."""
     keys = ("--config.model.dtype=bfloat16", "--config.data.sequence_length=128")
     verb = ("-m", "t5x_diffeq.plan", "--config=configs/tiny.py:baseline", "--topology=v5p:2x2x1")
-    ended = run_to_end(
-        [python, *verb, *keys], env={**os.environ, "XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"}
-    )
+    # JAX has set TPU_LIBRARY_PATH to the library of this Python's environment.
+    environment = {name: x for name, x in os.environ.items() if not name.startswith("TPU_")}
+    environment |= {"XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"}
+    ended = run_to_end([python, *verb, *keys], env=environment)
     assert ended.returncode == 0, ended.stderr
     (plan,) = map(json.loads, ended.stdout.splitlines())
     assert plan["compiled_by"] == "tpu" and plan["fits"]
