@@ -50,6 +50,9 @@ def said(capsys, monkeypatch, tmp_path):
         (f"train {TINY} --model.num_steps=3", "did you mean --config.model.num_steps?"),
         (f"train {TINY} --batch_size=3", "did you mean --config.train.batch_size?"),
         (f"train {TINY} --config.model.num_step=3", "did you mean model.num_steps?"),
+        (f"train {TINY} --config.train.total-steps=5", "did you mean train.total_steps?"),
+        ("train --config.train.total_steps=5 --workdir=w", "none is given before it; give --conf"),
+        (f"train --config.seed=5 {TINY}", "--config.seed changes a config, and none is given befo"),
         (
             f"train {TINY} --config.train.batch_size=many",
             "config.train.batch_size=many is invalid; it takes a value like its default, 16",

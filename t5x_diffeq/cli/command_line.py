@@ -48,7 +48,7 @@ from t5x_diffeq.config import plugins
 from t5x_diffeq.config.config import check_complete, check_values
 from t5x_diffeq.config.config_files import config_file, flatten, offer_configs
 from t5x_diffeq.config.mistakes import (
-    check_keys,
+    check_arguments,
     explain_argument,
     explain_parse_error,
     explain_range,
@@ -277,7 +277,7 @@ def parse(argv: list[str], verb_flags: flags.FlagValues) -> None:
     )
     if is_branch and not has_config:
         argv.insert(1, f"--config={config_file('default.py')}")  # the config is that of the run
-    check_keys(argv)
+    check_arguments(argv, verb_flags)
     _check_repeated(argv, verb_flags)
     try:
         flags.FLAGS(argv[:1])  # the libraries' flags, at their defaults

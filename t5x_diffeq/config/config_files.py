@@ -13,7 +13,7 @@ from typing import Any
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
-from t5x_diffeq.config.config import KEYS, SECTIONS, Config, flatten
+from t5x_diffeq.config.config import KEYS, SECTIONS, Config, check_key, flatten
 from t5x_diffeq.system.errors import InputError
 
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -94,9 +94,8 @@ def load_config(file: str, values: Mapping[str, object] | None = None) -> Config
         config = Config.of(module.get_config(variant) if variant else module.get_config())
     except (TypeError, ValueError) as error:  # it takes no variant, or not this one
         raise InputError(f"{file}: {error}") from error
-    unknown = sorted((values or {}).keys() - KEYS.keys())
-    if unknown:
-        raise InputError(f"config key {unknown[0]!r} does not exist; docs/keys.md has all")
+    for key in values or {}:
+        check_key(key)
     return config.with_values(values or {})
 
 

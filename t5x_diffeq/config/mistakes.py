@@ -8,7 +8,7 @@ from math import inf
 from absl import flags
 from ml_collections.config_flags import config_flags
 
-from t5x_diffeq.config.config import KEYS
+from t5x_diffeq.config.config import KEYS, SECTIONS, check_key
 from t5x_diffeq.config.config_files import CONFIGS, explain_missing_config
 from t5x_diffeq.config.keys.values import Values
 from t5x_diffeq.system.errors import InputError
@@ -57,16 +57,19 @@ def explain_range(message: str, verb_flags: flags.FlagValues) -> str | None:
     return fault and f"--{found[1]}={found[2]}{fault.removeprefix('it')}"
 
 
-def check_keys(argv: list[str]) -> None:
-    """Raises an InputError if a `--config.KEY` on the command line doesn't exist."""
-    known = list(KEYS)
-    groups = {key.rpartition(".")[0] for key in known}
+def check_arguments(argv: list[str], verb_flags: flags.FlagValues) -> None:
+    """Raises an InputError if a `--config.KEY` doesn't exist, or has no config to change."""
+    without = "config" in verb_flags and verb_flags["config"].value is None
     for argument in argv[1:]:
-        key = re.fullmatch(r"--?config\.([\w.]+)(=.*)?", argument, re.DOTALL)
-        if key and key.group(1) not in known and key.group(1) not in groups:
-            near = get_close_matches(key.group(1), known, n=1, cutoff=0.5)
-            hint = f"did you mean {near[0]}?" if near else "docs/keys.md has all keys"
-            raise InputError(f"config key {key.group(1)!r} does not exist; {hint}")
+        without = without and not re.match("--?config(=|$)", argument)
+        if key := re.fullmatch(r"--?config\.([\w.-]+)(=.*)?", argument, re.DOTALL):
+            if key[1] not in SECTIONS:
+                check_key(key[1])
+            if without:
+                raise InputError(
+                    f"--config.{key[1]} changes a config, and none is given before it; give "
+                    "--config=configs/tiny.py, or another file, first"
+                )
 
 
 def explain_parse_error(message: str) -> str:
