@@ -53,8 +53,11 @@ def test_help_and_mistakes_are_answered_before_jax_is_imported():
         messages.append("--nope is not a flag of this verb")
         if verb in ("train", "finetune", "prepare_data", "benchmark", "plan", "convert", "sweep"):
             cases[verb] += [
-                (["--config=configs/tiny.py", f"--config.{key}"], 2)
-                for key in ("model.widht=3", "seed=-3")
+                (["--help=keys"], 0),
+                *(
+                    (["--config=configs/tiny.py", f"--config.{key}"], 2)
+                    for key in ("model.widht=3", "seed=-3")
+                ),
             ]
             messages += ["'model.widht' does not exist; did you mean model.w", "seed is -3; it m"]
     program = ANSWERS.format(cases=cases, heavy=ANSWERED_WITHOUT)

@@ -92,6 +92,8 @@ def run(
         _print_and_exit(f"{doc.strip()}\n\n{format_help(verb_flags)}")
     keep_freed_memory(os.environ)
     try:
+        if asked := [each for each in sys.argv[1:] if re.match("--?help=.", each)]:
+            _print_and_exit(_help_of_keys(asked[0].partition("=")[2], verb_flags))
         if several and _may_have_others(os.environ):
             from t5x_diffeq.cluster import processes  # importing JAX takes seconds
 
@@ -160,7 +162,7 @@ def add_common_flags(verb_flags: flags.FlagValues) -> None:
 def format_help(verb_flags: flags.FlagValues) -> str:
     """Each flag of the verb with its meaning and default, wrapped to the terminal's width."""
     width = max(map(len, verb_flags)) + 2
-    columns = max(60, min(shutil.get_terminal_size().columns, 100))
+    columns = _columns()
     lines = []
     for name in verb_flags:
         flag = verb_flags[name]
@@ -172,6 +174,18 @@ def format_help(verb_flags: flags.FlagValues) -> str:
         indent = " " * len(head)
         lines += textwrap.wrap(text, columns, initial_indent=head, subsequent_indent=indent)
     return "\n".join(lines)
+
+
+def _help_of_keys(word: str, verb_flags: flags.FlagValues) -> str:
+    if "config" not in verb_flags:
+        raise InputError(f"--help={word}: this verb takes no config; --help alone prints its flags")
+    from t5x_diffeq.config.keys_page import help_of
+
+    return help_of(word, _columns())
+
+
+def _columns() -> int:
+    return max(60, min(shutil.get_terminal_size().columns, 100))
 
 
 def _fail(status: int, error: object) -> int:

@@ -68,6 +68,7 @@ class VerbFlags(flags.FlagValues):
 
     def define_config(self, meaning: str, default: str | None = None) -> flags.FlagHolder:
         """Defines `--config`, whose value is the ConfigDict of a file, and `--config.KEY`."""
+        meaning += " --help=keys prints all keys, --help=KEY one of them."
         return config_flags.DEFINE_config_file("config", default, meaning, flag_values=self)
 
     def define_workdir(self) -> flags.FlagHolder:

@@ -19,14 +19,14 @@ def explain_unknown_flag(name: str, verb_flags: flags.FlagValues) -> str:
     has_config = any(config_flags.is_config_flag(verb_flags[each]) for each in verb_flags)
     keys = [key for key in KEYS if f".{key}".endswith(f".{name}")] if has_config else []
     if has_config and "." in name:
-        keys = keys or _nearest(name, KEYS)
+        keys = keys or nearest(name, KEYS)
     near = [f"--config.{key}" for key in keys]
-    near = near or [f"--{each}" for each in _nearest(name.rpartition(".")[2], verb_flags)]
+    near = near or [f"--{each}" for each in nearest(name.rpartition(".")[2], verb_flags)]
     hint = f"did you mean {' or '.join(near)}?" if near else "see --help"
     return f"--{name} is not a flag of this verb; {hint}"
 
 
-def _nearest(name: str, names: Iterable[str]) -> list[str]:
+def nearest(name: str, names: Iterable[str]) -> list[str]:
     """The names that begin with `name`, which may be cut short, or else the most similar one."""
     names = list(names)
     return [each for each in names if each.startswith(name)] or get_close_matches(name, names, n=1)
