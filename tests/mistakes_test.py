@@ -69,6 +69,8 @@ def said(capsys, monkeypatch, tmp_path):
             f"train {TINY} --config.mesh.data=16 --workdir=w",
             "mesh data 16 x fsdp 1 x tensor 1 needs 16 devices, and JAX finds 8",
         ),
+        (f"train {TINY} --config.mesh.data=16 --workdir=w --dry_run", "and JAX finds 8"),
+        (f"train {TINY} --branch_from=r --workdir=w --dry_run", "can't check a branch"),
         (f"train {TINY} --config.data.path=a.txt --workdir=w", "--config.data.source=text_files"),
         (f"prepare_data {TINY} --config.data.path=a.txt --output=o", "source=text_files does"),
         ("evaluate --workdir=w --scheme=tsit", "did you mean tsit5? There are euler, lie_trott"),
