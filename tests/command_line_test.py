@@ -196,6 +196,20 @@ def test_several_processes_of_this_machine(argument, message):
     assert (ended.returncode, ended.stderr) == (2, f"error: {message}\n")
 
 
+def test_local_sh_tells_a_mistake_before_it_installs_anything(tmp_path):
+    local, fresh = ROOT / "launch" / "local.sh", tmp_path / "venv"
+    ended = run_to_end([local, "configs/tinny.py"], env={**os.environ, "VENV": str(fresh)})
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith("error: configs/tinny.py: there is no such file; the project has conf")
+    assert ended.returncode == 2 and " configs/tiny.py" in line and not fresh.exists()
+    command, here = [local, "configs/tiny.py", "--dry-run"], {**os.environ, "VENV": sys.prefix}
+    ended = run_to_end([*command, "--config.model.widht=3"], env=here)
+    assert "did you mean model.w" in ended.stderr
+    assert (ended.returncode, ended.stdout) == (2, "")
+    ended = run_to_end([*command, "--config.model.embed_dim=8", f"--workdir={tmp_path}"], env=here)
+    assert (ended.returncode, ended.stdout.count("+ ")) == (0, 3)
+
+
 @pytest.mark.parametrize(
     ("value", "parts"),
     [
