@@ -140,8 +140,8 @@ def test_bad_values_are_refused_before_anything_is_begun(small, tmp_path, key, v
 
 
 def test_a_dry_run_says_what_it_checked_and_leaves_the_workdir_to_any_run(small, tmp_path, capsys):
-    for length in (16, 24):
-        small.data.sequence_length = length
+    for length, path in ((16, small.data.path), (24, f"/.{small.data.path}")):
+        small.data.update(sequence_length=length, path=path)
         loop.check(Config.of(small), tmp_path / "run", ())
         (line,) = (each for each in capsys.readouterr().err.splitlines() if "checked" in each)
         assert line.startswith("checked: the config, the data (") and "mesh data 1 x fsdp 8" in line
