@@ -15,11 +15,10 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from absl import flags
 from ml_collections import ConfigDict
-from ml_collections.config_flags import config_flags
 
 from t5x_diffeq.cli import command_line
+from t5x_diffeq.cli.verb_flags import VerbFlags
 from t5x_diffeq.config.config import Config, DataKeys
 from t5x_diffeq.data.shards import read_manifest
 from t5x_diffeq.data.sources import SOURCES, part_configs
@@ -67,8 +66,8 @@ def config_of(arguments: list[str]) -> ConfigDict:
       InputError: naming the first invalid key or value.
     """
     sys.argv = ["train", *arguments]  # where ml_collections looks for overrides
-    own = flags.FlagValues()
-    config = config_flags.DEFINE_config_file("config", None, flag_values=own)
+    own = VerbFlags("check_run")
+    config = own.define_config("")
     command_line.parse(sys.argv, own)
     return config.value
 

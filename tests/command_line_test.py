@@ -13,7 +13,6 @@ from helpers import ROOT, run_to_end
 import t5x_diffeq as td
 from t5x_diffeq.cli import VERBS, command_line
 from t5x_diffeq.cluster import processes
-from t5x_diffeq.config.mistakes import explain_parse_error
 from t5x_diffeq.system.errors import InputError
 
 
@@ -100,6 +99,14 @@ def test_a_process_alone_joins_none(monkeypatch):
     assert ended.value.code == 7
 
 
+def test_a_python_without_the_packages_is_told():
+    command = [sys.executable, "-S", "-m", "t5x_diffeq.train", "--help"]
+    ended = run_to_end(command, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    told = f"error: the package absl isn't installed for this Python, {sys.executable}; launch/loc"
+    assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (2, "", 1)
+    assert ended.stderr.startswith(told)
+
+
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_verb_has_a_module_to_run(verb):
     """`python -m t5x_diffeq.VERB` runs it; importing it fails, and names what to import."""
@@ -138,12 +145,6 @@ def test_a_verbs_file_is_no_script():
     ended = run_to_end([sys.executable, script], env=environment)
     told = "error: this file is no script; run python -m t5x_diffeq.status\n"
     assert (ended.returncode, ended.stdout, ended.stderr) == (2, "", told)
-
-
-def test_library_messages_become_one_line():
-    assert explain_parse_error("flag --config=a.py: Traceback\n  line\nValueError: no good") == (
-        "--config=a.py: no good"
-    )
 
 
 def test_of_a_save_that_failed_one_line_is_shown(monkeypatch):

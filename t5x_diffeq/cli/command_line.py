@@ -46,7 +46,7 @@ from t5x_diffeq.cluster.peers import (
 )
 from t5x_diffeq.config import plugins
 from t5x_diffeq.config.config import check_complete, check_values
-from t5x_diffeq.config.config_files import config_file, flatten, offer_configs
+from t5x_diffeq.config.config_files import config_file, flatten
 from t5x_diffeq.config.mistakes import (
     check_arguments,
     explain_argument,
@@ -282,7 +282,6 @@ def _say_first_failure(message: Warning | str, *_: object, **__: object) -> None
 
 def parse(argv: list[str], verb_flags: flags.FlagValues) -> None:
     """Parses the verb's flags, and the config's if it has one."""
-    offer_configs()
     add_common_flags(verb_flags)
     argv = [argv[0], *map(_find_config_file, argv[1:])]
     has_config, is_branch = (
@@ -291,8 +290,8 @@ def parse(argv: list[str], verb_flags: flags.FlagValues) -> None:
     )
     if is_branch and not has_config:
         argv.insert(1, f"--config={config_file('default.py')}")  # the config is that of the run
-    check_arguments(argv, verb_flags)
     _check_repeated(argv, verb_flags)
+    check_arguments(argv, verb_flags)
     try:
         flags.FLAGS(argv[:1])  # the libraries' flags, at their defaults
         rest = verb_flags(argv)[1:]
@@ -300,9 +299,7 @@ def parse(argv: list[str], verb_flags: flags.FlagValues) -> None:
         console.quiet = bool(verb_flags["quiet"].value)
         plugins.trust_all = bool(verb_flags["trust_plugins"].value)
         of_configs = filter(config_flags.is_config_flag, map(verb_flags.__getitem__, verb_flags))
-        for config in (each.value for each in of_configs if each.present or each.value):
-            if config is None:
-                raise InputError("--config: its get_config() returns None, not a ConfigDict")
+        for config in (each.value for each in of_configs if each.value is not None):
             values = flatten(config)
             check_complete(values.keys())
             check_values(values, unset=_FROM_INIT)
@@ -312,11 +309,13 @@ def parse(argv: list[str], verb_flags: flags.FlagValues) -> None:
     except InputError:
         raise
     except flags.Error as error:
+        if isinstance(error.__context__, InputError):  # of the config file
+            raise error.__context__ from None
         raise InputError(
             explain_range(str(error), verb_flags) or explain_parse_error(str(error))
         ) from error
-    except Exception as error:  # whatever a config file may raise
-        line = explain_parse_error(str(error) or type(error).__name__)
+    except Exception as error:  # of ml_collections
+        line = " ".join(str(error).split()) or type(error).__name__
         raise InputError(line if line.startswith("--config") else f"--config: {line}") from error
     if rest:
         raise InputError(explain_argument(rest[0], verb_flags))

@@ -80,11 +80,18 @@ def flatten(config: Any) -> dict[str, Any]:
 
 
 def check_key(key: str) -> None:
-    """Raises an InputError unless this is a key of a config, naming the nearest that is."""
+    """Raises an InputError unless this is a key of a config."""
     if key not in KEYS:
-        near = get_close_matches(key.replace("-", "_"), KEYS, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]}?" if near else "`train --help=keys` prints all keys"
-        raise InputError(f"config key {key!r} does not exist; {hint}")
+        raise InputError(explain_unknown_key(key))
+
+
+def explain_unknown_key(key: str) -> str:
+    """One line for a key that doesn't exist: the nearest that does."""
+    bare = {each.rpartition(".")[2]: each for each in KEYS} | {each: each for each in SECTIONS}
+    names = {each: each for each in KEYS} if "." in key else bare
+    near = get_close_matches(key.replace("-", "_"), names, n=1, cutoff=0.5)
+    hint = f"did you mean {names[near[0]]}?" if near else "`train --help=keys` prints all keys"
+    return f"config key {key!r} does not exist; {hint}"
 
 
 def check_complete(keys: Collection[str]) -> None:

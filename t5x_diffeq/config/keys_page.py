@@ -42,12 +42,13 @@ _DIFFERS = (
     "A key may differ between runs of one workdir (resume), in a run that branches off another "
     "(branch), or in the tuning of another run (finetune)."
 )
+_ALL: tuple[type[Section], ...] = (RunKeys, *SECTIONS.values())
 _TABLE = "| key | default | values | meaning | may differ in |\n|---|---|---|---|---|"
 
 
 def page() -> str:
     """The page, in Markdown."""
-    return "\n".join([_HEAD, *map(_table_of, (RunKeys, *SECTIONS.values()))])
+    return "\n".join([_HEAD, *map(_table_of, _ALL)])
 
 
 def help_of(word: str, columns: int) -> str:
@@ -60,7 +61,7 @@ def help_of(word: str, columns: int) -> str:
       InputError: if it names none.
     """
     name, lines = word.removeprefix("config."), []
-    for section in (RunKeys, *SECTIONS.values()):
+    for section in _ALL:
         whole = name in ("keys", section.section)
         if whole and section.section:
             lines += [*textwrap.wrap(_plain(str(section.__doc__)), columns), ""]

@@ -3,13 +3,15 @@
 import re
 from collections.abc import Iterable
 from difflib import get_close_matches
+from itertools import pairwise
 from math import inf
+from os.path import isdir
 
 from absl import flags
 from ml_collections.config_flags import config_flags
 
 from t5x_diffeq.config.config import KEYS, SECTIONS, check_key
-from t5x_diffeq.config.config_files import CONFIGS, explain_missing_config
+from t5x_diffeq.config.config_files import CONFIGS
 from t5x_diffeq.config.keys.values import Values
 from t5x_diffeq.system.errors import InputError
 
@@ -20,9 +22,10 @@ def explain_unknown_flag(name: str, verb_flags: flags.FlagValues) -> str:
     keys = [key for key in KEYS if f".{key}".endswith(f".{name}")] if has_config else []
     if has_config and "." in name:
         keys = keys or nearest(name, KEYS)
+    keys_too = ", and --help=keys for the keys of a config" if has_config else ""
     near = [f"--config.{key}" for key in keys]
     near = near or [f"--{each}" for each in nearest(name.rpartition(".")[2], verb_flags)]
-    hint = f"did you mean {' or '.join(near)}?" if near else "see --help"
+    hint = f"did you mean {' or '.join(near)}?" if near else f"see --help{keys_too}"
     return f"--{name} is not a flag of this verb; {hint}"
 
 
@@ -34,9 +37,11 @@ def nearest(name: str, names: Iterable[str]) -> list[str]:
 
 def explain_argument(argument: str, verb_flags: flags.FlagValues) -> str:
     """One line for an argument that isn't a flag."""
-    is_file = re.search(r"\.py(:\w*)?$", argument) and "config" in verb_flags
-    argument = argument.replace(f"{CONFIGS}/", "configs/")
-    hint = f"did you mean --config={argument}?" if is_file else "flags are --name=value"
+    argument, hint = argument.replace(f"{CONFIGS}/", "configs/"), "flags are --name=value"
+    if re.search(r"\.py(:\w*)?$", argument) and "config" in verb_flags:
+        hint = f"did you mean --config={argument}?"
+    elif ("/" in argument or isdir(argument)) and "workdir" in verb_flags:
+        hint = f"did you mean --workdir={argument}?"
     return f"argument {argument!r} is not understood; {hint}"
 
 
@@ -59,6 +64,9 @@ def explain_range(message: str, verb_flags: flags.FlagValues) -> str | None:
 
 def check_arguments(argv: list[str], verb_flags: flags.FlagValues) -> None:
     """Raises an InputError if a `--config.KEY` doesn't exist, or has no config to change."""
+    for flag, value in pairwise(argv[1:]):
+        if flag.startswith("--config.") and value.startswith("="):
+            raise InputError(f"{flag} {value} has a space before the =; write {flag}=VALUE")
     without = "config" in verb_flags and verb_flags["config"].value is None
     for argument in argv[1:]:
         without = without and not re.match("--?config(=|$)", argument)
@@ -76,17 +84,8 @@ def explain_parse_error(message: str) -> str:
     """One line for an error of the flag and config libraries."""
     message = " ".join(message.split())
     value = re.match(r"flag --config\.([\w.]+)=(.*?): ", message)
-    if value:
-        default = KEYS[value.group(1)].default
-        wanted = f"a value like its default, {default!r}" if default is not None else "another type"
-        return f"config.{value.group(1)}={value.group(2)} is invalid; it takes {wanted}"
-    if "positional argument" in message and "get_config() takes" in message:
-        return "--config: this file has no variants; leave out the colon and what follows"
-    if missing := re.search(r"No such file or directory: '(.*?)'", message):
-        return f"--config={explain_missing_config(missing.group(1))}"
-    if "config file is an empty string" in message:
-        return "--config is empty; name a config file"
-    if folder_named := re.search(r"Is a directory: '(.*?)'", message):
-        return f"--config={folder_named.group(1)} is a folder; name a config file"
-    raised = re.search(r"^flag (--config=\S+): .*\b\w+Error: (.*)$", message)
-    return f"{raised.group(1)}: {raised.group(2)}" if raised else message
+    if not value or value[1] not in KEYS:
+        return message
+    key = KEYS[value[1]]
+    example = f", such as its default, {key.default!r}" if key.default is not None else ""
+    return f"config.{value[1]}={value[2]} is invalid; {key.values.fault_of_type()}{example}"
