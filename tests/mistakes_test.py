@@ -130,6 +130,7 @@ def test_a_mistake_is_named_with_the_way_out(words, named, said, tmp_path):
             ["FrozenConfigDict(config).seed = 3"],
             "own.py, line 4: this config is frozen; change wha",
         ),
+        (["{}['widht']"], "own.py, line 4: KeyError: widht"),
         (["1 / 0"], "own.py, line 4: ZeroDivisionError: division by zero"),
         (["return td.load_config('configs/tiny.py')"], "get_config() returns a Config, not a Conf"),
     ],

@@ -134,13 +134,13 @@ def _explain_mistake(error: Exception, path: Path, file: str) -> str:
     """One line for what a config file raises: the file, the line, and the way out."""
     frames = traceback.extract_tb(error.__traceback__)
     at = next((each for each in reversed(frames) if each.filename == str(path.absolute())), None)
-    if isinstance(error, ValueError) and ":" in file:
-        return f"{file}: {error}"  # most likely, it has no such variant
     reason: object = error
     while isinstance(reason, AttributeError | KeyError) and reason.args:  # ConfigDict's are nested
         reason = reason.args[0]
     said, line = " ".join(str(reason).split()), (at and at.line) or ""
-    unknown = re.match(r"Key \"(\w+)\" does not exist|'?(\w+)'?( Did you mean|$)", said)
+    if isinstance(error, ValueError) and ":" in file:
+        return f"{file}: {said}"  # most likely, it has no such variant
+    unknown = re.match(r"Key \"(\w+)\" does not exist|'(\w+)'( Did you mean|$)", said)
     if unknown and isinstance(error, AttributeError | KeyError):
         key = unknown[1] or unknown[2]
         section = re.search(rf"\b({'|'.join(SECTIONS)})\W+{key}\b", line)
