@@ -198,7 +198,7 @@ checked() {
   local each told=()
   for each in ${missing[@]+"${missing[@]}"}; do told+=(--missing="$each"); done
   "$VENV/bin/python" "$ROOT/launch/check_run.py" --chip="$1" --count="$2" --hosts="$3" --slices="$4" \
-    --example="$5" ${6:+"$6"} ${told[@]+"${told[@]}"} -- \
+    --example="$5" ${6:+"$6"} ${dry_run:+--dry_run} ${told[@]+"${told[@]}"} -- \
     --config="${own_config:-$config}${own_config:+$(variant)}" \
     --workdir="$workdir" ${arguments[@]+"${arguments[@]}"}
 }

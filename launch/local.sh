@@ -6,7 +6,7 @@
 #
 # The second trains as several processes, each with virtual CPU devices: a real multi-process run,
 # restarted at most that often when a process is lost. SIGTERM and Ctrl-C save and end the run.
-# --dry-run prints the commands.
+# --dry-run checks flags and keys where there is an environment, and prints the commands.
 # Sets itself up the first time. The same command again continues the run in its workdir, which is
 # named after the config if it isn't given.
 
@@ -34,7 +34,9 @@ done
 [ -n "$config" ] || die "give a config: launch/local.sh configs/tiny.py"
 
 # A config of the project is found from anywhere.
-if [ ! -e "${config%%:*}" ] && [ -e "$ROOT/${config%%:*}" ]; then
+if [ ! -e "${config%%:*}" ]; then
+  [ -e "$ROOT/${config%%:*}" ] ||
+    die "${config%%:*}: there is no such file; the project has $(cd "$ROOT" && echo configs/*.py)"
   config="$ROOT/$config"
 fi
 name="$(basename "${config%%:*}" .py)"
@@ -56,6 +58,10 @@ python="$VENV/bin/python"
 export PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}"
 echo "workdir: $workdir" >&2
 train=("$python" -m t5x_diffeq.train --config="$config" --workdir="$workdir" ${arguments[@]+"${arguments[@]}"})
+if [ -n "$dry_run" ] && "$python" -c "import t5x_diffeq.cli.train" 2>/dev/null; then
+  "$python" -c 'from t5x_diffeq.cli import command_line, train; command_line.run(int, "", train.FLAGS)' \
+    "${train[@]:3}" || exit
+fi
 if [ ${#several[@]} -gt 0 ]; then
   train=("$python" "$ROOT/launch/local_processes.py" "${several[@]}" -- "${train[@]}")
 fi

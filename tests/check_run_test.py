@@ -118,3 +118,8 @@ def test_a_bucket_that_cannot_be_reached(check):
         assert_told(check(*words, none, **environment), "path=gs://bucket/none: nothing is there")
         store.refuse = lambda method, path: 403
         assert_told(check(*words, none, **environment), *["can't be reached"] * 2)
+        store.refuse = lambda method, path: 401
+        ended = check(*words, none, **environment)
+        assert ended.returncode == 0, ended.stderr
+        assert ended.stderr.count("note: not checked, the run will: ") == 2
+        assert "+ gcloud" in ended.stdout

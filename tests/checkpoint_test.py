@@ -42,7 +42,7 @@ from t5x_diffeq.training.tracking.jsonl import JsonlWriter, warn_if_lost
 def test_a_damaged_checkpoint_is_kept_apart(workdir, way, capsys):
     """`faults_test.py` damages every file in every way."""
     way(next((workdir / "checkpoints" / "6" / "state" / "ocdbt.process_0" / "d").iterdir()))
-    with pytest.raises(InputError, match=r"checkpoint 6 of .* can't be read: state/.* of 2, 4, 6"):
+    with pytest.raises(InputError, match=r"checkpoint 6 of .* can't be read: state/.* of 2, 4$"):
         restore_params(workdir, abstract(state_at(0).params))
     assert restore_params(workdir, abstract(state_at(0).params), 4)[1] == 4
     assert restore_step(workdir) == 4

@@ -13,7 +13,6 @@ from helpers import ROOT, run_to_end
 import t5x_diffeq as td
 from t5x_diffeq.cli import VERBS, command_line
 from t5x_diffeq.cluster import processes
-from t5x_diffeq.config.mistakes import explain_parse_error
 from t5x_diffeq.system.errors import InputError
 
 
@@ -53,8 +52,11 @@ def test_help_and_mistakes_are_answered_before_jax_is_imported():
         messages.append("--nope is not a flag of this verb")
         if verb in ("train", "finetune", "prepare_data", "benchmark", "plan", "convert", "sweep"):
             cases[verb] += [
-                (["--config=configs/tiny.py", f"--config.{key}"], 2)
-                for key in ("model.widht=3", "seed=-3")
+                (["--help=keys"], 0),
+                *(
+                    (["--config=configs/tiny.py", f"--config.{key}"], 2)
+                    for key in ("model.widht=3", "seed=-3")
+                ),
             ]
             messages += ["'model.widht' does not exist; did you mean model.w", "seed is -3; it m"]
     program = ANSWERS.format(cases=cases, heavy=ANSWERED_WITHOUT)
@@ -97,6 +99,14 @@ def test_a_process_alone_joins_none(monkeypatch):
     assert ended.value.code == 7
 
 
+def test_a_python_without_the_packages_is_told():
+    command = [sys.executable, "-S", "-m", "t5x_diffeq.train", "--help"]
+    ended = run_to_end(command, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    told = f"error: the package absl isn't installed for this Python, {sys.executable}; launch/loc"
+    assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (2, "", 1)
+    assert ended.stderr.startswith(told)
+
+
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_verb_has_a_module_to_run(verb):
     """`python -m t5x_diffeq.VERB` runs it; importing it fails, and names what to import."""
@@ -135,12 +145,6 @@ def test_a_verbs_file_is_no_script():
     ended = run_to_end([sys.executable, script], env=environment)
     told = "error: this file is no script; run python -m t5x_diffeq.status\n"
     assert (ended.returncode, ended.stdout, ended.stderr) == (2, "", told)
-
-
-def test_library_messages_become_one_line():
-    assert explain_parse_error("flag --config=a.py: Traceback\n  line\nValueError: no good") == (
-        "--config=a.py: no good"
-    )
 
 
 def test_of_a_save_that_failed_one_line_is_shown(monkeypatch):
@@ -191,6 +195,20 @@ def test_several_processes_of_this_machine(argument, message):
     command = [sys.executable, script, argument, "--", "true"]
     ended = run_to_end(command)
     assert (ended.returncode, ended.stderr) == (2, f"error: {message}\n")
+
+
+def test_local_sh_tells_a_mistake_before_it_installs_anything(tmp_path):
+    local, fresh = ROOT / "launch" / "local.sh", tmp_path / "venv"
+    ended = run_to_end([local, "configs/tinny.py"], env={**os.environ, "VENV": str(fresh)})
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith("error: configs/tinny.py: there is no such file; the project has conf")
+    assert ended.returncode == 2 and " configs/tiny.py" in line and not fresh.exists()
+    command, here = [local, "configs/tiny.py", "--dry-run"], {**os.environ, "VENV": sys.prefix}
+    ended = run_to_end([*command, "--config.model.widht=3"], env=here)
+    assert "did you mean model.w" in ended.stderr
+    assert (ended.returncode, ended.stdout) == (2, "")
+    ended = run_to_end([*command, "--config.model.embed_dim=8", f"--workdir={tmp_path}"], env=here)
+    assert (ended.returncode, ended.stdout.count("+ ")) == (0, 3)
 
 
 @pytest.mark.parametrize(

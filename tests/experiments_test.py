@@ -6,12 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import warm_python
+from absl import flags
 from helpers import ROOT, call, run_to_end
 
 from studies import budgets, controls, equal_time, ladder
 from t5x_diffeq.cli import reproduce
 from t5x_diffeq.cli.make_tasks import documents, passage
-from t5x_diffeq.config.mistakes import check_keys
+from t5x_diffeq.config.mistakes import check_arguments
 from t5x_diffeq.data.tokenizer import ByteTokenizer
 from t5x_diffeq.experiments.experiment import Experiment
 from t5x_diffeq.experiments.paper import LAPTOP, PAPER
@@ -99,7 +100,7 @@ def check_order(experiment):
         labels = {*table.row, table.column, table.best_of} - {None, "task"}
         assert all(run.labels.keys() >= labels for run in runs if run.labels)
     for run in runs:  # every key of the config exists
-        check_keys(run.command(Path("out"))[2:])
+        check_arguments(run.command(Path("out"))[2:], flags.FlagValues())
 
 
 def lowest_at(sweep, best):

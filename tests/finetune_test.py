@@ -193,12 +193,16 @@ def test_what_is_the_runs_to_say(base, text, tmp_path):
             verb.finetune(flatten(tuning_config("lora", base, text, **model)), tmp_path / "new")
         assert not (tmp_path / "new" / "config.json").exists()
 
-    check_refused(r"model.embed_dim=64 can't be set.* it is 16", embed_dim=64)
+    check_refused(
+        r"model.embed_dim=64 can't be set.* it is 16.*=configs/finetune.py:lora", embed_dim=64
+    )
     check_refused(r"model\.num_steps is 0; it must be at least 1", num_steps=0)
     check_refused(r"model\.scheme is 'eular'; it can be euler", scheme="eular")
     config = tuning_config("lora", base, text)
     config.init_from = None
-    with pytest.raises(InputError, match=r"config\.init_from is not set"):
+    with pytest.raises(
+        InputError, match=r"init_from is not set; finetune needs --config=configs/fin"
+    ):
         verb.finetune(flatten(config), tmp_path / "new")
     config.init_from = str(tmp_path / "nothing")
     with pytest.raises(InputError, match=r"holds no run: there is no such folder"):

@@ -8,7 +8,7 @@ from helpers import ROOT
 
 from configs import default
 from t5x_diffeq.config.config import KEYS, SECTIONS, Config, flatten
-from t5x_diffeq.config.keys_page import page
+from t5x_diffeq.config.keys_page import help_of, page
 
 
 def test_every_field_is_a_key_whose_default_it_can_take():
@@ -34,6 +34,28 @@ def test_a_branch_may_differ_in_all_that_resuming_may_change():
 def test_the_page_of_keys_is_up_to_date():
     """`python -m t5x_diffeq.config.keys_page > docs/keys.md` makes it."""
     assert (ROOT / "docs" / "keys.md").read_text() == page()
+
+
+def test_help_says_what_a_key_is():
+    (key, default, *meaning), differs = (
+        text.splitlines() for text in help_of("optimizer.warmup_fraction", 80).split("\n\n")
+    )
+    assert key == "optimizer.warmup_fraction"
+    assert default == "    Default 0.01; number, in [0, 1]. May differ in: branch, finetune."
+    assert " ".join(map(str.strip, meaning)).startswith("fraction of train.total_steps over whi")
+    assert differs[0].startswith("A key may differ between runs of one workdir (resume)")
+    for word in ("warmup_fraction", "config.optimizer.warmup_fraction"):
+        assert help_of(word, 80) == help_of("optimizer.warmup_fraction", 80)
+
+
+def test_help_has_all_keys_or_those_of_a_section_as_plain_text():
+    whole, section = help_of("keys", 72), help_of("mesh", 72)
+    assert {name for name in KEYS if f"\n{name}\n" in f"\n{whole}"} == KEYS.keys()
+    of_mesh = {name for name in KEYS if name.startswith("mesh.")}
+    assert {name for name in KEYS if f"\n{name}\n" in section} == of_mesh
+    assert section.startswith("config.mesh: ")
+    assert not any(mark in whole for mark in ("`", "](", ".md"))
+    assert max(map(len, whole.splitlines())) <= 72
 
 
 def test_keys_are_known_without_jax():

@@ -18,6 +18,7 @@ def said(capsys, monkeypatch, tmp_path):
 
     def said(words: str) -> str:
         monkeypatch.chdir(tmp_path)
+        monkeypatch.setenv("HOME", str(tmp_path / "home"))
         monkeypatch.setattr(sys, "argv", ["t5x_diffeq", *words.split()])
         monkeypatch.setitem(sys.modules, "huggingface_hub", None)  # it isn't installed
         monkeypatch.setattr(command_line, "exit_process", sys.exit)  # this process goes on
@@ -49,10 +50,22 @@ def said(capsys, monkeypatch, tmp_path):
         (f"train {TINY} --wrkdir=w", "--wrkdir is not a flag of this verb; did you mean --work"),
         (f"train {TINY} --model.num_steps=3", "did you mean --config.model.num_steps?"),
         (f"train {TINY} --batch_size=3", "did you mean --config.train.batch_size?"),
+        ("train --help=warmup", "no such key or section; did you mean warmup_fraction?"),
+        ("finetune --help=train.totl_steps", "did you mean train.total_steps?"),
+        ("plan --help=wärme", "--help=keys prints all keys"),
+        ("status --help=keys", "this verb takes no config; --help alone prints its flags"),
         (f"train {TINY} --config.model.num_step=3", "did you mean model.num_steps?"),
+        (f"train {TINY} --config.train.total_steps=1e3", "=1e3 is invalid; it must be a whole nu"),
+        (f"train {TINY} --config.train.total_steps=1.5", "=1.5 is invalid; it must be a whole nu"),
+        (f"train {TINY} --config.train.total_steps = 5", "write --config.train.total_steps=VALUE"),
+        (f"train {TINY} --config.train.early_stopping=3", "did you mean train.total_steps?"),
+        (f"train {TINY} --early_stopping=3", "see --help, and --help=keys for the keys of a con"),
+        (f"train {TINY} --config.train.total-steps=5", "did you mean train.total_steps?"),
+        ("train --config.train.total_steps=5 --workdir=w", "none is given before it; give --conf"),
+        (f"train --config.seed=5 {TINY}", "--config.seed changes a config, and none is given befo"),
         (
             f"train {TINY} --config.train.batch_size=many",
-            "config.train.batch_size=many is invalid; it takes a value like its default, 16",
+            "config.train.batch_size=many is invalid; it must be a whole number, such as its defa",
         ),
         (
             f"train {TINY} --config.model.scheme=eulr",
@@ -62,11 +75,19 @@ def said(capsys, monkeypatch, tmp_path):
             f"train {TINY} --config.mesh.data=16 --workdir=w",
             "mesh data 16 x fsdp 1 x tensor 1 needs 16 devices, and JAX finds 8",
         ),
+        (f"train {TINY} --config.mesh.data=16 --workdir=w --dry_run", "and JAX finds 8"),
+        (f"train {TINY} --branch_from=r --workdir=w --dry_run", "can't check a branch"),
         (f"train {TINY} --config.data.path=a.txt --workdir=w", "--config.data.source=text_files"),
         (f"prepare_data {TINY} --config.data.path=a.txt --output=o", "source=text_files does"),
         ("evaluate --workdir=w --scheme=tsit", "did you mean tsit5? There are euler, lie_trott"),
         ("evaluate --workdir=w --config.model.num_steps=4", "did you mean --num_steps?"),
         ("evaluate --workdir=w", "workdir w holds no run: there is no such folder; train there"),
+        ("generate runs", "did you mean --workdir=runs?"),
+        ("evaluate runs/tiny", "did you mean --workdir=runs/tiny?"),
+        ("generate --workdir=~/runs", "home/runs holds no run; name one that does, such as "),
+        ("generate --workdir=~nobody_here/w", "workdir ~nobody_here/w holds no run"),
+        (f"finetune {TINY} --workdir=w", "finetune needs --config=configs/finetune.py:lora (:f"),
+        (f"plan {TINY} --topology=rtx4090:1", "there are the TPUs v4, v5e, v5p, v6e, tpu7x, the G"),
         ("generate --workdir=runs", "workdir runs holds no run; name one that does, such as runs/"),
         (f"benchmark {TINY} --generation --profile=x", "which --generation doesn't take"),
         (f"benchmark {TINY} --against={TINY[9:]},seed", "'seed' is not KEY=VALUE"),
@@ -77,6 +98,57 @@ def said(capsys, monkeypatch, tmp_path):
     ],
 )
 def test_a_mistake_is_named_with_the_way_out(words, named, said, tmp_path):
-    (tmp_path / "runs" / "tiny").mkdir(parents=True)
-    (tmp_path / "runs" / "tiny" / "config.json").write_text("{}")
+    for runs in (tmp_path / "runs", tmp_path / "home" / "runs"):
+        (runs / "tiny").mkdir(parents=True)
+        (runs / "tiny" / "config.json").write_text("{}")
     assert named in said(words)
+
+
+@pytest.mark.parametrize(
+    ("lines", "named"),
+    [
+        (["config = tiny.get_config("], "own.py, line 3: '(' was never closed"),
+        (
+            ["config.model.n_layers = 3"],
+            "line 4: config key 'model.n_layers' does not exist; did y",
+        ),
+        (
+            ["config['model']['widht'] = 3"],
+            "config key 'model.widht' does not exist; did you mean ",
+        ),
+        (["config.model.update(num_step=3)"], "'num_step' does not exist; did you mean model.num_"),
+        (["config.modle.num_steps = 3"], "own.py, line 4: config key 'modle' does not exist; "),
+        (
+            ["config.model.num_steps = 'six'"],
+            "own.py, line 4: Could not override field 'num_steps'",
+        ),
+        (
+            ["config = td.load_config('configs/tiny.py')", "config.seed = 3"],
+            "this config is frozen",
+        ),
+        (
+            ["FrozenConfigDict(config).seed = 3"],
+            "own.py, line 4: this config is frozen; change wha",
+        ),
+        (["{}['widht']"], "own.py, line 4: KeyError: widht"),
+        (["1 / 0"], "own.py, line 4: ZeroDivisionError: division by zero"),
+        (["return td.load_config('configs/tiny.py')"], "get_config() returns a Config, not a Conf"),
+    ],
+)
+def test_a_mistake_in_an_own_config_file_is_named_with_its_line(lines, named, said, tmp_path):
+    imports = "import t5x_diffeq as td; from configs import tiny; from ml_collections import *"
+    begin = [imports, "def get_config():", "config = tiny.get_config()"]
+    if lines[0].endswith("("):
+        begin.pop()
+    head, *body = [*begin[1:], *lines, "return config"]
+    text = "\n".join([imports, head, *(f"    {line}" for line in body)])
+    (tmp_path / "own.py").write_text(text)
+    assert named in said("train --config=own.py --workdir=w")
+
+
+def test_a_config_file_of_another_kind(said, tmp_path):
+    (tmp_path / "own.yaml").write_text("seed: 3")
+    (tmp_path / "own.py").write_text("seed = 3")
+    assert "own.yaml: a config file is written in Python" in said("train --config=own.yaml")
+    assert "own.py has no function get_config()" in said("train --config=own.py")
+    assert "--config is empty" in said("train --config= --workdir=w")

@@ -13,7 +13,7 @@ from helpers import metrics_of, stop_after
 from t5x_diffeq.cli.train import train_to_end
 from t5x_diffeq.config.config import Config
 from t5x_diffeq.system.errors import InputError, RunError
-from t5x_diffeq.training import basic_hooks
+from t5x_diffeq.training import basic_hooks, loop
 from t5x_diffeq.training import step as train_step
 from t5x_diffeq.training.load import load_run
 from t5x_diffeq.training.tracking.jsonl import read_metrics
@@ -136,6 +136,15 @@ def test_bad_values_are_refused_before_anything_is_begun(small, tmp_path, key, v
         small.update_from_flattened_dict({key: value})
     with pytest.raises(InputError, match=message):
         train_to_end(Config.of(small), tmp_path / "run")
+    assert not (tmp_path / "run" / "config.json").exists()
+
+
+def test_a_dry_run_says_what_it_checked_and_leaves_the_workdir_to_any_run(small, tmp_path, capsys):
+    for length, path in ((16, small.data.path), (24, f"/.{small.data.path}")):
+        small.data.update(sequence_length=length, path=path)
+        loop.check(Config.of(small), tmp_path / "run", ())
+        (line,) = (each for each in capsys.readouterr().err.splitlines() if "checked" in each)
+        assert line.startswith("checked: the config, the data (") and "mesh data 1 x fsdp 8" in line
     assert not (tmp_path / "run" / "config.json").exists()
 
 

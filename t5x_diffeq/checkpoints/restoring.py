@@ -267,8 +267,7 @@ def restore_params(
         return _read_params(folder / str(step), abstract_params, verify, averages), step
     except DamagedError as error:
         raise InputError(
-            f"checkpoint {step} of {workdir} can't be read: {error}; choose another one, of "
-            f"{str(whole_steps(folder))[1:-1]}"
+            f"checkpoint {step} of {workdir} can't be read: {error}; {_others(workdir, step)}"
         ) from error
 
 
@@ -296,7 +295,17 @@ def check_whole(workdir: AnyPath, step: int) -> None:
     """Compares the checksums of a checkpoint, on one process alone."""
     folder = absolute_path(workdir) / "checkpoints" / str(step)
     if damage := checksums.find_damage(folder, ITEMS):
-        raise InputError(f"checkpoint {step} of {workdir} is damaged: {damage}; choose another one")
+        raise InputError(
+            f"checkpoint {step} of {workdir} is damaged: {damage}; {_others(workdir, step)}"
+        )
+
+
+def _others(workdir: AnyPath, damaged: int) -> str:
+    """The way out if a checkpoint is damaged: the other ones."""
+    steps = whole_steps(absolute_path(workdir) / "checkpoints")
+    if others := [each for each in steps if each != damaged]:
+        return f"choose another one, of {str(others)[1:-1]}"
+    return "the run has no other; restore it from a copy, or train again in a new workdir"
 
 
 def find_step(workdir: AnyPath, step: int | str | None) -> int:

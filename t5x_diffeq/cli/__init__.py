@@ -41,9 +41,18 @@ def run_verb(verb: str, name: str = "__main__") -> None:
         raise ImportError(f"{name} is only for `python -m`; import t5x_diffeq.cli.{verb} instead")
     if name != "__main__":
         return
-    from t5x_diffeq.cli import command_line
+    try:
+        from t5x_diffeq.cli import command_line
 
-    module = import_module(f"t5x_diffeq.cli.{verb}")
+        module = import_module(f"t5x_diffeq.cli.{verb}")
+    except ModuleNotFoundError as error:
+        if str(error.name).startswith("t5x_diffeq"):
+            raise
+        told = (
+            f"error: the package {error.name} isn't installed for this Python, {sys.executable}; "
+        )
+        sys.stderr.write(f"{told}launch/local.sh sets one up in .venv\n")
+        sys.exit(2)
     if verb == "analyze":
         sys.argv = module.name_what(sys.argv)
     try:

@@ -11,10 +11,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from t5x_diffeq.cli.verb_flags import VerbFlags
-from t5x_diffeq.config.config import Config
+from t5x_diffeq.config.config import Config, check_key
 from t5x_diffeq.config.config_files import load_config
 from t5x_diffeq.config.keys.values import INT32
-from t5x_diffeq.config.mistakes import check_keys
 from t5x_diffeq.experiments.grid import parse_value, split_values
 from t5x_diffeq.system.console import Progress, align, format_count, say
 from t5x_diffeq.system.errors import InputError
@@ -68,7 +67,7 @@ def _config_of(given: str) -> Config:
                 f"--against={given}: {key!r} is not KEY=VALUE; if a value has commas, separate "
                 "FILE and all KEY=VALUE by semicolons"
             )
-        check_keys(["", f"--config.{key}="])
+        check_key(key)
         values[key] = parse_value(key, text)
     return load_config(file, values)
 

@@ -46,9 +46,9 @@ from t5x_diffeq.cluster.peers import (
 )
 from t5x_diffeq.config import plugins
 from t5x_diffeq.config.config import check_complete, check_values
-from t5x_diffeq.config.config_files import config_file, flatten, offer_configs
+from t5x_diffeq.config.config_files import config_file, flatten
 from t5x_diffeq.config.mistakes import (
-    check_keys,
+    check_arguments,
     explain_argument,
     explain_parse_error,
     explain_range,
@@ -92,6 +92,8 @@ def run(
         _print_and_exit(f"{doc.strip()}\n\n{format_help(verb_flags)}")
     keep_freed_memory(os.environ)
     try:
+        if asked := [each for each in sys.argv[1:] if re.match("--?help=.", each)]:
+            _print_and_exit(_help_of_keys(asked[0].partition("=")[2], verb_flags))
         if several and _may_have_others(os.environ):
             from t5x_diffeq.cluster import processes  # importing JAX takes seconds
 
@@ -160,7 +162,7 @@ def add_common_flags(verb_flags: flags.FlagValues) -> None:
 def format_help(verb_flags: flags.FlagValues) -> str:
     """Each flag of the verb with its meaning and default, wrapped to the terminal's width."""
     width = max(map(len, verb_flags)) + 2
-    columns = max(60, min(shutil.get_terminal_size().columns, 100))
+    columns = _columns()
     lines = []
     for name in verb_flags:
         flag = verb_flags[name]
@@ -172,6 +174,18 @@ def format_help(verb_flags: flags.FlagValues) -> str:
         indent = " " * len(head)
         lines += textwrap.wrap(text, columns, initial_indent=head, subsequent_indent=indent)
     return "\n".join(lines)
+
+
+def _help_of_keys(word: str, verb_flags: flags.FlagValues) -> str:
+    if "config" not in verb_flags:
+        raise InputError(f"--help={word}: this verb takes no config; --help alone prints its flags")
+    from t5x_diffeq.config.keys_page import help_of
+
+    return help_of(word, _columns())
+
+
+def _columns() -> int:
+    return max(60, min(shutil.get_terminal_size().columns, 100))
 
 
 def _fail(status: int, error: object) -> int:
@@ -268,7 +282,6 @@ def _say_first_failure(message: Warning | str, *_: object, **__: object) -> None
 
 def parse(argv: list[str], verb_flags: flags.FlagValues) -> None:
     """Parses the verb's flags, and the config's if it has one."""
-    offer_configs()
     add_common_flags(verb_flags)
     argv = [argv[0], *map(_find_config_file, argv[1:])]
     has_config, is_branch = (
@@ -277,8 +290,8 @@ def parse(argv: list[str], verb_flags: flags.FlagValues) -> None:
     )
     if is_branch and not has_config:
         argv.insert(1, f"--config={config_file('default.py')}")  # the config is that of the run
-    check_keys(argv)
     _check_repeated(argv, verb_flags)
+    check_arguments(argv, verb_flags)
     try:
         flags.FLAGS(argv[:1])  # the libraries' flags, at their defaults
         rest = verb_flags(argv)[1:]
@@ -286,9 +299,7 @@ def parse(argv: list[str], verb_flags: flags.FlagValues) -> None:
         console.quiet = bool(verb_flags["quiet"].value)
         plugins.trust_all = bool(verb_flags["trust_plugins"].value)
         of_configs = filter(config_flags.is_config_flag, map(verb_flags.__getitem__, verb_flags))
-        for config in (each.value for each in of_configs if each.present or each.value):
-            if config is None:
-                raise InputError("--config: its get_config() returns None, not a ConfigDict")
+        for config in (each.value for each in of_configs if each.value is not None):
             values = flatten(config)
             check_complete(values.keys())
             check_values(values, unset=_FROM_INIT)
@@ -298,11 +309,13 @@ def parse(argv: list[str], verb_flags: flags.FlagValues) -> None:
     except InputError:
         raise
     except flags.Error as error:
+        if isinstance(error.__context__, InputError):  # of the config file
+            raise error.__context__ from None
         raise InputError(
             explain_range(str(error), verb_flags) or explain_parse_error(str(error))
         ) from error
-    except Exception as error:  # whatever a config file may raise
-        line = explain_parse_error(str(error) or type(error).__name__)
+    except Exception as error:  # of ml_collections
+        line = " ".join(str(error).split()) or type(error).__name__
         raise InputError(line if line.startswith("--config") else f"--config: {line}") from error
     if rest:
         raise InputError(explain_argument(rest[0], verb_flags))

@@ -19,12 +19,13 @@ from t5x_diffeq.system.files import AnyPath, parse_path
 FLAGS = VerbFlags(__name__)
 CONFIG = FLAGS.define_config("configs/finetune.py:lora, :full or :hypernetwork.")
 _WORKDIR = FLAGS.define_text("workdir", "Folder of the new run, or of one to resume.")
+_NEEDED = "--config=configs/finetune.py:lora (:full, :hypernetwork) and --config.init_from=DIR"
 
 
 def main() -> int:
     """Runs the verb."""
     if CONFIG.value is None:
-        raise InputError("finetune needs --config=configs/finetune.py:lora and --workdir=NEW")
+        raise InputError(f"finetune needs {_NEEDED}, and --workdir=NEW")
     workdir = command_line.parse_folder(_WORKDIR, "finetune")
 
     from t5x_diffeq.checkpoints.workdir import sole_writer  # importing JAX takes seconds
@@ -53,7 +54,7 @@ def complete_config(given: Mapping[str, object], pretrained: Config) -> Config:
                 raise InputError(
                     f"{name}={given[name]} can't be set: model and tokenizer come from init_from, "
                     f"where it is {own[name]}; leave it out (model.num_steps, model.scheme and "
-                    "adapters may differ)"
+                    f"adapters may differ), and give {_NEEDED}"
                 )
             values[name] = own[name]
     return pretrained.with_values(values)
@@ -108,7 +109,7 @@ def finetune(given: Mapping[str, object], workdir: AnyPath) -> int:
     from t5x_diffeq.training.load import PretrainedRun, init_from_pretrained, save_adapters
 
     if not given["init_from"]:
-        raise InputError("config.init_from is not set; --config.init_from=DIR names a trained run")
+        raise InputError(f"config.init_from is not set; finetune needs {_NEEDED}, a trained run")
     config = run_in_turn(
         lambda first: _take_over(given, workdir, first), "the tokenizer is taken over"
     )

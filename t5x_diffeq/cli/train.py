@@ -2,10 +2,11 @@
 
 --config.KEY=VALUE changes any key of the config. The same command again resumes the run at its last
 checkpoint, or says that it is finished. --branch_from=RUN continues from a checkpoint of another
-run, by default with its config: --workdir=DIR --config.train.total_steps=1200.
+run, by default with its config: --workdir=DIR --config.train.total_steps=1200. --dry_run checks
+whether the run can begin.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ from t5x_diffeq.system.files import AnyPath, parse_path
 
 if TYPE_CHECKING:
     from t5x_diffeq.inference.trained_run import TrainedRun
+    from t5x_diffeq.training.hooks import Hook
 
 FLAGS = VerbFlags(__name__)
 CONFIG = FLAGS.define_config("Config file, with a :variant if it has variants.")
@@ -32,6 +34,9 @@ _BRANCH_FROM = FLAGS.define_text(
 )
 _BRANCH_STEP = FLAGS.define_integer(
     "branch_step", "The checkpoint's step. [default: the newest]", None, 1, INT32
+)
+_DRY_RUN = FLAGS.define_switch(
+    "dry_run", "Check the config, the data and the memory as a start does, and train nothing."
 )
 
 
@@ -46,11 +51,17 @@ def main() -> int:
         )
     if _BRANCH_STEP.value is not None and not _BRANCH_FROM.value:
         raise InputError("--branch_step needs --branch_from=DIR, the run that it is a step of")
+    if _DRY_RUN.value and _BRANCH_FROM.value:
+        raise InputError("--dry_run can't check a branch, which begins with a copy; leave it out")
     workdir = command_line.parse_folder(_WORKDIR, "train")
 
     from t5x_diffeq.checkpoints.workdir import sole_writer  # importing JAX takes seconds
+    from t5x_diffeq.training import loop
 
     with sole_writer(workdir):
+        if _DRY_RUN.value:
+            loop.check(Config.of(CONFIG.value), workdir, _hooks())
+            return 0
         config = _branch(workdir) if _BRANCH_FROM.value else Config.of(CONFIG.value)
         return train_to_end(config, workdir)
 
@@ -79,19 +90,23 @@ def _branch(workdir: AnyPath) -> Config:
 
 def train_to_end(config: Config, workdir: AnyPath, **given: Callable) -> int:
     """Trains with the hooks of every run; `given` and the exit status are those of the loop."""
-    from t5x_diffeq.inference.hooks import DownstreamTasks, Samples
     from t5x_diffeq.training import loop
+
+    return loop.train(config, workdir, _hooks(), **given)
+
+
+def _hooks() -> "Sequence[type[Hook]]":
+    from t5x_diffeq.inference.hooks import DownstreamTasks, Samples
     from t5x_diffeq.training.basic_hooks import Evaluation, MetricsLog
     from t5x_diffeq.training.profiler import Profiler
     from t5x_diffeq.training.spike_hook import Spikes
     from t5x_diffeq.training.watcher import Watcher, WeightFigures
 
     # In the order in which they are called: figures are drawn while the model is evaluated.
-    hooks = (
+    return (
         *(WeightFigures, Evaluation, Samples, DownstreamTasks),
         *(Profiler, Watcher, Spikes, MetricsLog),
     )
-    return loop.train(config, workdir, hooks, **given)
 
 
 def train(config: Config | ConfigDict, workdir: str | PathLike) -> "TrainedRun":

@@ -5,8 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from absl import flags
+from ml_collections import ConfigDict
 from ml_collections.config_flags import config_flags
 
+from t5x_diffeq.config.config_files import read_config_file
 from t5x_diffeq.config.keys.values import BEST, INT32, STEPS
 
 
@@ -68,7 +70,10 @@ class VerbFlags(flags.FlagValues):
 
     def define_config(self, meaning: str, default: str | None = None) -> flags.FlagHolder:
         """Defines `--config`, whose value is the ConfigDict of a file, and `--config.KEY`."""
-        return config_flags.DEFINE_config_file("config", default, meaning, flag_values=self)
+        meaning += " --help=keys prints all keys, --help=KEY one of them."
+        config = config_flags.DEFINE_config_file("config", default, meaning, flag_values=self)
+        self["config"].parser = _ConfigParser()
+        return config
 
     def define_workdir(self) -> flags.FlagHolder:
         """Defines `--workdir` of a run that exists."""
@@ -110,6 +115,12 @@ class VerbFlags(flags.FlagValues):
     def define_dry_run(self) -> flags.FlagHolder:
         """Defines `--dry_run`."""
         return self.define_switch("dry_run", "Print the commands without running them.")
+
+
+class _ConfigParser(flags.ArgumentParser):
+    def parse(self, argument: str) -> ConfigDict:
+        """The config of a file; an InputError if the file has a mistake."""
+        return read_config_file(argument).lock()
 
 
 class _CheckpointParser(flags.ArgumentParser):

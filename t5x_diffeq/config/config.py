@@ -9,6 +9,7 @@ key is checked whether or not the run uses it.
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from difflib import get_close_matches
 from operator import attrgetter
 from typing import Any
 
@@ -76,6 +77,21 @@ def flatten(config: Any) -> dict[str, Any]:
         else:
             flat[key] = value
     return flat
+
+
+def check_key(key: str) -> None:
+    """Raises an InputError unless this is a key of a config."""
+    if key not in KEYS:
+        raise InputError(explain_unknown_key(key))
+
+
+def explain_unknown_key(key: str) -> str:
+    """One line for a key that doesn't exist: the nearest that does."""
+    bare = {each.rpartition(".")[2]: each for each in KEYS} | {each: each for each in SECTIONS}
+    names = {each: each for each in KEYS} if "." in key else bare
+    near = get_close_matches(key.replace("-", "_"), names, n=1, cutoff=0.5)
+    hint = f"did you mean {names[near[0]]}?" if near else "`train --help=keys` prints all keys"
+    return f"config key {key!r} does not exist; {hint}"
 
 
 def check_complete(keys: Collection[str]) -> None:

@@ -3,9 +3,14 @@
 import importlib
 import importlib.machinery
 import importlib.util
+import os
+import re
 import sys
+import traceback
 from collections.abc import Mapping
+from dataclasses import FrozenInstanceError
 from difflib import get_close_matches
+from inspect import signature
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,7 +18,7 @@ from typing import Any
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
-from t5x_diffeq.config.config import KEYS, SECTIONS, Config, flatten
+from t5x_diffeq.config.config import KEYS, SECTIONS, Config, check_key, explain_unknown_key, flatten
 from t5x_diffeq.system.errors import InputError
 
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -53,21 +58,9 @@ def config_file(name: str) -> Path:
     return ours if ours.exists() and not here.exists() else here
 
 
-def explain_missing_config(file: str) -> str:
-    """One line for a config file that doesn't exist: the nearest that does, or all of them."""
-    paths = (path for folder in (Path("configs"), CONFIGS) for path in folder.glob("*.py"))
-    names = {path.stem for path in paths if "def get_config(" in path.read_text("utf-8")}
-    if near := get_close_matches(Path(file).stem, sorted(names), n=1):
-        hint = f"did you mean configs/{near[0]}.py?"
-    else:
-        hint = f"there are {', '.join(f'configs/{name}.py' for name in sorted(names))}"
-    return f"{file}: there is no such file; {hint}"
-
-
 def values_of(name: str, variant: str) -> dict[str, Any]:
     """The values, by dotted key, of the config that `configs/NAME:variant` returns."""
-    offer_configs()
-    return flatten(_import_file(config_file(name)).get_config(variant))
+    return flatten(read_config_file(f"configs/{name}:{variant}"))
 
 
 def load_config(file: str, values: Mapping[str, object] | None = None) -> Config:
@@ -79,31 +72,92 @@ def load_config(file: str, values: Mapping[str, object] | None = None) -> Config
     Raises:
       InputError: if there is no such file, or a key doesn't exist or can't take its value.
     """
-    path, _, variant = file.partition(":")
+    config = Config.of(read_config_file(file))
+    for key in values or {}:
+        check_key(key)
+    return config.with_values(values or {})
+
+
+def read_config_file(file: str) -> ConfigDict:
+    """What a config file's `get_config` returns; `file` is that of `load_config`.
+
+    Raises:
+      InputError: if there is no such file, or it has a mistake, with its line.
+    """
     offer_configs()
-    folder, _, name = path.rpartition("/")
-    path_here = config_file(name) if folder == "configs" else Path(path)
+    name, colon, variant = file.partition(":")
+    ours = re.fullmatch(r"configs/(\w+\.py)", name)
+    path = config_file(ours[1]) if ours else Path(os.path.expanduser(name))
     try:
-        is_there = path_here.is_file()
+        if not path.is_file():
+            wrong = f"{name} is a folder" if name else "--config is empty"
+            known = f"{wrong}; name a config file" if path.is_dir() else _explain_missing(name)
+            raise InputError(known)
     except OSError as error:  # such as a name that is too long
         raise InputError(f"{file[:60]}...: {error.strerror}; name a config file") from error
-    if not is_there:
-        raise InputError(explain_missing_config(path))
-    module = _import_file(path_here)
+    if path.suffix != ".py":
+        raise InputError(f"{file}: a config file is written in Python, as configs/tiny.py is")
     try:
-        config = Config.of(module.get_config(variant) if variant else module.get_config())
-    except (TypeError, ValueError) as error:  # it takes no variant, or not this one
-        raise InputError(f"{file}: {error}") from error
-    unknown = sorted((values or {}).keys() - KEYS.keys())
-    if unknown:
-        raise InputError(f"config key {unknown[0]!r} does not exist; docs/keys.md has all")
-    return config.with_values(values or {})
+        get_config = getattr(_import_file(path), "get_config", None)
+        if get_config is None:
+            raise InputError(f"{file} has no function get_config(), as configs/tiny.py has")
+        if colon and not signature(get_config).parameters:
+            raise InputError(f"{file}: this file has no variants; leave out the colon and the rest")
+        config = get_config(variant) if colon else get_config()
+    except SyntaxError as error:
+        where = path if error.filename in (None, str(path.absolute())) else error.filename
+        raise InputError(f"{where}, line {error.lineno}: {error.msg}") from error
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(_explain_mistake(error, path, file)) from error
+    if not isinstance(config, ConfigDict):
+        raise InputError(
+            f"{file}: get_config() returns a {type(config).__name__}, not a ConfigDict; "
+            "begin with that of configs/default.py, as configs/tiny.py does"
+        )
+    return config
+
+
+def _explain_missing(file: str) -> str:
+    """One line for a config file that doesn't exist: the nearest that does, or all of them."""
+    paths = (path for folder in (Path("configs"), CONFIGS) for path in folder.glob("*.py"))
+    names = {path.stem for path in paths if "def get_config(" in path.read_text("utf-8")}
+    if near := get_close_matches(Path(file).stem, sorted(names), n=1):
+        hint = f"did you mean configs/{near[0]}.py?"
+    else:
+        hint = f"there are {', '.join(f'configs/{name}.py' for name in sorted(names))}"
+    return f"{file}: there is no such file; {hint}"
+
+
+def _explain_mistake(error: Exception, path: Path, file: str) -> str:
+    """One line for what a config file raises: the file, the line, and the way out."""
+    frames = traceback.extract_tb(error.__traceback__)
+    at = next((each for each in reversed(frames) if each.filename == str(path.absolute())), None)
+    reason: object = error
+    while isinstance(reason, AttributeError | KeyError) and reason.args:  # ConfigDict's are nested
+        reason = reason.args[0]
+    said, line = " ".join(str(reason).split()), (at and at.line) or ""
+    if isinstance(error, ValueError) and ":" in file:
+        return f"{file}: {said}"  # most likely, it has no such variant
+    unknown = re.match(r"Key \"(\w+)\" does not exist|'(\w+)'( Did you mean|$)", said)
+    if unknown and isinstance(error, AttributeError | KeyError):
+        key = unknown[1] or unknown[2]
+        section = re.search(rf"\b({'|'.join(SECTIONS)})\W+{key}\b", line)
+        said = explain_unknown_key(f"{section[1]}.{key}" if section else key)
+    elif isinstance(error, FrozenInstanceError) or "is immutable" in said:
+        said = (
+            "this config is frozen; change what get_config() of configs/default.py, or of another "
+            "config file, returns"
+        )
+    elif not isinstance(error, ValueError | TypeError):
+        said = f"{type(error).__name__}: {said}"
+    return f"{path}, line {at.lineno}: {said}" if at else f"{path}: {said}"
 
 
 def _import_file(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"config_{path.stem}", path)
-    if spec is None or spec.loader is None:
-        raise InputError(f"{path} is not a config file; its name must end in .py")
+    assert spec is not None and spec.loader is not None  # its name ends in .py
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -1,13 +1,21 @@
-"""Writes the page of all keys: `python -m t5x_diffeq.config.keys_page > docs/keys.md`."""
+"""What all keys are, for the page and for `--help=KEY`.
+
+`python -m t5x_diffeq.config.keys_page > docs/keys.md` writes the page.
+"""
 
 import ast
 import inspect
+import re
+import textwrap
+from collections.abc import Iterator
 from itertools import pairwise
 
-from t5x_diffeq.config.config import SECTIONS
-from t5x_diffeq.config.keys.key import Key, Section, keys_of
+from t5x_diffeq.config.config import KEYS, SECTIONS
+from t5x_diffeq.config.keys.key import Section, keys_of
 from t5x_diffeq.config.keys.run import RunKeys
 from t5x_diffeq.config.keys.values import INT32, Values
+from t5x_diffeq.config.mistakes import nearest
+from t5x_diffeq.system.errors import InputError
 
 _HEAD = """\
 ---
@@ -34,14 +42,53 @@ This page is generated from `t5x_diffeq/config/keys/`, where a key is added or c
 python -m t5x_diffeq.config.keys_page > docs/keys.md
 ```
 """
+_DIFFERS = (
+    "A key may differ between runs of one workdir (resume), in a run that branches off another "
+    "(branch), or in the tuning of another run (finetune)."
+)
+_ALL: tuple[type[Section], ...] = (RunKeys, *SECTIONS.values())
 
 
 def page() -> str:
     """The page, in Markdown."""
-    return "\n".join([_HEAD, _part(RunKeys), *map(_part, SECTIONS.values())])
+    return "\n".join([_HEAD, *map(_part, _ALL)])
 
 
-def meanings_of(section: type[Section]) -> list[str]:
+def help_of(word: str, columns: int) -> str:
+    """The keys that a word names, as plain text in lines of so many columns.
+
+    Args:
+      word: "keys" for all, a section, or a key with or without its section.
+
+    Raises:
+      InputError: if it names none.
+    """
+    name, lines = word.removeprefix("config."), []
+    for section in _ALL:
+        whole = name in ("keys", section.section)
+        if whole and section.section:
+            lines += [*textwrap.wrap(_plain(str(section.__doc__)), columns), ""]
+        for key, default, values, meaning, differs in _rows(section):
+            if whole or name in (key, key.rpartition(".")[2]):
+                may = f". May differ in: {differs}" if differs else ""
+                texts = (f"Default {default}; {values}{may}.", f"{meaning}.")
+                lines.append(key)
+                for text in texts:
+                    lines += [f"    {line}" for line in textwrap.wrap(_plain(text), columns - 4)]
+                lines.append("")
+    if not lines:
+        bare = sorted({key.rpartition(".")[2] for key in KEYS})
+        near = nearest(name, KEYS if "." in name else [*SECTIONS, *bare])
+        hint = f"did you mean {' or '.join(near)}?" if near else "--help=keys prints all keys"
+        raise InputError(f"--help={word}: there is no such key or section; {hint}")
+    return "\n".join([*lines, *textwrap.wrap(_DIFFERS, columns)])
+
+
+def _plain(markdown: str) -> str:
+    return re.sub(r"\[(.*?)\]\(.*?\)", r"\1", " ".join(markdown.split())).replace("`", "")
+
+
+def _meanings_of(section: type[Section]) -> list[str]:
     """What each key of a section means: the string below it."""
     (section_class,) = ast.parse(inspect.getsource(section)).body
     assert isinstance(section_class, ast.ClassDef)
@@ -51,28 +98,30 @@ def meanings_of(section: type[Section]) -> list[str]:
 
 
 def _part(section: type[Section]) -> str:
-    keys = zip(keys_of(section).items(), meanings_of(section), strict=True)
-    entries = (_entry(name, key, meaning) for (name, key), meaning in keys)
     within = section.section
     title = f"## config.{within} {{#{within}}}" if within else "## config"
-    return "\n".join([title, "", str(section.__doc__), "", *entries])
+    lines = [title, "", str(section.__doc__), ""]
+    for name, default, values, meaning, differs in _rows(section):
+        may = differs and f"may differ: *{differs.replace(', ', '*, *')}*"
+        facts = " · ".join(filter(None, (f"default {default}", values, may)))
+        lines += [f"### `{name}` {{#{name}}}", "", facts, "", meaning, ""]
+    return "\n".join(lines)
 
 
-def _entry(name: str, key: Key, meaning: str) -> str:
-    where = {
-        "resume": key.resume,
-        "branch": key.branch,
-        "finetune": key.finetune is True,
-        "finetune if set": key.finetune == "if set",
-    }
-    differs = ", ".join(f"*{word}*" for word, may in where.items() if may)
-    facts = [f"default `{key.default}`", in_words(key.values), differs and f"may differ: {differs}"]
-    return "\n".join(
-        [f"### `{name}` {{#{name}}}", "", " · ".join(filter(None, facts)), "", meaning, ""]
-    )
+def _rows(section: type[Section]) -> Iterator[tuple[str, str, str, str, str]]:
+    """Of each key its name, default, values, meaning, and where it may differ, in Markdown."""
+    for (name, key), meaning in zip(keys_of(section).items(), _meanings_of(section), strict=True):
+        where = {
+            "resume": key.resume,
+            "branch": key.branch,
+            "finetune": key.finetune is True,
+            "finetune if set": key.finetune == "if set",
+        }
+        differs = ", ".join(word for word, may in where.items() if may)
+        yield name, f"`{key.default}`", _in_words(key.values), meaning, differs
 
 
-def in_words(values: Values) -> str:
+def _in_words(values: Values) -> str:
     """The values that a key can take."""
     return _without_none(values) + (", or `None`" if values.optional else "")
 
@@ -84,7 +133,7 @@ def _without_none(values: Values) -> str:
     if values.type is str:
         return choices or "text"
     if values.type is tuple:
-        entry = choices or (in_words(values.entry) if values.entry else "")
+        entry = choices or (_in_words(values.entry) if values.entry else "")
         return f"a tuple of {entry}" if entry else "a tuple"
     return f"{'integer' if values.type is int else 'number'}, {_range(values)}"
 

@@ -3,13 +3,15 @@
 import re
 from collections.abc import Iterable
 from difflib import get_close_matches
+from itertools import pairwise
 from math import inf
+from os.path import isdir
 
 from absl import flags
 from ml_collections.config_flags import config_flags
 
-from t5x_diffeq.config.config import KEYS
-from t5x_diffeq.config.config_files import CONFIGS, explain_missing_config
+from t5x_diffeq.config.config import KEYS, SECTIONS, check_key
+from t5x_diffeq.config.config_files import CONFIGS
 from t5x_diffeq.config.keys.values import Values
 from t5x_diffeq.system.errors import InputError
 
@@ -19,14 +21,15 @@ def explain_unknown_flag(name: str, verb_flags: flags.FlagValues) -> str:
     has_config = any(config_flags.is_config_flag(verb_flags[each]) for each in verb_flags)
     keys = [key for key in KEYS if f".{key}".endswith(f".{name}")] if has_config else []
     if has_config and "." in name:
-        keys = keys or _nearest(name, KEYS)
+        keys = keys or nearest(name, KEYS)
+    keys_too = ", and --help=keys for the keys of a config" if has_config else ""
     near = [f"--config.{key}" for key in keys]
-    near = near or [f"--{each}" for each in _nearest(name.rpartition(".")[2], verb_flags)]
-    hint = f"did you mean {' or '.join(near)}?" if near else "see --help"
+    near = near or [f"--{each}" for each in nearest(name.rpartition(".")[2], verb_flags)]
+    hint = f"did you mean {' or '.join(near)}?" if near else f"see --help{keys_too}"
     return f"--{name} is not a flag of this verb; {hint}"
 
 
-def _nearest(name: str, names: Iterable[str]) -> list[str]:
+def nearest(name: str, names: Iterable[str]) -> list[str]:
     """The names that begin with `name`, which may be cut short, or else the most similar one."""
     names = list(names)
     return [each for each in names if each.startswith(name)] or get_close_matches(name, names, n=1)
@@ -34,9 +37,11 @@ def _nearest(name: str, names: Iterable[str]) -> list[str]:
 
 def explain_argument(argument: str, verb_flags: flags.FlagValues) -> str:
     """One line for an argument that isn't a flag."""
-    is_file = re.search(r"\.py(:\w*)?$", argument) and "config" in verb_flags
-    argument = argument.replace(f"{CONFIGS}/", "configs/")
-    hint = f"did you mean --config={argument}?" if is_file else "flags are --name=value"
+    argument, hint = argument.replace(f"{CONFIGS}/", "configs/"), "flags are --name=value"
+    if re.search(r"\.py(:\w*)?$", argument) and "config" in verb_flags:
+        hint = f"did you mean --config={argument}?"
+    elif ("/" in argument or isdir(argument)) and "workdir" in verb_flags:
+        hint = f"did you mean --workdir={argument}?"
     return f"argument {argument!r} is not understood; {hint}"
 
 
@@ -57,33 +62,30 @@ def explain_range(message: str, verb_flags: flags.FlagValues) -> str | None:
     return fault and f"--{found[1]}={found[2]}{fault.removeprefix('it')}"
 
 
-def check_keys(argv: list[str]) -> None:
-    """Raises an InputError if a `--config.KEY` on the command line doesn't exist."""
-    known = list(KEYS)
-    groups = {key.rpartition(".")[0] for key in known}
+def check_arguments(argv: list[str], verb_flags: flags.FlagValues) -> None:
+    """Raises an InputError if a `--config.KEY` doesn't exist, or has no config to change."""
+    for flag, value in pairwise(argv[1:]):
+        if flag.startswith("--config.") and value.startswith("="):
+            raise InputError(f"{flag} {value} has a space before the =; write {flag}=VALUE")
+    without = "config" in verb_flags and verb_flags["config"].value is None
     for argument in argv[1:]:
-        key = re.fullmatch(r"--?config\.([\w.]+)(=.*)?", argument, re.DOTALL)
-        if key and key.group(1) not in known and key.group(1) not in groups:
-            near = get_close_matches(key.group(1), known, n=1, cutoff=0.5)
-            hint = f"did you mean {near[0]}?" if near else "docs/keys.md has all keys"
-            raise InputError(f"config key {key.group(1)!r} does not exist; {hint}")
+        without = without and not re.match("--?config(=|$)", argument)
+        if key := re.fullmatch(r"--?config\.([\w.-]+)(=.*)?", argument, re.DOTALL):
+            if key[1] not in SECTIONS:
+                check_key(key[1])
+            if without:
+                raise InputError(
+                    f"--config.{key[1]} changes a config, and none is given before it; give "
+                    "--config=configs/tiny.py, or another file, first"
+                )
 
 
 def explain_parse_error(message: str) -> str:
     """One line for an error of the flag and config libraries."""
     message = " ".join(message.split())
     value = re.match(r"flag --config\.([\w.]+)=(.*?): ", message)
-    if value:
-        default = KEYS[value.group(1)].default
-        wanted = f"a value like its default, {default!r}" if default is not None else "another type"
-        return f"config.{value.group(1)}={value.group(2)} is invalid; it takes {wanted}"
-    if "positional argument" in message and "get_config() takes" in message:
-        return "--config: this file has no variants; leave out the colon and what follows"
-    if missing := re.search(r"No such file or directory: '(.*?)'", message):
-        return f"--config={explain_missing_config(missing.group(1))}"
-    if "config file is an empty string" in message:
-        return "--config is empty; name a config file"
-    if folder_named := re.search(r"Is a directory: '(.*?)'", message):
-        return f"--config={folder_named.group(1)} is a folder; name a config file"
-    raised = re.search(r"^flag (--config=\S+): .*\b\w+Error: (.*)$", message)
-    return f"{raised.group(1)}: {raised.group(2)}" if raised else message
+    if not value or value[1] not in KEYS:
+        return message
+    key = KEYS[value[1]]
+    example = f", such as its default, {key.default!r}" if key.default is not None else ""
+    return f"config.{value[1]}={value[2]} is invalid; {key.values.fault_of_type()}{example}"

@@ -168,7 +168,8 @@ def _fingerprint_of(origin: Source | AnyPath, tokenizer: Tokenizer) -> str:
 def _tokenise(source: Source, tokenizer: Tokenizer, folder: AnyPath) -> dict:
     shards_there = (read_shard_facts(folder, path.name[:-5]) for path in folder.glob("*.json"))
     fingerprint = fingerprint_of(source, tokenizer)
-    if any(facts and facts["fingerprint"] != fingerprint for facts in shards_there):
+    wanted = source.name, fingerprint
+    if any(facts and (facts["source"], facts["fingerprint"]) != wanted for facts in shards_there):
         say(f"replacing {folder}: left over from a run that never started, on other data")
         files.remove_folder(folder)
     tokenizer.save(folder / "tokenizer")

@@ -9,9 +9,8 @@ from math import log
 from statistics import mean, pstdev
 from typing import Any
 
-from t5x_diffeq.config.config import KEYS, check_values
+from t5x_diffeq.config.config import KEYS, SECTIONS, check_key, check_values
 from t5x_diffeq.config.keys.values import Values
-from t5x_diffeq.config.mistakes import check_keys
 from t5x_diffeq.system.errors import InputError
 
 VARIANT = "variant"  # the axis of the config file's variants, which isn't a key of the config
@@ -77,9 +76,9 @@ def _parse_axis(given: str) -> Axis:
     if key == "seed":
         raise InputError(f"--grid={given}: --seeds=N runs every point with N seeds")
     if key != VARIANT:
-        check_keys(["", f"--config.{key}="])
-        if key not in KEYS:
+        if key in SECTIONS:
             raise InputError(f"--grid={given}: {key} is a group of keys; name one of them")
+        check_key(key)
     texts = [each.strip() for each in split_values(text)]
     if "" in texts:
         raise InputError(f"--grid={given}: a value is empty; leave it out")

@@ -82,6 +82,7 @@ device_description_str: "NVIDIA {kind}"
 
 _GPUS_PER_NODE = 8  # where the name gives a count alone
 _GPUS = {name.lower(): name for name in TARGETS}
+_TPUS = ("v4", "v5e", "v5p", "v6e", "tpu7x")
 _PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")
 # A slice's dimension closes to a ring if its size is a multiple of this (v4, v5p, TPU7x: in slices
 # of whole cubes of 4x4x4; v5e, v6e: in a whole pod of 16x16). docs.cloud.google.com/tpu/docs
@@ -171,6 +172,11 @@ def make_topology(name: str, slices: int = 1) -> Topology:
         raise InputError(f"--slices={slices}: it must be at least 1")
     jax.config.update("jax_platforms", "cpu")
     kind, _, size = name.partition(":")
+    if kind not in ("cpu", *_GPUS, *_TPUS):
+        raise InputError(
+            f"--topology={name}: {kind} isn't known; there are the TPUs {', '.join(_TPUS)}, the "
+            f"GPUs {', '.join(_GPUS)}, and cpu"
+        )
     if kind != "cpu" and kind not in _GPUS:
         devices = _tpu_devices(name, kind, slices)
         return Topology(name, slices, devices, devices[0].device_kind, "tpu")

@@ -89,7 +89,7 @@ def bucket_files() -> fsspec.AbstractFileSystem:
 
 
 def _local_path(text: str, name: str) -> Path:
-    path = Path(text).expanduser()
+    path = Path(os.path.expanduser(text))  # ~NAME stays where there is no such user
     try:
         text.encode()
         os.lstat(path.absolute())

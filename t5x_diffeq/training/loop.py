@@ -14,6 +14,7 @@ from t5x_diffeq.config.config import Config
 from t5x_diffeq.data.corpus import Corpus, prepare_corpus
 from t5x_diffeq.data.examples import TrainingData, eval_examples, training_data
 from t5x_diffeq.data.packing import Windows
+from t5x_diffeq.system.chips import GIB
 from t5x_diffeq.system.compilation_cache import enable_cache
 from t5x_diffeq.system.console import Progress, say
 from t5x_diffeq.system.files import AnyPath
@@ -33,7 +34,13 @@ from t5x_diffeq.training.hooks import (
     load_hooks,
 )
 from t5x_diffeq.training.objective import Batch
-from t5x_diffeq.training.setup import Setup, check_fits, expected_vocab_size, make_setup
+from t5x_diffeq.training.setup import (
+    Setup,
+    check_fits,
+    expected_vocab_size,
+    least_memory,
+    make_setup,
+)
 from t5x_diffeq.training.spike_hook import GoBack, go_back
 from t5x_diffeq.training.step import compile_train_steps
 from t5x_diffeq.training.teacher import check_teacher, check_teachers_tokenizer, load_teacher
@@ -67,6 +74,20 @@ def _check_and_prepare(
     for hook in hooks:
         hook.cls.check_corpus(config, setup, corpus)
     return setup, corpus, data, eval_parts, hooks
+
+
+def check(config: Config, workdir: AnyPath, own_hooks: Sequence[type[Hook]]) -> None:
+    """Checks what `train` checks before it makes a state, with the same errors; says what.
+
+    The data is prepared, and left in the workdir of a new run, which can still begin with another.
+    """
+    setup, corpus, data, *_ = _check_and_prepare(config, workdir, own_hooks)
+    needed = least_memory(setup, config.train.batch_size) / GIB
+    say(
+        f"checked: the config, the data ({corpus.name}: {data.size()} train), the mesh "
+        f"({progress.describe_devices(setup.mesh)}), and that each device holds the {needed:.2g} "
+        "GiB of the state, the gradient and the batch; without --dry_run, this command trains"
+    )
 
 
 def train(

@@ -68,11 +68,11 @@ class Values:
     def fault(self, value: object) -> str | None:
         """What is wrong with a value: `it must be at least 1`; None if nothing is."""
         if value is None:
-            return None if self.optional else f"it must be {_TYPE_WORDS[self.type]}"
+            return None if self.optional else self.fault_of_type()
         if not isinstance(value, _TYPES[self.type]) or isinstance(value, bool) > (
             self.type is bool
         ):
-            return f"it must be {_TYPE_WORDS[self.type]}{' or None' if self.optional else ''}"
+            return self.fault_of_type()
         if isinstance(value, tuple | list):
             entry = self.entry or Values(str, choices=self.choices)
             faults = (entry.fault(each) for each in value) if self.entry or self.choices else ()
@@ -80,6 +80,10 @@ class Values:
         if isinstance(value, str):
             return self.fault_of_text(value)
         return None if isinstance(value, bool) else self.fault_of_number(value)
+
+    def fault_of_type(self) -> str:
+        """`fault` for a value of another type."""
+        return f"it must be {_TYPE_WORDS[self.type]}{' or None' if self.optional else ''}"
 
     def fault_of_text(self, value: str) -> str | None:
         """`fault` for a string."""
