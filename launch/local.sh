@@ -52,8 +52,10 @@ run() {
   fi
 }
 
-# shellcheck disable=SC2119 # without extras
-[ -n "$dry_run" ] || setup
+# What the README shows after the training; a user's own environment is left as it is.
+extras=(analysis explore export)
+if [ -x "$VENV/bin/python" ] && ! made_here; then extras=(); fi
+[ -n "$dry_run" ] || setup ${extras[@]+"${extras[@]}"}
 python="$VENV/bin/python"
 export PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}"
 echo "workdir: $workdir" >&2
