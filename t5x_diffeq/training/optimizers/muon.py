@@ -145,7 +145,7 @@ def _directions(
     """The directions of a kernel's parameters, by their paths."""
     M = momentum[kernel.path]
     if kernel.offset is None:
-        return {kernel.path: _orthogonal(kernel, M if kernel.stacked else M[None]).reshape(M.shape)}
+        return {kernel.path: orthogonal(kernel, M if kernel.stacked else M[None]).reshape(M.shape)}
     _, layer, *_ = kernel.path
     of_P, of_W0 = _steps_of_theta(kernel, M, momentum[kernel.offset], embeddings[layer])
     return {kernel.path: of_P, kernel.offset: of_W0}
@@ -157,7 +157,7 @@ def _steps_of_theta(
     """Phi^+ R, of which P and W0 have their parts, for their momenta M and M0."""
     inverse, Q = pseudo_inverse(e)
     contract = partial(jnp.tensordot, axes=1, precision="highest")
-    R = _orthogonal(kernel, contract(inverse[:-1].T, M) + contract(inverse[-1:].T, M0[None]))
+    R = orthogonal(kernel, contract(inverse[:-1].T, M) + contract(inverse[-1:].T, M0[None]))
     axes = tuple(range(1, R.ndim))
     of_pairs = jax.lax.dot_general(R, R, ((axes, axes), ((), ())))  # <R_n, R_m>
     scale = jnp.sqrt(jnp.trace(of_pairs) / jnp.maximum((Q * of_pairs).sum(), 1e-30))
@@ -182,7 +182,7 @@ def pseudo_inverse(
     return jnp.matmul((Phi * squares).T, K_inverse, precision="highest"), Q
 
 
-def _orthogonal(kernel: Kernel, F: Float[Array, "nodes ..."]) -> Float[Array, "nodes ..."]:
+def orthogonal(kernel: Kernel, F: Float[Array, "nodes ..."]) -> Float[Array, "nodes ..."]:
     """Muon's direction of a kernel at each node, its entries of root mean square `_RMS`.
 
     A kernel is one matrix from all its inputs to all its outputs, with heads among them. But q, k
