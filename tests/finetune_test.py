@@ -222,7 +222,7 @@ def test_a_refused_start_leaves_the_workdir_to_another(base, text, tmp_path):
     damaged = shutil.copytree(base, tmp_path / "damaged")
     truncate(next((damaged / "checkpoints" / "6").rglob("manifest.ocdbt")))
     config = tuning_config("lora", damaged, text)
-    with pytest.raises(InputError, match=r"checkpoint 6 of .* can't be read: .* of 2, 4, 6"):
+    with pytest.raises(InputError, match=r"checkpoint 6 of .* can't be read: .* of 2, 4$"):
         verb.finetune(flatten(config), tmp_path / "new")
     config.init_step = 4
     config.train.total_steps = 1

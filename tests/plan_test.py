@@ -96,14 +96,15 @@ def test_without_libtpu():
 
 @pytest.mark.skipif(not LIBTPU, reason="needs libtpu: pip install t5x_diffeq[tpu]")
 def test_a_topology_that_is_not():
-    with pytest.raises(InputError, match="--topology=v99:2x2 is not known to the TPU's compiler"):
-        make_topology("v99:2x2")
+    with pytest.raises(InputError, match="--topology=v5p:3x5x7 is not known to the TPU's compil"):
+        make_topology("v5p:3x5x7")
 
 
 @pytest.mark.parametrize(
     ("name", "message"),
     [
         ("v5p", "it must have the form v5p:4x4x4"),
+        ("v99:2x2", "v99 isn't known; there are the TPUs v4, v5e"),
         ("8 CPUs", "it must have the form v5p:4x4x4"),
         ("cpu:2x2", "give a count of devices, as in cpu:8"),
         ("cpu:0", "give a count of devices, as in cpu:8"),
