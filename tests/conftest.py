@@ -27,11 +27,12 @@ import pytest
 from jaxtyping import install_import_hook
 
 ROOT = Path(__file__).resolve().parents[1]
+_CODE = ("configs", "examples", "launch", "studies", "t5x_diffeq", "tests")
 
 
 def _state_of_code() -> str:
     """A hash of the committed code, which pages don't change; empty outside a clone."""
-    folders = [f"HEAD:{name}" for name in ("configs", "launch", "studies", "t5x_diffeq", "tests")]
+    folders = [f"HEAD:{name}" for name in _CODE]
     asked = subprocess.run(["git", "-C", ROOT, "rev-parse", *folders], capture_output=True)
     return hashlib.sha256(asked.stdout).hexdigest()[:7] if asked.returncode == 0 else ""
 
