@@ -87,7 +87,10 @@ def said(capsys, monkeypatch, tmp_path):
         ("generate --workdir=~/runs", "home/runs holds no run; name one that does, such as "),
         ("generate --workdir=~nobody_here/w", "workdir ~nobody_here/w holds no run"),
         (f"finetune {TINY} --workdir=w", "finetune needs --config=configs/finetune.py:lora (:f"),
-        (f"plan {TINY} --topology=rtx4090:1", "there are the TPUs v4, v5e, v5p, v6e, tpu7x, the G"),
+        (
+            f"plan {TINY} --topology=rtx4090:1",
+            "there are the TPUs v2, v3, v4, v5e, v5p, v6e, tpu7x, the G",
+        ),
         ("generate --workdir=runs", "workdir runs holds no run; name one that does, such as runs/"),
         (f"benchmark {TINY} --generation --profile=x", "which --generation doesn't take"),
         (f"benchmark {TINY} --against={TINY[9:]},seed", "'seed' is not KEY=VALUE"),

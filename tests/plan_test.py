@@ -104,7 +104,7 @@ def test_a_topology_that_is_not():
     ("name", "message"),
     [
         ("v5p", "it must have the form v5p:4x4x4"),
-        ("v99:2x2", "v99 isn't known; there are the TPUs v4, v5e"),
+        ("v99:2x2", "v99 isn't known; there are the TPUs v2, v3, v4, v5e"),
         ("8 CPUs", "it must have the form v5p:4x4x4"),
         ("cpu:2x2", "give a count of devices, as in cpu:8"),
         ("cpu:0", "give a count of devices, as in cpu:8"),

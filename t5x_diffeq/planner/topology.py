@@ -82,7 +82,7 @@ device_description_str: "NVIDIA {kind}"
 
 _GPUS_PER_NODE = 8  # where the name gives a count alone
 _GPUS = {name.lower(): name for name in TARGETS}
-_TPUS = ("v4", "v5e", "v5p", "v6e", "tpu7x")
+_TPUS = ("v2", "v3", "v4", "v5e", "v5p", "v6e", "tpu7x")
 _PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")
 # A slice's dimension closes to a ring if its size is a multiple of this (v4, v5p, TPU7x: in slices
 # of whole cubes of 4x4x4; v5e, v6e: in a whole pod of 16x16). docs.cloud.google.com/tpu/docs
