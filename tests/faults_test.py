@@ -74,9 +74,7 @@ def test_every_file_of_a_checkpoint_for_its_parameters(workdir, survivors):
             found, _ = restore_params(workdir, params, 6)
             jax.tree.map(np.testing.assert_array_equal, found, state_at(6).params)
         else:
-            with pytest.raises(
-                InputError, match=r"checkpoint 6 of .* can't be read: .* of 2, 4, 6"
-            ):
+            with pytest.raises(InputError, match=r"checkpoint 6 of .* can't be read: .* of 2, 4$"):
                 restore_params(workdir, params, 6)
         survivors.append((name, way))
     assert len(survivors) >= 60
