@@ -28,7 +28,9 @@ def python(tmp_path_factory):
 @pytest.mark.in_turns("images and compilers")
 def test_an_estimate_is_what_flops_and_bytes_allow(python):
     """Of a step whose embedding is a gather, of which libtpu 0.0.50 says that it takes for ever."""
-    keys = ("--config.model.dtype=bfloat16", "--config.data.sequence_length=128")
+    # Of a smaller step, the estimate is mostly what each operation costs to start.
+    sizes = ("--config.data.sequence_length=512", "--config.train.batch_size=64")
+    keys = ("--config.model.dtype=bfloat16", *sizes)
     verb = ("-m", "t5x_diffeq.plan", "--config=configs/tiny.py:baseline", "--topology=v5p:2x2x1")
     # JAX has set TPU_LIBRARY_PATH to the library of this Python's environment.
     environment = {name: x for name, x in os.environ.items() if not name.startswith("TPU_")}
@@ -40,5 +42,5 @@ def test_an_estimate_is_what_flops_and_bytes_allow(python):
     at_peak = plan["flops"]["total"] / 4 / V5P.peak_flops
     moved = plan["memory_traffic"] / V5P.memory_bandwidth
     low, high = plan["seconds"]["low"], plan["seconds"]["high"]
-    assert max(at_peak, moved / 4) < low < 20 * (at_peak + moved)
+    assert max(at_peak, moved / 4) < low < 10 * (at_peak + moved)
     assert low < high < 10 * low
