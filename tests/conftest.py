@@ -21,6 +21,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+import filelock
 import jax
 import psutil
 import pytest
@@ -151,11 +152,34 @@ def memory_for_others() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made_once(
+    tmp_path_factory: pytest.TempPathFactory, worker_id: str
+) -> Callable[[str, Callable[[Path], None]], Path]:
+    """Makes a folder by a function that fills it, once for all workers; no test changes it."""
+    root = tmp_path_factory.getbasetemp()
+    root = root if worker_id == "master" else root.parent
+
+    def made_once(name: str, fill: Callable[[Path], None]) -> Path:
+        folder, ready = root / f"shared-{name}", root / f"shared-{name}.ready"
+        with filelock.FileLock(root / f"shared-{name}.lock"):
+            if not ready.exists():
+                shutil.rmtree(folder, ignore_errors=True)
+                folder.mkdir()
+                fill(folder)
+                ready.touch()
+        return folder
+
+    return made_once
+
+
+@pytest.fixture(scope="session")
+def text(made_once: Callable) -> Path:
     """A text of 200 lines, which no test changes."""
-    path = tmp_path_factory.mktemp("text") / "text.txt"
-    path.write_text(numbered_lines(200))
-    return path
+
+    def fill(folder: Path) -> None:
+        (folder / "text.txt").write_text(numbered_lines(200))
+
+    return made_once("text", fill) / "text.txt"
 
 
 @pytest.fixture
@@ -187,7 +211,7 @@ def workdir(saved: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def finished(text: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[ConfigDict, Path]:
+def finished(text: Path, made_once: Callable) -> tuple[ConfigDict, Path]:
     """The config and workdir of a finished run on one device; no test changes it.
 
     It has dropout, and only its last evaluation takes the whole split.
@@ -196,20 +220,24 @@ def finished(text: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Conf
     config.model.dropout_rate = 0.1
     config.mesh.fsdp = 1
     config.train.update(eval_batches=1, eval_all_at_end=True)
-    workdir = tmp_path_factory.mktemp("finished")
-    assert train_to_end(Config.of(config), workdir) == 0
-    return config, workdir
+
+    def fill(workdir: Path) -> None:
+        assert train_to_end(Config.of(config), workdir) == 0
+
+    return config, made_once("finished", fill)
 
 
 @pytest.fixture(scope="session")
-def run_on_lines(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run_on_lines(made_once: Callable) -> Path:
     """The workdir of a run that was trained on LINES for 20 steps."""
-    folder = tmp_path_factory.mktemp("lines")
-    (folder / "text.txt").write_text(LINES)
-    config = small_config(folder / "text.txt")
-    config.data.sequence_length = LENGTH_OF_LINES
-    config.mesh.fsdp = 1
-    config.optimizer.learning_rate = 0.01
-    config.train.update(total_steps=20, checkpoint_every=20, eval_every=20)
-    assert train_to_end(Config.of(config), folder / "run") == 0
-    return folder / "run"
+
+    def fill(folder: Path) -> None:
+        (folder / "text.txt").write_text(LINES)
+        config = small_config(folder / "text.txt")
+        config.data.sequence_length = LENGTH_OF_LINES
+        config.mesh.fsdp = 1
+        config.optimizer.learning_rate = 0.01
+        config.train.update(total_steps=20, checkpoint_every=20, eval_every=20)
+        assert train_to_end(Config.of(config), folder / "run") == 0
+
+    return made_once("lines", fill) / "run"
