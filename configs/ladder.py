@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 from configs import default
 
 # N by width; the last is GPT-small's.
-RUNGS = {32: 6, 48: 6, 64: 6, 96: 8, 144: 10, 192: 12, 384: 12, 768: 12}
+RUNGS = {32: 6, 48: 6, 64: 6, 96: 8, 144: 10, 192: 12, 256: 12, 384: 12, 768: 12}
 _TOKENS_PER_PARAMETER = 20
 
 

@@ -9,7 +9,7 @@ import warm_python
 from absl import flags
 from helpers import ROOT, call, run_to_end
 
-from studies import budgets, controls, equal_time, ladder
+from studies import budgets, controls, equal_time, gpu_quarter, hypotheses, ladder
 from t5x_diffeq.cli import reproduce
 from t5x_diffeq.cli.make_tasks import documents, passage
 from t5x_diffeq.config.mistakes import check_arguments
@@ -26,7 +26,7 @@ from t5x_diffeq.experiments.runs import (
 )
 from t5x_diffeq.system.errors import InputError, RunError
 
-STUDIES = (budgets, controls, equal_time, ladder)
+STUDIES = (budgets, controls, equal_time, gpu_quarter, hypotheses, ladder)
 EVERY = {
     "laptop": [*LAPTOP.values(), *(study.LAPTOP for study in STUDIES)],
     "paper": [*PAPER.values(), *(study.PAPER for study in STUDIES)],
