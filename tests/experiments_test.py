@@ -1,5 +1,6 @@
 """Experiments: runs done once, in parts, stopped and continued; results where they should stand."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from helpers import ROOT, call, run_to_end
 from studies import budgets, controls, equal_time, gpu_quarter, hypotheses, ladder
 from t5x_diffeq.cli import reproduce
 from t5x_diffeq.cli.make_tasks import documents, passage
+from t5x_diffeq.config import plugins
+from t5x_diffeq.config.config import Config
 from t5x_diffeq.config.mistakes import check_arguments
 from t5x_diffeq.data.tokenizer import ByteTokenizer
 from t5x_diffeq.experiments.experiment import Experiment
@@ -21,6 +24,7 @@ from t5x_diffeq.experiments.runs import (
     ExperimentRun,
     carry_out,
     part_of,
+    read_numbers,
     read_results,
     training_seconds,
 )
@@ -166,6 +170,21 @@ def test_a_rate_that_diverges_is_the_worst(commands, tmp_path):
     }
     further = sweep.runs(TEXTS, SEEDS, done)[len(first) :]
     assert rates(further, model="baseline") == [2e-3]  # 8e-3 is not better, and 4e-3 is at an end
+
+
+def test_the_outcome_of_a_model_with_a_plug_in(monkeypatch, small, tmp_path):
+    """Its training was given the plug-in by whoever began it, so reading its config may load it."""
+    monkeypatch.setattr(plugins, "_trusted", set())
+    small.model.weights = "examples.own_source:OwnEnds"
+    workdir = tmp_path / "own"
+    workdir.mkdir()
+    (workdir / "config.json").write_text(json.dumps(Config.of(small).as_json()))
+    evaluation = {"step": 6, "eval/loss": 2.0, "eval/perplexity": 7.4}
+    step = {"step": 6, "train/loss": 2.1, "train/tokens_per_second": 1e3}
+    lines = map(json.dumps, (evaluation, step))
+    (workdir / "metrics.jsonl").write_text("\n".join(lines))
+    outcome = read_numbers(ExperimentRun("own", "train", ()), tmp_path, "")
+    assert outcome["loss"] == 2.0 and outcome["tokens_per_second"] == 1e3
 
 
 @pytest.mark.slow

@@ -273,7 +273,8 @@ def read_numbers(run: ExperimentRun, output: Path, printed: str) -> dict:
         return {f"{line['name']}: {key}": line[key] for line in lines for key in line}
     lines = (output / run.name / "metrics.jsonl").read_text("utf-8").splitlines()
     metrics = [json.loads(line) for line in lines]
-    config = read_config(output / run.name)
+    # Whoever started the training has named the plug-ins that it ran.
+    config = read_config(output / run.name, trust_plugins=True)
     tokens = config.train.batch_size * config.data.sequence_length
     evaluations = [line for line in metrics if "eval/loss" in line]
     last = evaluations[-1]
