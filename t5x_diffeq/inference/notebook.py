@@ -1,7 +1,7 @@
 """What a notebook shows of a run: states and weights with labelled axes, and figures."""
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -14,11 +14,10 @@ from jaxtyping import Float, Shaped
 from t5x_diffeq.analysis.weight_paths import make_weight_paths
 from t5x_diffeq.model.layers.array_types import Weights
 from t5x_diffeq.system.extras import need_package
+from t5x_diffeq.training.load import Run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from t5x_diffeq.inference.trained_run import TrainedRun
 
 
 _MOST = 6  # times or tokens that are printed
@@ -132,27 +131,43 @@ class Figures:
     """Draws a run; each method returns a matplotlib figure, whose `savefig` writes it.
 
     Each raises an InputError if matplotlib isn't installed.
+
+    Args:
+      run: the model and its parameters.
+      trained_grid: the scheme and the number of steps with which it was trained.
+      metric_lines: returns the reports of the training.
+      trajectory: returns the states of a text.
+      perplexity: returns that of the run with a number of steps, a scheme and a most of batches.
     """
 
-    def __init__(self, run: "TrainedRun"):
-        self._run = run
+    def __init__(
+        self,
+        run: Run,
+        trained_grid: tuple[str, int],
+        metric_lines: Callable[[], list[dict[str, float]]],
+        trajectory: Callable[[str], Trajectory],
+        perplexity: Callable[[int, str, int | None], float],
+    ):
+        self._run, self._trained_grid = run, trained_grid
+        self._metric_lines, self._trajectory = metric_lines, trajectory
+        self._perplexity = perplexity
 
     def __call__(self) -> "Figure":
         """The training and validation losses over optimizer steps."""
         run_plots = import_plots("run.plot()", "run_plots")
-        return _shown_in_notebooks(run_plots.losses_over_steps(self._run.metric_lines()))
+        return _shown_in_notebooks(run_plots.losses_over_steps(self._metric_lines()))
 
     def weights(self) -> "Figure":
         """W(t) at the grid's nodes: the path of each kernel, its norm, and its direction."""
-        plots, placed = import_plots("run.plot.weights()", "depth_plots"), self._run.run.placed
+        plots, placed = import_plots("run.plot.weights()", "depth_plots"), self._run.placed
         with placed.context():
-            paths = make_weight_paths(placed.model, placed.mesh)(self._run.run.params)
+            paths = make_weight_paths(placed.model, placed.mesh)(self._run.params)
         return _shown_in_notebooks(plots.weight_paths(paths))
 
     def states(self, text: str) -> "Figure":
         """|y(t)| and |dy/dt| of each token of a text, as `trajectory` takes it."""
         run_plots = import_plots("run.plot.states()", "run_plots")
-        y = self._run.trajectory(text)
+        y = self._trajectory(text)
         return _shown_in_notebooks(run_plots.states_over_time(np.asarray(y), y.t, y.tokens))
 
     def depths(
@@ -171,17 +186,19 @@ class Figures:
         Raises:
           InputError: if the weights don't exist on one of the grids.
         """
-        plots, model = import_plots("run.plot.depths()", "depth_plots"), self._run.config.model
-        own = model.num_steps
-        counts = num_steps or sorted({max(own // 2, 1), own, 2 * own, 4 * own})
-        results = []
-        for scheme in schemes or [model.scheme]:
-            for count in counts:
-                perplexity = self._run.at_depth(count, scheme).evaluate(limit=limit)["perplexity"]
-                results.append(
-                    {"scheme": scheme, "num_steps": count, "eval/perplexity": perplexity}
-                )
-        return _shown_in_notebooks(plots.perplexity_over_depth(results, (model.scheme, own)))
+        plots = import_plots("run.plot.depths()", "depth_plots")
+        scheme, trained = self._trained_grid
+        counts = num_steps or sorted({max(trained // 2, 1), trained, 2 * trained, 4 * trained})
+        results = [
+            {
+                "scheme": each,
+                "num_steps": count,
+                "eval/perplexity": self._perplexity(count, each, limit),
+            }
+            for each in schemes or [scheme]
+            for count in counts
+        ]
+        return _shown_in_notebooks(plots.perplexity_over_depth(results, self._trained_grid))
 
 
 def _shown_in_notebooks(figure: "Figure") -> "Figure":

@@ -123,7 +123,18 @@ class TrainedRun:
     @property
     def plot(self) -> Figures:
         """Figures: `plot()` of the losses; `plot.weights`, `plot.states` and `plot.depths`."""
-        return Figures(self)
+        trained = self.config.model
+
+        def perplexity(num_steps: int, scheme: str, limit: int | None) -> float:
+            return self.at_depth(num_steps, scheme).evaluate(limit=limit)["perplexity"]
+
+        return Figures(
+            self.run,
+            (trained.scheme, trained.num_steps),
+            self.metric_lines,
+            self.trajectory,
+            perplexity,
+        )
 
     def metric_lines(self) -> list[dict[str, float]]:
         """The reports of the training, oldest first: the lines of `metrics.jsonl`."""
