@@ -105,9 +105,10 @@ def test_bad_arguments_of_a_run(workdir, tmp_path):
 
 
 def test_what_may_come_first():
-    assert analyze.name_what(["a", "spectra", "--x"]) == ["a", "--what=spectra", "--x"]
-    assert analyze.name_what(["a", "--x", "spectra"]) == ["a", "--x", "spectra"]
-    assert analyze.name_what(["a"]) == ["a"]
+    name_positional = analyze.FLAGS.name_positional
+    assert name_positional(["a", "spectra", "--x"]) == ["a", "--what=spectra", "--x"]
+    assert name_positional(["a", "--x", "spectra"]) == ["a", "--x", "spectra"]
+    assert name_positional(["a"]) == ["a"]
 
 
 @pytest.mark.slow

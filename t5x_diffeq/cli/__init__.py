@@ -53,8 +53,7 @@ def run_verb(verb: str, name: str = "__main__") -> None:
         )
         sys.stderr.write(f"{told}launch/local.sh sets one up in .venv\n")
         sys.exit(2)
-    if verb == "analyze":
-        sys.argv = module.name_what(sys.argv)
+    sys.argv = module.FLAGS.name_positional(sys.argv)
     try:
         command_line.run(module.main, module.__doc__ or "", module.FLAGS, several=verb in _SEVERAL)
     except SystemExit as ended:

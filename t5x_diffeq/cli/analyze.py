@@ -23,7 +23,7 @@ _KINDS = ("spectra", "lyapunov", "clustering")
 _OPENING = 24  # tokens of the validation text that form the prompt if none is given
 _EVAL_BATCH_SIZE = 32  # sequences per batch, for the perplexity between the nodes
 
-FLAGS = VerbFlags(__name__)
+FLAGS = VerbFlags(__name__, positional="what")
 _WHAT = FLAGS.define_text(
     "what", "The analysis: spectra, lyapunov, clustering or all; --what= may be omitted."
 )
@@ -56,14 +56,6 @@ def _check_flags() -> None:
             f"--convention={_CONVENTION.value} is unknown; there are {', '.join(CONVENTIONS)}"
         )
     need_package("matplotlib", "analyze")
-
-
-def name_what(arguments: list[str]) -> list[str]:
-    """`analyze spectra` means `analyze --what=spectra`."""
-    program, *rest = arguments
-    if rest and not rest[0].startswith("-"):
-        rest[0] = f"--what={rest[0]}"
-    return [program, *rest]
 
 
 def main() -> None:

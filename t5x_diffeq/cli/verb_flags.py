@@ -17,14 +17,23 @@ class VerbFlags(flags.FlagValues):
 
     Args:
       module: the module's `__name__`; if it is run as a script, this ends the process.
+      positional: the flag whose value may also be given without its name, as the first argument.
     """
 
-    def __init__(self, module: str):
+    def __init__(self, module: str, positional: str | None = None):
         super().__init__()
+        vars(self)["positional"] = positional  # setting an attribute would set a flag
         if module == "__main__":
             verb = Path(sys.argv[0]).stem
             sys.stderr.write(f"error: this file is no script; run python -m t5x_diffeq.{verb}\n")
             sys.exit(2)
+
+    def name_positional(self, arguments: list[str]) -> list[str]:
+        """The command line, in which `--NAME=` precedes the positional word if there is one."""
+        program, *rest = arguments
+        if self.positional and rest and not rest[0].startswith("-"):
+            rest[0] = f"--{self.positional}={rest[0]}"
+        return [program, *rest]
 
     def define_text(self, name: str, meaning: str, default: str | None = None) -> flags.FlagHolder:
         """Defines a flag whose value is a string."""
