@@ -34,10 +34,12 @@ nodes = td.grid(config.model.scheme, config.model.num_steps).reshape(-1)
 
 # %% Spectra: eigenvalues of W_Q W_K^T and W_V W_O of each head, and of W_up W_down, at the nodes.
 model = run.run.placed.model.config
-found = spectra(make_block(model), run.weights(nodes))
-for name, values in found.items():
+products = spectra(make_block(model), run.weights(nodes))
+for name, values in products.items():
     print(name, values.shape, {key: round(value, 3) for key, value in growth(values).items()})
-print("copying score of each head at the last node:", np.round(copying_score(found["ov"][-1]), 2))
+print(
+    "copying score of each head at the last node:", np.round(copying_score(products["ov"][-1]), 2)
+)
 
 # %% Lyapunov exponents: how a change of each token's state at t = 0 grows until t = 1, in the state
 # from which the token after the last one is predicted.

@@ -46,8 +46,8 @@ def errors(scheme):
 if __name__ == "__main__":
     start = jnp.array([1.0, 0.0])
     for scheme in ("euler", "heun", NAME, "rk4"):
-        found = errors(scheme)
-        print(f"{scheme}: errors {found}, order {np.log2(found[0] / found[1]):.2f}")
+        by_steps = errors(scheme)
+        print(f"{scheme}: errors {by_steps}, order {np.log2(by_steps[0] / by_steps[1]):.2f}")
 
     # The same scheme in a model, by its name, which every verb finds in the run's config.json.
     config = td.load_config(

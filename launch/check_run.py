@@ -67,9 +67,9 @@ def config_of(arguments: list[str]) -> ConfigDict:
       InputError: naming the first invalid key or value.
     """
     sys.argv = ["train", *arguments]  # where ml_collections looks for overrides
-    own = VerbFlags("check_run")
-    config = own.define_config("")
-    command_line.parse(sys.argv, own)
+    verb_flags = VerbFlags("check_run")
+    config = verb_flags.define_config("")
+    command_line.parse(sys.argv, verb_flags)
     return config.value
 
 
@@ -175,11 +175,11 @@ def find_problems(options: argparse.Namespace, arguments: list[str]) -> list[str
         try:
             check()
         except (InputError, InfrastructureError) as error:
-            told = " ".join(str(error).split())
+            message = " ".join(str(error).split())
             if options.dry_run and isinstance(error, InfrastructureError):
-                print(f"note: not checked, the run will: {told}", file=sys.stderr)
+                print(f"note: not checked, the run will: {message}", file=sys.stderr)
             else:
-                problems.append(told)
+                problems.append(message)
 
     file, workdir, *overrides = arguments
     collect(lambda: check_workdir(workdir.partition("=")[2]))

@@ -64,16 +64,16 @@ def check_kernels(small: bool) -> Iterator[Row]:
             gradients, mixed = jax.grad(total, argnums=(0, 1, 2), has_aux=True)(*qkv)
             return mixed, *gradients
 
-        found = jax.jit(partial(run, kernel, segments))(*rounded)
+        computed = jax.jit(partial(run, kernel, segments))(*rounded)
         with jax.default_matmul_precision("highest"):
             wanted = jax.jit(partial(run, "xla", segments))(*(x.astype(float) for x in rounded))
         errors = [
             float(jnp.abs(a.astype(float) - b).max() / jnp.abs(b).max())
-            for a, b in zip(found, wanted, strict=True)
+            for a, b in zip(computed, wanted, strict=True)
         ]
         what = f"{kernel}, width {width}, {heads} heads on {groups}, {documents} documents a row"
-        told = f"largest error {max(errors):.1e} of the largest entry (limit 2e-2)"
-        yield Row(what, told, max(errors) < 2e-2)
+        text = f"largest error {max(errors):.1e} of the largest entry (limit 2e-2)"
+        yield Row(what, text, max(errors) < 2e-2)
 
 
 def check_recorded_arrays(small: bool) -> Iterator[Row]:
@@ -93,8 +93,8 @@ def check_recorded_arrays(small: bool) -> Iterator[Row]:
         with jax.default_matmul_precision("highest"):
             logits = np.asarray(jax.jit(model.apply)(params, tokens))[..., :97]
         error = float(np.abs(logits - arrays[f"evaluate_at/logits_{num_steps}"]).max())
-        told = f"error {error:.1e} (limit 1e-4)"
-        yield Row(f"recorded logits, {num_steps} steps", told, error < 1e-4)
+        text = f"error {error:.1e} (limit 1e-4)"
+        yield Row(f"recorded logits, {num_steps} steps", text, error < 1e-4)
 
 
 def check_resume(small: bool) -> Iterator[Row]:
@@ -129,8 +129,8 @@ def check_resume(small: bool) -> Iterator[Row]:
     fine = statuses == [42, 42] and len(lines) >= 50
     fine = fine and [line["step"] for line in lines] == list(range(1, len(lines) + 1))
     losses = [line["train/loss"] for line in lines]
-    told = f"loss {losses[0]:.3f} to {losses[-1]:.3f}" if fine else log[-2000:]
-    yield Row(f"{len(lines)} steps, stopped and resumed", told, fine)
+    text = f"loss {losses[0]:.3f} to {losses[-1]:.3f}" if fine else log[-2000:]
+    yield Row(f"{len(lines)} steps, stopped and resumed", text, fine)
 
 
 # -------------------------------------------------------------------------------- how fast is it?
@@ -181,14 +181,14 @@ def time_steps(small: bool) -> Iterator[Row]:
     c = config.model
     for name, seconds in medians.items():
         plan = plan_step(candidates[name].setup, config.train.batch_size, where)
-        told = f"{1e3 * seconds:.1f} ms, {tokens / seconds:,.0f} tokens/s"
+        text = f"{1e3 * seconds:.1f} ms, {tokens / seconds:,.0f} tokens/s"
         if figures:
-            told += f", MFU {plan.flops.model / seconds / figures.peak_flops:.1%}"
-        told += f", {plan.memory.needed / GIB:.2f} GiB"
+            text += f", MFU {plan.flops.model / seconds / figures.peak_flops:.1%}"
+        text += f", {plan.memory.needed / GIB:.2f} GiB"
         if plan.times:
             low, high = 1e3 * plan.times.low, 1e3 * plan.times.high
-            told += f" (`plan` says {low:.1f} to {high:.1f} ms)"
-        yield Row(f"{name}, {c.num_steps} steps, width {c.embed_dim}, {tokens} tokens", told)
+            text += f" (`plan` says {low:.1f} to {high:.1f} ms)"
+        yield Row(f"{name}, {c.num_steps} steps, width {c.embed_dim}, {tokens} tokens", text)
     yield Row(
         f"ODE / baseline, T = {c.time_embed_dim}", f"{medians['ODE'] / medians['baseline']:.3f}"
     )
@@ -211,10 +211,10 @@ def time_gpt_small(small: bool) -> Iterator[Row]:
     for name, it in candidates.items():
         seconds = statistics.median(it.seconds)
         ratios = map(truediv, it.seconds, candidates["baseline"].seconds)
-        told = f"{1e3 * seconds:.1f} ms, {tokens / seconds:,.0f} tokens/s"
+        text = f"{1e3 * seconds:.1f} ms, {tokens / seconds:,.0f} tokens/s"
         if name != "baseline":
-            told += f", {statistics.median(ratios):.3f} of the baseline's time"
-        yield Row(f"GPT-small, {name}, {tokens} tokens", told)
+            text += f", {statistics.median(ratios):.3f} of the baseline's time"
+        yield Row(f"GPT-small, {name}, {tokens} tokens", text)
 
 
 def take_turns(models: "dict[str, Config]") -> "dict[str, Candidate]":
@@ -241,10 +241,10 @@ def time_generation(small: bool) -> Iterator[Row]:
     config = config_to_time(small)
     model = make_setup(config, expected_vocab_size(config)).model
     rates = generation_rates(model, rounds=20)
-    told = (
+    text = (
         f"{rates['cached']:.1f} tokens/s, {rates['cached'] / rates['reread']:.1f} times rereading"
     )
-    yield Row("generation, one sequence", told)
+    yield Row("generation, one sequence", text)
 
 
 # -------------------------------------------------------------------------------------- the table

@@ -88,11 +88,11 @@ def ask_libtpu(flags: list[str]) -> str:
     return ask(ASK_LIBTPU, {**COMPILER_ALONE, "LIBTPU_INIT_ARGS": " ".join(flags), "XLA_FLAGS": ""})
 
 
-def find_unknown(flags: list[str], said: str) -> set[str]:
+def find_unknown(flags: list[str], output: str) -> set[str]:
     """The flags that a library's message names as unknown: `--name=value`, or the name alone."""
-    named = re.findall(r"Unknown flags? in XLA_FLAGS: (.*)", said)
+    named = re.findall(r"Unknown flags? in XLA_FLAGS: (.*)", output)
     words = set(" ".join(named).split())
-    words |= set(re.findall(r"Unknown command line flag '(\w+)'", said))
+    words |= set(re.findall(r"Unknown command line flag '(\w+)'", output))
     return {flag for flag in flags if flag in words or name_of(flag) in words}
 
 
@@ -105,12 +105,12 @@ def select_known(
     flags: list[str], ours: list[str], ask_library: Callable[[list[str]], str]
 ) -> list[str]:
     """The flags that the library takes."""
-    said, library = ask_library(flags), ask_library.__name__.removeprefix("ask_")
-    if not said:
+    output, library = ask_library(flags), ask_library.__name__.removeprefix("ask_")
+    if not output:
         return flags
-    unknown = find_unknown(flags, said)
+    unknown = find_unknown(flags, output)
     if not unknown:
-        last = (said.strip().splitlines() or [""])[-1]
+        last = (output.strip().splitlines() or [""])[-1]
         warn(f"{library} does not start with {' '.join(flags)!r} ({last}); none of ours is set")
         return [flag for flag in flags if flag not in ours]
     for flag in sorted(unknown):

@@ -54,7 +54,7 @@ def sweep_controls(config: str, rates: tuple[float, ...], size: str = "", seeds:
     muon: Keys = {"optimizer.name": "muon"}
     table: Keys = {"model.time_basis": lambda defaults: f"table:{defaults[_N]}"}
     frozen: Keys = {**table, factors: (("time_embedding", 0.0),)}
-    of_variants: dict[str, dict[str, Keys]] = {
+    by_variant: dict[str, dict[str, Keys]] = {
         "baseline": {
             "": {},
             "decay 0.5": {decay: 0.5},
@@ -84,7 +84,7 @@ def sweep_controls(config: str, rates: tuple[float, ...], size: str = "", seeds:
     return Sweep(
         trainings=tuple(
             Training(variant + size, keys, ", ".join(filter(None, (variant, name))), config, rates)
-            for variant, controls in of_variants.items()
+            for variant, controls in by_variant.items()
             for name, keys in controls.items()
             if not keys or _changes(keys, values_of(config, variant + size))
         ),

@@ -80,10 +80,10 @@ class Ladder(Sweep):
             return runs
         runs += self._baselines(texts, seeds, WIDTHS[1], second)
         for width in WIDTHS[2:]:
-            of_rung = seeds if WIDTHS.index(width) < _SEEDED_RUNGS else seeds[:1]
+            rung_seeds = seeds if WIDTHS.index(width) < _SEEDED_RUNGS else seeds[:1]
             runs += [
                 self._run(texts, *group, width, rate_by_rule(first[group], rate, width), seed)
-                for seed in of_rung
+                for seed in rung_seeds
                 for group, rate in second.items()
                 if group[1] in MODELS
             ]

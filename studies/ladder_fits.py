@@ -113,8 +113,8 @@ def _cell(values: list[float]) -> str:
 
 def _baselines(rung: Sequence[RungRun], seed: int) -> list[RungRun]:
     """The baselines of a rung and seed, in order of their layers."""
-    found = [run for run in rung if _is_baseline(run) and run.seed == seed]
-    return sorted(found, key=lambda run: run.steps)
+    runs = [run for run in rung if _is_baseline(run) and run.seed == seed]
+    return sorted(runs, key=lambda run: run.steps)
 
 
 def lead(rung: Sequence[RungRun], run: RungRun) -> float | None:

@@ -55,7 +55,7 @@ def _muon(optimizer: OptimizerKeys, declared: dict) -> optax.GradientTransformat
 
 
 def _beside_adam(
-    of_kernels: optax.GradientTransformation, optimizer: OptimizerKeys, declared: dict
+    kernel_optimizer: optax.GradientTransformation, optimizer: OptimizerKeys, declared: dict
 ) -> optax.GradientTransformationExtraArgs:
     """The transformation for the block's kernels, Adam for the rest.
 
@@ -68,18 +68,20 @@ def _beside_adam(
     names = unflatten_dict({p: "kernels" if p in paths else "rest" for p in multipliers})
     adam = optax.scale_by_adam(optimizer.beta1, optimizer.beta2, optimizer.epsilon)
     return optax.chain(
-        optax.partition({"kernels": of_kernels, "rest": adam}, names),
+        optax.partition({"kernels": kernel_optimizer, "rest": adam}, names),
         optax.stateless(lambda updates, _: jax.tree.map(jnp.multiply, updates, sizes)),
     )
 
 
 def _moves_until(steps: int, declared: dict) -> optax.GradientTransformation:
     """Zero for the time embeddings' parameters from this optimizer step on."""
-    of_e = map_parameters(lambda leaf: leaf.role == "time_embedding", declared)
+    is_time_embedding = map_parameters(lambda leaf: leaf.role == "time_embedding", declared)
 
     def update(updates: dict, count: Array, params: Any = None) -> tuple[dict, Array]:
         moves = (count < steps).astype(jnp.float32)
-        return jax.tree.map(lambda u, is_e: moves * u if is_e else u, updates, of_e), count + 1
+        return jax.tree.map(
+            lambda u, is_e: moves * u if is_e else u, updates, is_time_embedding
+        ), count + 1
 
     return optax.GradientTransformation(lambda params: jnp.zeros((), jnp.int32), update)
 

@@ -97,11 +97,11 @@ def with_rounded_params(run: Run, bits: int) -> Run:
         box = declared[path]
         if box.role == "kernel":
             leading = int(box.names[:1] in (("time_embed",), ("steps",)))
-            of_layer = box.replace(
+            layer_box = box.replace(
                 value=jax.ShapeDtypeStruct(leaf.shape[leading:], leaf.dtype),
                 names=box.names[leading:],
             )
-            leaf = round_to_bits(leaf, bits, _input_axes(of_layer, leading))
+            leaf = round_to_bits(leaf, bits, _input_axes(layer_box, leading))
         rounded[path] = leaf
     return replace(run, params={**run.params, "source": unflatten_dict(rounded)})
 
@@ -119,8 +119,8 @@ def evaluate_rounded(
       limit: only the first `limit` batches; None for the whole split.
     """
 
-    def loss(of: Run) -> float:
-        return evaluate_split(of, corpus, batch_size, limit)["loss"]
+    def loss(rounded: Run) -> float:
+        return evaluate_split(rounded, corpus, batch_size, limit)["loss"]
 
     losses = {"loss": loss(run)}
     for each in bits:

@@ -63,7 +63,7 @@ def test_an_error_ends_it(frequent_lines, capsys):
 
 def test_quiet_leaves_warnings(frequent_lines, monkeypatch, capsys):
     monkeypatch.setattr(console, "quiet", True)
-    console.say("a line", "warning: another")
+    console.log("a line", "warning: another")
     with console.Progress("long"):
         time.sleep(0.1)
     assert capsys.readouterr().err == "warning: another\n"
@@ -93,9 +93,9 @@ from t5x_diffeq.cli import command_line
 from t5x_diffeq.system import console
 
 def main():
-    console.say("begins")
+    console.log("begins")
     {work}
-    console.say("ends")
+    console.log("ends")
     return {status}
 
 command_line.run(main, "A verb.", flags.FlagValues())

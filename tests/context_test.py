@@ -12,7 +12,7 @@ from examples.own_block import QKNormBlock
 from t5x_diffeq.cli.finetune import complete_config
 from t5x_diffeq.cli.train import train_to_end
 from t5x_diffeq.config.config import Config
-from t5x_diffeq.data.batches import own_rows, put_on_devices
+from t5x_diffeq.data.batches import local_rows, put_on_devices
 from t5x_diffeq.data.tokenizer import ByteTokenizer
 from t5x_diffeq.inference.hooks import Samples
 from t5x_diffeq.inference.scoring import Scorer, Sequel
@@ -127,7 +127,7 @@ def logits_and_gradient(setup, batch):
         of_batch = make_gradient(setup.model, setup.trains, setup.config.train)
         found = of_batch(params, batch, jax.random.key(0))
         logits = nn.apply(LanguageModel.__call__, setup.model)({"params": params}, batch["inputs"])
-        return logits, found.means, found.norm, found.gradient
+        return logits, found.metrics, found.norm, found.gradient
 
     batch = jax.device_put(batch, setup.batch_sharding)
     with setup.context():
@@ -216,7 +216,7 @@ def test_devices_get_their_rows_and_columns():
     """A process reads the rows that its devices hold, and puts on each its part of their tokens."""
     mesh = auto_mesh(fsdp=2, context=4)
     sharding = NamedSharding(mesh, PartitionSpec("fsdp", "context"))
-    np.testing.assert_array_equal(own_rows(sharding, 6), np.arange(6))
+    np.testing.assert_array_equal(local_rows(sharding, 6), np.arange(6))
     rows, sizes = np.arange(48, dtype=np.int32).reshape(6, 8), np.arange(6, dtype=np.int32)
     batch = put_on_devices({"inputs": rows, "bytes": sizes}, np.arange(6), 6, sharding)
     assert batch["inputs"].sharding.is_equivalent_to(sharding, 2)

@@ -13,7 +13,7 @@ from helpers import mesh_of, mesh_shape, rules_of
 from process_runs import read_reports, run, write_text
 
 from configs import default
-from t5x_diffeq.data.batches import own_rows
+from t5x_diffeq.data.batches import local_rows
 from t5x_diffeq.planner.topology import make_topology
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.training.partitioning import arrange_mesh, axes_across_slices, batch_sharding
@@ -51,7 +51,7 @@ def check_rows(devices, sizes, batch_size):
     shards = where.reshape(-1, sizes["tensor"])  # the processes that hold each part of the batch
     size = batch_size // len(shards)
     for process in {device.process_index for device in devices}:
-        rows = own_rows(sharding, batch_size, process)
+        rows = local_rows(sharding, batch_size, process)
         assert np.all(np.diff(rows) > 0)
         expected = np.flatnonzero((shards == process).any(1).repeat(size))
         np.testing.assert_array_equal(rows, expected)
@@ -79,7 +79,7 @@ def test_no_process_of_a_pod_holds_neighbouring_rows():
     sizes = mesh_shape(fsdp=64)
     sharding = batch_sharding(arrange_mesh(sizes, devices), rules_of(default.get_config()))
     for process in range(16):
-        rows = own_rows(sharding, 256, process)
+        rows = local_rows(sharding, 256, process)
         assert len(rows) == 16
         assert rows[-1] - rows[0] > 15
 

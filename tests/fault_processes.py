@@ -160,7 +160,7 @@ def train(arguments, environment, log, phase, mark, number, pause):
     stop_in(loop, "compile_train_steps", "compile")
     stop_in(loop, "depths_of", "loop", number)
     stop_in(basic_hooks, "evaluate_loss", "evaluate")
-    stop_in(checksums, "save_own", "save", number=2)
+    stop_in(checksums, "save_local_sums", "save", number=2)
     command_line.run(verb.main, verb.__doc__, verb.FLAGS, several=True)
 
 

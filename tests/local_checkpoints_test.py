@@ -45,7 +45,7 @@ def restore(folder, like=None, workdir="run", **options):
         lambda x: x.sharding, like
     )
     assert restored.facts.reports == restored.step
-    assert restored.drawn == restored.step + 1
+    assert restored.batches_consumed == restored.step + 1
     return restored.step
 
 

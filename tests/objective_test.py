@@ -39,7 +39,7 @@ def gradient(model, depths=None, mesh=None, **keys):
     else:
         with mesh_context(auto_mesh(**mesh), RULES):
             found = jax.jit(of_batch)(*arguments)
-    return found.gradient, found.means
+    return found.gradient, found.metrics
 
 
 def plain(model, rows_of):

@@ -9,7 +9,7 @@ from patience import patience
 from slurm_cluster import free_ports
 
 from t5x_diffeq.cluster import processes
-from t5x_diffeq.cluster.processes import Rank, bind_address, meet, own_address
+from t5x_diffeq.cluster.processes import Rank, bind_address, local_address, meet
 
 
 def test_process_0_listens_at_the_address_that_the_others_are_told(monkeypatch, capfd):
@@ -55,5 +55,5 @@ def test_the_address_of_this_machine(monkeypatch, host, resolved, address):
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (resolved, 0))]
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
-    assert own_address(host) == address
+    assert local_address(host) == address
     assert bind_address(Rank(f"{host}:8476", 2, 0)) == f"{address or '[::]'}:8476"

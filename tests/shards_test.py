@@ -174,7 +174,7 @@ def test_another_tokenizer_needs_another_folder(data, shards_folder):
 
 def test_a_full_disk_loses_nothing(data, shards_folder, monkeypatch):
     """The limit on a file's size stands for the end of the disk."""
-    monkeypatch.setattr(preparation, "say", lambda *_: None)  # pytest has it in a file
+    monkeypatch.setattr(preparation, "log", lambda *_: None)  # pytest has it in a file
     before = contents(shards_folder)
     (shards_folder / "train-00001-of-00003.json").unlink()
     previous = resource.getrlimit(resource.RLIMIT_FSIZE)

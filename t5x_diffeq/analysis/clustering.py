@@ -69,8 +69,8 @@ def simulate_clustering(
       half_range: particles start uniformly in [-half_range, half_range]^dim.
       scale: the choice of c: "peak", "work" or "time", see the top of this file.
     """
-    drawn = [draw_sample(seed, tokens, dim, half_range) for seed in range(seeds)]
-    W, x = (jnp.asarray(np.stack(part), jnp.float32) for part in zip(*drawn, strict=True))
+    samples = [draw_sample(seed, tokens, dim, half_range) for seed in range(seeds)]
+    W, x = (jnp.asarray(np.stack(part), jnp.float32) for part in zip(*samples, strict=True))
     a = jnp.asarray(magnitudes(power, steps, horizon, scale), jnp.float32)
     states = np.asarray(_simulate(W, x, a, horizon / steps), np.float64)
     times = np.append(0.0, horizon * grid("euler", steps)[:, 0])
@@ -150,20 +150,24 @@ def outcomes(
     for scale, horizon, half_range in product(scales, horizons, half_ranges):
         for power in powers:
             choice: dict[str, Any] = {"scale": scale, "horizon": horizon, "half_range": half_range}
-            found = simulate_clustering(power, seeds=seeds, **choice)
-            yield {**choice, "power": power, **summarise_endings(found)}
+            clustering = simulate_clustering(power, seeds=seeds, **choice)
+            yield {**choice, "power": power, **summarise_endings(clustering)}
 
 
-def summarise_endings(found: Clustering) -> dict[str, float]:
+def summarise_endings(clustering: Clustering) -> dict[str, float]:
     """Medians over the seeds that stayed finite, and counts of seeds.
 
     Returns:
       `clusters`, `spread`, `distance`: medians at the end; `finite`: seeds that stayed finite;
       `few` and `one`: seeds that ended in at most 5 clusters, and in a single one.
     """
-    last = found.clusters[:, -1]
+    last = clustering.clusters[:, -1]
     finite = np.isfinite(last)
-    values = {"clusters": last, "spread": found.spread[:, -1], "distance": found.distance[:, -1]}
+    values = {
+        "clusters": last,
+        "spread": clustering.spread[:, -1],
+        "distance": clustering.distance[:, -1],
+    }
     medians = {
         name: float(np.median(x[finite])) if finite.any() else np.nan for name, x in values.items()
     }

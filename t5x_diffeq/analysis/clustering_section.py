@@ -34,7 +34,7 @@ def clustering_section(seeds: int) -> Section:
     """The section on particles under attention alone, with constant and growing weights."""
     names = {p: "constant" if p == 0 else f"t^{p}" for p in clustering.POWERS}
     with Progress("clustering: trajectories"):
-        found = {n: clustering.simulate_clustering(p, seeds=seeds) for p, n in names.items()}
+        clusterings = {n: clustering.simulate_clustering(p, seeds=seeds) for p, n in names.items()}
         longer = {
             n: clustering.simulate_clustering(p, horizon=_LONG, seeds=seeds)
             for p, n in names.items()
@@ -44,8 +44,8 @@ def clustering_section(seeds: int) -> Section:
         for row in clustering.outcomes(seeds=seeds):
             rows.append(row)
             progress.update(len(rows))
-    arrays = {"times": (found["constant"].times, "[state], in units of the horizon's time")}
-    for power, each in zip(names, found.values(), strict=True):
+    arrays = {"times": (clusterings["constant"].times, "[state], in units of the horizon's time")}
+    for power, each in zip(names, clusterings.values(), strict=True):
         arrays[f"states_{power}"] = (
             each.states.astype(np.float32),
             f"[seed, state, token, dim] for t^{power}",
@@ -56,18 +56,18 @@ def clustering_section(seeds: int) -> Section:
         title="Clustering under attention alone",
         method=_METHOD,
         tables=[_outcome_table(rows, seeds)],
-        drawings=_clustering_drawings(found, longer, seeds),
+        drawings=_clustering_drawings(clusterings, longer, seeds),
         arrays=arrays,
     )
 
 
 def _clustering_drawings(
-    found: dict[str, Clustering],
+    clusterings: dict[str, Clustering],
     longer: dict[str, Clustering],
     seeds: int,
 ) -> dict[str, Drawing]:
     shown = {
-        "trajectories": (found, "1, the paper's,"),
+        "trajectories": (clusterings, "1, the paper's,"),
         "trajectories_longer": (longer, f"{_LONG:g}"),
     }
     drawings = {
@@ -99,8 +99,8 @@ def _outcome_table(rows: Sequence[dict[str, Any]], seeds: int) -> Table:
         f"{powers[-1]}"
     )
     table = [
-        (*choice, *(_ending(row, seeds) for row in of_choice), _chance(of_choice, seeds))
-        for choice, of_choice in choices.items()
+        (*choice, *(_ending(row, seeds) for row in grouped), _chance(grouped, seeds))
+        for choice, grouped in choices.items()
     ]
     return Table(title, ("scale", "horizon", "half range", *powers, "p"), table)
 
@@ -117,15 +117,15 @@ def _chance(by_power: Sequence[dict[str, Any]], seeds: int) -> float:
     return float(fisher_exact([[few, seeds - few] for few in counts]).pvalue)
 
 
-def trajectories(found: dict[str, Clustering], width: float = WIDTH) -> Figure:
+def trajectories(clusterings: dict[str, Clustering], width: float = WIDTH) -> Figure:
     """The first three coordinates of every particle of seed 0, in panels (figures 2c, 2d, 13).
 
     Each panel is scaled by its own largest |x| at the end.
     """
     kind = {"projection": "3d"}
-    figure, panels = make_panels(len(found), width, 2.2, 2.1, subplot_kw=kind)
+    figure, panels = make_panels(len(clusterings), width, 2.2, 2.1, subplot_kw=kind)
     axes: list[Any] = list(panels)  # the stubs of matplotlib have no Axes3D
-    for ax, (title, each) in zip(axes, found.items(), strict=True):
+    for ax, (title, each) in zip(axes, clusterings.items(), strict=True):
         paths = each.states[0]
         for particle in range(paths.shape[1]):
             ax.plot(*paths[::4, particle, :3].T, color="#7f8c8d", linewidth=0.35, alpha=0.7)
@@ -144,7 +144,7 @@ def trajectories(found: dict[str, Clustering], width: float = WIDTH) -> Figure:
     return figure
 
 
-def clustering_over_time(found: dict[str, Clustering], width: float = WIDTH) -> Figure:
+def clustering_over_time(clusterings: dict[str, Clustering], width: float = WIDTH) -> Figure:
     """Clusters, spread and distance: medians over the seeds, with the middle half shaded.
 
     The distance has a logarithmic axis, on which there is no place for a distance of 0.
@@ -152,7 +152,7 @@ def clustering_over_time(found: dict[str, Clustering], width: float = WIDTH) -> 
     columns = ("clusters", "spread", "distance")
     figure, axes = make_panels(len(columns), width, 2.2, 1.9)
     for ax, column in zip(axes, columns, strict=True):
-        for title, each in found.items():
+        for title, each in clusterings.items():
             quantiles = np.nanquantile(getattr(each, column), (0.25, 0.5, 0.75), axis=0)
             if column == "distance":
                 quantiles = np.where(quantiles > 0, quantiles, np.nan)

@@ -58,14 +58,14 @@ def _sorted_part(values: Complex[np.ndarray, "times M"], part: str) -> Float[np.
 
 
 def mean_magnitudes(
-    found: spectra.Spectra,
+    by_kind: spectra.Spectra,
     times: Float[np.ndarray, " times"],
     depth: str = "depth t",
     width: float = WIDTH,
 ) -> Figure:
     """A panel per product: mean |lambda| at each node or layer, and that of each head in grey."""
-    figure, axes = make_panels(len(found), width, 1.7, 1.6)
-    for ax, (kind, values) in zip(axes, found.items(), strict=True):
+    figure, axes = make_panels(len(by_kind), width, 1.7, 1.6)
+    for ax, (kind, values) in zip(axes, by_kind.items(), strict=True):
         means = spectra.magnitude(values).reshape(len(values), -1)
         if means.shape[1] > 1:
             ax.plot(times, means, color="grey", linewidth=0.5)
@@ -78,13 +78,13 @@ def mean_magnitudes(
 
 
 def heat_maps(
-    found: spectra.Spectra, labels: Sequence[str], depth: str, width: float = WIDTH
+    by_kind: spectra.Spectra, labels: Sequence[str], depth: str, width: float = WIDTH
 ) -> Figure:
     """Mean |lambda| and the share of positive real parts, by head and time or layer."""
-    figure, axes = make_panels(2 * len(found), width, 3, 1.6, sharex=True)
+    figure, axes = make_panels(2 * len(by_kind), width, 3, 1.6, sharex=True)
     limits = {"vmin": 0, "vmax": 1, "cmap": "RdBu"}
     shown: list[tuple[np.ndarray, str, dict[str, Any]]] = []
-    for kind, values in found.items():
+    for kind, values in by_kind.items():
         name = f"${tex(spectra.title_of(kind))}$"
         shown += [
             (spectra.magnitude(values), f"mean $|\\lambda|$ of {name}", {"cmap": "viridis"}),
@@ -92,8 +92,8 @@ def heat_maps(
         ]
     every = -(-len(labels) // 8)
     for ax, (numbers, title, colours) in zip(axes, shown, strict=True):
-        drawn = ax.imshow(numbers.T, aspect="auto", interpolation="nearest", **colours)
-        figure.colorbar(drawn, ax=ax)
+        image = ax.imshow(numbers.T, aspect="auto", interpolation="nearest", **colours)
+        figure.colorbar(image, ax=ax)
         ax.set_title(title, fontsize=8)
         ax.set_yticks(range(numbers.shape[1]), [f"{h + 1}" for h in range(numbers.shape[1])])
         ax.set_xticks(range(0, len(labels), every), labels[::every])
@@ -109,7 +109,7 @@ def tex(name: str) -> str:
     return name
 
 
-def weight_paths(found: WeightPaths) -> Figure:
+def weight_paths(paths: WeightPaths) -> Figure:
     """Each kernel's path as t grows: in a plane, its norm, and its direction.
 
     Three panels: the first two principal components over the nodes, scaled to the kernel's own
@@ -118,15 +118,15 @@ def weight_paths(found: WeightPaths) -> Figure:
     """
     figure = make_figure(2.6)
     plane, size, turn = figure.subplots(1, 3)
-    for name, centred in found.centred.items():
-        inner = found.inner[name]
+    for name, centred in paths.centred.items():
+        inner = paths.inner[name]
         norms = np.sqrt(np.maximum(np.diag(inner), 0))
         scale = max(float(norms.mean()), np.finfo(float).tiny)
         path, _ = principal_path(centred)
         (line,) = plane.plot(*(path / scale).T, ".-", markersize=3, label=name)
         plane.plot(*(path[0] / scale), "o", markersize=4, color=line.get_color())
-        size.plot(found.times, norms / scale, ".-", markersize=3)
-        turn.plot(found.times, cosines(inner)[0], ".-", markersize=3)
+        size.plot(paths.times, norms / scale, ".-", markersize=3)
+        turn.plot(paths.times, cosines(inner)[0], ".-", markersize=3)
     plane.set(xlabel="component 1 / |W|", ylabel="component 2 / |W|")
     plane.set_title("W(t), from the dot on", fontsize=8)
     size.set(xlabel="t", ylabel="|W(t)| / mean")
@@ -135,13 +135,13 @@ def weight_paths(found: WeightPaths) -> Figure:
     return figure
 
 
-def product_spectra(found: WeightPaths, product: str) -> Figure:
+def product_spectra(paths: WeightPaths, product: str) -> Figure:
     """|lambda| of a product over t, a panel per head; see `eigenvalues_over_depth`."""
-    values = spectra.eigenvalues(np.asarray(found.products[product], np.float64))
+    values = spectra.eigenvalues(np.asarray(paths.products[product], np.float64))
     by_head = values if values.ndim == 3 else values[:, None]
     name = f"${tex(spectra.title_of(product))}$"
     return eigenvalues_over_depth(
-        found.product_times, by_head, "magnitude", name, heads=found.heads.get(product)
+        paths.product_times, by_head, "magnitude", name, heads=paths.heads.get(product)
     )
 
 

@@ -87,10 +87,10 @@ def lyapunov_exponents(
         by_step, _ = step_inputs(shifted, "euler", N, key=None)
     at = states[1:] if convention == "official" else states[:-1]
     if convention == "full":
-        found = _full_exponents(step, by_step, at, outputs, memory)
+        result = _full_exponents(step, by_step, at, outputs, memory)
     else:
-        found = pair_exponents(step, by_step, at, outputs, memory, convention)
-    return _mask_later_tokens(found, outputs)
+        result = pair_exponents(step, by_step, at, outputs, memory, convention)
+    return _mask_later_tokens(result, outputs)
 
 
 def exact_trajectory(
@@ -134,9 +134,11 @@ def pair_exponents(
     exponents = np.zeros(states.shape[1:], np.float32)
     for start in _chunk_starts(states.shape[2], chunks.tokens, "tangents"):
         part = slice(start, start + chunks.tokens)
-        found, product = pair_growth(step, weights, states, outputs, jnp.asarray(start), chunks)
-        logs[:, :, part] = found
-        exponents[:, part] = _log_singular_values(product) if convention == "pair" else found.sum(0)
+        growth, product = pair_growth(step, weights, states, outputs, jnp.asarray(start), chunks)
+        logs[:, :, part] = growth
+        exponents[:, part] = (
+            _log_singular_values(product) if convention == "pair" else growth.sum(0)
+        )
     return Exponents(exponents, logs)
 
 
@@ -166,11 +168,11 @@ def _log_singular_values(M: Float[Array | np.ndarray, "B L D D"]) -> Float[np.nd
         return np.log(np.stack(values)).astype(np.float32)
 
 
-def _mask_later_tokens(found: Exponents, outputs: Int[np.ndarray, " B"]) -> Exponents:
+def _mask_later_tokens(result: Exponents, outputs: Int[np.ndarray, " B"]) -> Exponents:
     """Sets NaN where the input token comes after the output token, which it can't affect."""
-    after = np.arange(found.exponents.shape[1]) > outputs[:, None]
-    exponents = np.where(after[..., None], np.nan, found.exponents)
-    by_step = found.by_step
+    after = np.arange(result.exponents.shape[1]) > outputs[:, None]
+    exponents = np.where(after[..., None], np.nan, result.exponents)
+    by_step = result.by_step
     return Exponents(
         exponents, None if by_step is None else np.where(after[..., None], np.nan, by_step)
     )

@@ -66,14 +66,14 @@ def lyapunov_section(
 ) -> Section:
     """The section on the tokens of each prompt that the last token's output is sensitive to."""
     tokens, outputs = _pad_prompts(prompts)
-    found = lyapunov_exponents(model, params, tokens, outputs=outputs, convention=convention)
+    exponents = lyapunov_exponents(model, params, tokens, outputs=outputs, convention=convention)
     rolls_out = has_method(model.config, "attention_matrix")
     flow = attention_rollout(model, params, tokens, outputs) if rolls_out else None
     columns = (*_COLUMNS, "rollout") if rolls_out else _COLUMNS
     markup, rows, findings = "", [], []
     drawings: dict[str, Drawing] = {}
     for p, text in enumerate(pieces):
-        shown = {f"Largest exponent ({convention})": found.largest[p, : len(text)]}
+        shown = {f"Largest exponent ({convention})": exponents.largest[p, : len(text)]}
         if flow is not None:
             shown["Attention rollout"] = flow[p, : len(text)]
             rank = rank_correlation(*(values[:-1] for values in shown.values()))
@@ -84,8 +84,8 @@ def lyapunov_section(
         for title, values in shown.items():
             shades = scale_to_unit(values[:-1])
             markup += prompt_markup(f"Prompt {p + 1}: {title}", text, shades, values)
-        drawings |= _prompt_drawings(p, text, shown, found)
-        rows += list(_prompt_rows(p, text, found, flow))
+        drawings |= _prompt_drawings(p, text, shown, exponents)
+        rows += list(_prompt_rows(p, text, exponents, flow))
     return Section(
         name="lyapunov",
         title="Sensitivity to tokens",
@@ -93,7 +93,7 @@ def lyapunov_section(
         method=[*_METHOD[convention], _ROLLOUT if rolls_out else _NO_ROLLOUT],
         tables=[Table(f"Finite-time exponents ({convention}) of each input token", columns, rows)],
         drawings=drawings,
-        arrays=_arrays_of(tokens, outputs, found, flow),
+        arrays=_arrays_of(tokens, outputs, exponents, flow),
         markup=markup,
     )
 
@@ -108,7 +108,7 @@ def _pad_prompts(prompts: Sequence[Sequence[int]]) -> tuple[Tokens, Int[np.ndarr
 
 
 def _prompt_drawings(
-    p: int, text: Sequence[str], shown: dict[str, Float[np.ndarray, " L"]], found: Exponents
+    p: int, text: Sequence[str], shown: dict[str, Float[np.ndarray, " L"]], exponents: Exponents
 ) -> dict[str, Drawing]:
     """The prompt as figure 3 for a paper, as the page has it as text; and exponents over depth."""
     shades = {title: np.append(values[:-1], np.nan) for title, values in shown.items()}
@@ -116,11 +116,11 @@ def _prompt_drawings(
     caption = f"Prompt {p + 1}: sensitivity, and attention alone."
     files = Drawing(caption, render_image(figure, "png"), render_image(figure, "pdf"))
     drawings = {f"prompt{p + 1}": files}
-    if found.by_step is not None and len(text) > 1:
-        most = np.argsort(-found.largest[p, : len(text) - 1])[:_LINES]
+    if exponents.by_step is not None and len(text) > 1:
+        most = np.argsort(-exponents.largest[p, : len(text) - 1])[:_LINES]
         names = [f"{k}: {escape_piece(text[k])}" for k in most]
         drawings[f"depth{p + 1}"] = make_drawing(
-            partial(exponents_over_depth, found.by_step[:, p, most], names),
+            partial(exponents_over_depth, exponents.by_step[:, p, most], names),
             f"Prompt {p + 1}: the mean of all exponents up to depth t, of the {len(most)} tokens "
             "before the last with the largest exponents. It ends at the mean of the table.",
         )
@@ -128,31 +128,31 @@ def _prompt_drawings(
 
 
 def _prompt_rows(
-    p: int, text: Sequence[str], found: Exponents, flow: Float[np.ndarray, "B L"] | None
+    p: int, text: Sequence[str], exponents: Exponents, flow: Float[np.ndarray, "B L"] | None
 ) -> Iterator[tuple[str | float, ...]]:
     for k, piece in enumerate(text):
-        each = found.exponents[p, k]
+        each = exponents.exponents[p, k]
         numbers = [each.max(), each.mean(), *([] if flow is None else [flow[p, k]])]
-        own = " (itself)" if k == len(text) - 1 else ""
-        yield (f"{p + 1}.{k} {as_code(piece)}{own}", *map(float, numbers))
+        remark = " (itself)" if k == len(text) - 1 else ""
+        yield (f"{p + 1}.{k} {as_code(piece)}{remark}", *map(float, numbers))
 
 
 def _arrays_of(
     tokens: Tokens,
     outputs: Int[np.ndarray, " B"],
-    found: Exponents,
+    exponents: Exponents,
     flow: Float[np.ndarray, "B L"] | None,
 ) -> dict[str, tuple[np.ndarray, str]]:
     arrays = {
         "tokens": (np.asarray(tokens), "[prompt, token], padded at the end with 0"),
         "outputs": (outputs, "[prompt]: the token whose output is differentiated"),
-        "exponents": (found.exponents, "[prompt, input token, rank], per unit of depth time"),
+        "exponents": (exponents.exponents, "[prompt, input token, rank], per unit of depth time"),
     }
     if flow is not None:
         arrays["rollout"] = (flow, "[prompt, input token]: attention rollout; sums to 1")
-    if found.by_step is None:
+    if exponents.by_step is None:
         return arrays
-    return arrays | {"by_step": (found.by_step, "[step, prompt, input token, D]: log |diag R|")}
+    return arrays | {"by_step": (exponents.by_step, "[step, prompt, input token, D]: log |diag R|")}
 
 
 def attention_rollout(

@@ -116,7 +116,7 @@ def _page_markup(title: str, facts: dict[str, object], sections: Sequence[Sectio
 
 
 def _section_markup(section: Section) -> str:
-    found = "".join(f"<p>{typeset(text)}</p>" for text in section.findings)
+    findings = "".join(f"<p>{typeset(text)}</p>" for text in section.findings)
     how = "".join(f'<p class="small">{typeset(text)}</p>' for text in section.method)
     figures = "".join(
         f"<figure>{_show(drawing)}<figcaption>{typeset(drawing.caption)} "
@@ -136,7 +136,7 @@ def _section_markup(section: Section) -> str:
     tables = "".join(map(table_markup, section.tables))
     return (
         f'<section id="{section.name}"><h2>{html.escape(section.title)}</h2>'
-        f"{found}{section.markup}{figures}{tables}<h3>Method</h3>{how}{links}</section>"
+        f"{findings}{section.markup}{figures}{tables}<h3>Method</h3>{how}{links}</section>"
     )
 
 

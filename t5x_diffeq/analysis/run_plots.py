@@ -75,13 +75,13 @@ def figure_of_curves(
     figure.subplots_adjust(left=0.06, right=0.86, bottom=0.09, top=0.9, hspace=0.25, wspace=0.3)
     panels = figure.subplots(2, 3)
     for ax, (kind, label) in zip(panels.flat, _OF_LAYERS.items(), strict=False):
-        own = {name: curve for name, curve in curves.items() if name.startswith(f"{kind}/")}
-        _draw_curves(ax, {name.partition("/")[2]: curve for name, curve in own.items()}, times)
+        shown = {name: curve for name, curve in curves.items() if name.startswith(f"{kind}/")}
+        _draw_curves(ax, {name.partition("/")[2]: curve for name, curve in shown.items()}, times)
         ax.set_title(label, fontsize=_FONT + 1)
     for ax, (label, names) in zip(panels.flat[len(_OF_LAYERS) :], _OF_STEPS.items(), strict=True):
-        own = {name: curves[name] for name in names}
+        shown = {name: curves[name] for name in names}
         steps = len(curves["f"])
-        _draw_curves(ax, own, None if times is None else np.arange(len(own[names[0]])) / steps)
+        _draw_curves(ax, shown, None if times is None else np.arange(len(shown[names[0]])) / steps)
         ax.set_title(f"rms of {label}", fontsize=_FONT + 1)
         ax.legend(fontsize=_FONT, frameon=False)
     handles, labels = panels.flat[1].get_legend_handles_labels()

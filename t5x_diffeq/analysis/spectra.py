@@ -38,9 +38,9 @@ def title_of(product: str) -> str:
     return _TITLES.get(product, product)
 
 
-def by_head(found: Spectra) -> Spectra:
+def by_head(by_kind: Spectra) -> Spectra:
     """The spectra that have an axis of heads."""
-    return {kind: values for kind, values in found.items() if values.ndim == 3}
+    return {kind: values for kind, values in by_kind.items() if values.ndim == 3}
 
 
 def spectra(block: Block, weights: Weights) -> Spectra:

@@ -37,7 +37,7 @@ def spectra_section(
     if not layers:  # some schemes read the same W(t) several times
         at, first = np.unique(at, return_index=True)
         W = jax.tree.map(lambda leaf: leaf[first], W)
-    own = spectra.spectra(block, W)
+    at_nodes = spectra.spectra(block, W)
     t, curves = np.arange(1.0, len(at) + 1) if layers else at, None
     rough = 0.0 if layers else spectra.roughness(config, params)
     if not layers and rough < _SMOOTH:
@@ -47,8 +47,8 @@ def spectra_section(
         )
     arrays = {"nodes": (at, "t at which the model reads its weights, in [0, 1]")}
     arrays |= {"times": (t, "layers, from 1" if layers else "t of the *_between arrays, if any")}
-    heads = spectra.by_head(own)
-    for kind, values in own.items():
+    heads = spectra.by_head(at_nodes)
+    for kind, values in at_nodes.items():
         axes = "[node, head, rank]" if kind in heads else "[node, rank]"
         arrays[kind] = (values, f"{spectra.title_of(kind)}, {axes}: {_COMPLEX}")
         if curves:
@@ -58,12 +58,12 @@ def spectra_section(
         title="Spectra",
         findings=[] if layers else [_describe_between(rough, perplexities)],
         method=_describe_method(config),
-        tables=[_growth_table(own), *([_heads_table(heads)] if heads else [])],
-        drawings=_spectra_drawings(own, curves, at, t, layers),
+        tables=[_growth_table(at_nodes), *([_heads_table(heads)] if heads else [])],
+        drawings=_spectra_drawings(at_nodes, curves, at, t, layers),
         arrays=arrays,
         numbers={
             f"{kind}/{name}": value
-            for kind, values in own.items()
+            for kind, values in at_nodes.items()
             for name, value in spectra.growth(values).items()
         },
     )
@@ -92,10 +92,11 @@ def _describe_method(config: ModelConfig) -> list[str]:
     return how
 
 
-def _growth_table(own: spectra.Spectra) -> Table:
+def _growth_table(at_nodes: spectra.Spectra) -> Table:
     """A table that tests the paper's claim that spectra grow with depth."""
     rows: list[Row] = [
-        (spectra.title_of(kind), *spectra.growth(values).values()) for kind, values in own.items()
+        (spectra.title_of(kind), *spectra.growth(values).values())
+        for kind, values in at_nodes.items()
     ]
     columns = (
         *("first third", "last third", "last / first", "rank correlation"),
@@ -115,7 +116,7 @@ def _heads_table(heads: spectra.Spectra) -> Table:
         for values in heads.values()
     ]
     rows: list[Row] = [
-        (f"head {h + 1}", *(_of_head(score, h, n) for score in scores for n in (0, -1)))
+        (f"head {h + 1}", *(_head_score(score, h, n) for score in scores for n in (0, -1)))
         for h in range(max(values.shape[1] for values in heads.values()))
     ]
     columns = [
@@ -131,23 +132,23 @@ def _heads_table(heads: spectra.Spectra) -> Table:
     return Table(title, ("", *columns), rows)
 
 
-def _of_head(score: np.ndarray, head: int, node: int) -> float | str:
+def _head_score(score: np.ndarray, head: int, node: int) -> float | str:
     """The score of a head; empty where this product has fewer heads than another."""
     return float(score[node, head]) if head < score.shape[1] else ""
 
 
 def _spectra_drawings(
-    own: spectra.Spectra,
+    at_nodes: spectra.Spectra,
     curves: spectra.Spectra | None,
     at: np.ndarray,
     t: np.ndarray,
     layers: bool,
 ) -> dict[str, Drawing]:
     depth, nodes = ("layer", "layers") if layers else ("depth t", "nodes")
-    heads = spectra.by_head(own)
+    heads = spectra.by_head(at_nodes)
     drawings = {
         "means": make_drawing(
-            partial(depth_plots.mean_magnitudes, own, t if layers else at, depth),
+            partial(depth_plots.mean_magnitudes, at_nodes, t if layers else at, depth),
             f"Mean |lambda| of each product at the {nodes} (dots), and of each head (grey lines).",
         )
     }
@@ -160,8 +161,8 @@ def _spectra_drawings(
         )
     line = "Curves are its values between the dots" if curves else "Dotted lines join the dots"
     for part, title in _PARTS.items():
-        for kind, dots in own.items():
-            name, values = spectra.title_of(kind), (curves or own)[kind]
+        for kind, dots in at_nodes.items():
+            name, values = spectra.title_of(kind), (curves or at_nodes)[kind]
             if kind not in heads:
                 values, dots = values[:, None], dots[:, None]
             tex, trained = f"${depth_plots.tex(name)}$", (at, dots) if curves else None

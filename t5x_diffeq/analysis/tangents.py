@@ -44,8 +44,8 @@ def _blocks(
         return jax.lax.dynamic_slice_in_dim(gradient, start, chunks.tokens, axis=1)
 
     units = jnp.eye(y.shape[-1], dtype=y.dtype)
-    found = jax.lax.map(row_of_blocks, units, batch_size=chunks.products)
-    return jnp.moveaxis(found, 0, 2)
+    blocks = jax.lax.map(row_of_blocks, units, batch_size=chunks.products)
+    return jnp.moveaxis(blocks, 0, 2)
 
 
 @partial(jax.jit, static_argnames=("step", "chunks"))

@@ -21,7 +21,7 @@ from t5x_diffeq.analysis.spectra import smaller_product
 from t5x_diffeq.model.language_model import LanguageModel, nodes
 from t5x_diffeq.model.layers.array_types import Weights
 from t5x_diffeq.model.sub_fields import has_method, make_block
-from t5x_diffeq.system.console import say
+from t5x_diffeq.system.console import log
 
 _NODES, _HEADS = 12, 4  # at most so many of each have their eigenvalues drawn
 _LARGEST = 128  # width of a matrix whose eigenvalues are computed
@@ -90,7 +90,7 @@ def _products(model: LanguageModel, W: Weights) -> tuple[Products, dict[str, Arr
     try:
         factors = make_block(model.config).spectral_factors(W)
     except jax.errors.TracerArrayConversionError:  # of a user's block, written for NumPy alone
-        say("warning: no spectra while training: the block's spectral_factors needs NumPy's arrays")
+        log("warning: no spectra while training: the block's spectral_factors needs NumPy's arrays")
         return products, heads
     for name, (A, B) in factors.items():
         if min(A.shape[-2], A.shape[-1]) > _LARGEST:

@@ -28,7 +28,7 @@ from t5x_diffeq.checkpoints.stored import RestoredCheckpoint, RunFacts, TrainSta
 from t5x_diffeq.checkpoints.writing import FinishedSave
 from t5x_diffeq.cluster.processes import are_several, gather, wait_for_all
 from t5x_diffeq.config.config import TrainKeys
-from t5x_diffeq.system.console import say
+from t5x_diffeq.system.console import log
 from t5x_diffeq.system.errors import InputError, RunError
 from t5x_diffeq.system.files import AnyPath, absolute_path, describe_error, move_folder
 
@@ -53,7 +53,7 @@ class Checkpoints:
         self.verify = verify
         self.saving: int | None = None  # the step whose save may not have finished
         self._finished: deque[FinishedSave] = deque()  # which other threads append to
-        self._has_said_local = False
+        self._has_logged_local = False
         self._watching: threading.Thread | None = None  # measures the last save
         self._unreadable: RunError | None = None
         run_id = None
@@ -164,9 +164,9 @@ class Checkpoints:
         """
         finished = [self._finished.popleft() for _ in range(len(self._finished))]
         for save in finished:
-            if save.tier == "workdir" or save.waited > _LONG or not self._has_said_local:
-                say(save.line())
-            self._has_said_local |= save.tier == "local"
+            if save.tier == "workdir" or save.waited > _LONG or not self._has_logged_local:
+                log(save.line())
+            self._has_logged_local |= save.tier == "local"
         return finished
 
     def wait(self) -> None:
@@ -249,7 +249,7 @@ class Checkpoints:
         self.manager.close()
         for step, failure in failures.items():
             aside = self.folder.parent / ASIDE / str(step)
-            say(f"warning: checkpoint {step} can't be read ({failure}); moved to {aside}")
+            log(f"warning: checkpoint {step} can't be read ({failure}); moved to {aside}")
             if jax.process_index() == 0:
                 move_folder(self.folder / str(step), aside)
         wait_for_all("unreadable checkpoints are moved")

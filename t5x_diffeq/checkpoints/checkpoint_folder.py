@@ -18,7 +18,7 @@ from typing import Any
 import tensorstore
 from orbax.checkpoint.checkpoint_managers import PreservationPolicy
 
-from t5x_diffeq.system.console import say
+from t5x_diffeq.system.console import log
 from t5x_diffeq.system.errors import InputError, is_infrastructure_failure
 from t5x_diffeq.system.files import (
     BUCKETS,
@@ -62,10 +62,10 @@ def mark_copies(folder: AnyPath) -> None:
             continue
         if not (step / METADATA).exists():
             move_folder(step, folder.parent / ASIDE / step.name)
-            say(f"warning: checkpoint {step.name} lacks {MARKER} and {METADATA}; moved to {ASIDE}")
+            log(f"warning: checkpoint {step.name} lacks {MARKER} and {METADATA}; moved to {ASIDE}")
         elif parse_json((step / METADATA).read_bytes()).get("commit_timestamp_nsecs"):
             write_whole(step / MARKER, b"")
-            say(f"checkpoint {step.name} is complete but lacks {MARKER}: marked again")
+            log(f"checkpoint {step.name} is complete but lacks {MARKER}: marked again")
 
 
 def count_arrays(checkpoint: AnyPath) -> int:

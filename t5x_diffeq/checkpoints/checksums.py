@@ -40,7 +40,7 @@ class ChecksumMixin(ocp.AsyncCheckpointHandler):
     async def async_save(self, directory: AnyPath, *args: object, **kwargs: object) -> list:
         """Saves, with one more future that is done when this process's files are hashed."""
         futures = await super().async_save(directory, *args, **kwargs) or []
-        return [*futures, _HASHING.submit(save_own, _plain_path(directory), futures)]
+        return [*futures, _HASHING.submit(save_local_sums, _plain_path(directory), futures)]
 
     def finalize(self, directory: AnyPath) -> None:
         """Finalizes, on process 0 when all processes have written; then hashes the rest."""
@@ -70,7 +70,7 @@ def _plain_path(path: epath.Path) -> AnyPath:
     return path if is_in_bucket(path) else Path(path)
 
 
-def save_own(directory: AnyPath, futures: Sequence[Any]) -> None:
+def save_local_sums(directory: AnyPath, futures: Sequence[Any]) -> None:
     """Waits for the futures, then hashes the files that only this process writes."""
     for future in futures:
         future.result()

@@ -21,7 +21,7 @@ from t5x_diffeq.checkpoints.stored import ITEMS, RestoredCheckpoint, RunFacts, T
 from t5x_diffeq.checkpoints.writing import root_cause
 from t5x_diffeq.cluster.processes import gather
 from t5x_diffeq.config.keys.values import BEST
-from t5x_diffeq.system.console import say
+from t5x_diffeq.system.console import log
 from t5x_diffeq.system.errors import InfrastructureError, InputError, is_infrastructure_failure
 from t5x_diffeq.system.files import AnyPath, absolute_path, digest, parse_json
 
@@ -119,7 +119,7 @@ def read_parts(folder: AnyPath, choose: Callable[[Mapping[str, Any]], dict], ver
     if replicas is None:
         assert parts is not None  # each process reads its own parts
         return parts
-    say(
+    log(
         f"checkpoint {folder.name} was read by {len(replicas.readers)} of {jax.process_count()} "
         f"processes; the others get it over the network, along {' and '.join(replicas.axes)}"
     )
@@ -165,8 +165,8 @@ def _do_together(folder: AnyPath, read: Callable[[], Result]) -> Result:
         if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
             raise
         fault = _fault_of(error)
-    told = gather(f"reading checkpoint {folder.name}", fault)
-    faults = {process: each for process, each in enumerate(told) if each}
+    answers = gather(f"reading checkpoint {folder.name}", fault)
+    faults = {process: each for process, each in enumerate(answers) if each}
     if faults:
         _end_together(folder, faults)
     return result  # type: ignore[return-value]  # None only if `read` returns that
@@ -220,13 +220,13 @@ def _agree_on_steps(local: LocalCheckpoints) -> set[int]:
     newest = max(set.union(*steps), default=None)
     if newest is not None and newest not in agreed:
         lacking = [str(process) for process, there in enumerate(steps) if newest not in there]
-        say(
+        log(
             f"local checkpoint {newest} can't be used: process {', '.join(lacking)} of "
             f"{len(steps)} does not have it (another machine, or it was lost while writing)"
         )
     if others := [path.name for path in local.root.iterdir() if path != local.folder.parent]:
         listed = ", ".join(others)
-        say(f"note: {local.root} also holds {listed}, not of this run; remove what no run needs")
+        log(f"note: {local.root} also holds {listed}, not of this run; remove what no run needs")
     return agreed
 
 
@@ -238,9 +238,9 @@ def _read_locally(
     reasons = gather(f"local checkpoint {step}", content if isinstance(content, str) else None)
     failures = [f"process {process}: {each}" for process, each in enumerate(reasons) if each]
     if failures or isinstance(content, str):
-        say(f"warning: local checkpoint {step} can't be read ({failures[0]}); trying another")
+        log(f"warning: local checkpoint {step} can't be read ({failures[0]}); trying another")
         return None
-    say(f"checkpoint {step} is restored from {local.root}")
+    log(f"checkpoint {step} is restored from {local.root}")
     parts, data = content
     return RestoredCheckpoint(TrainState(**parts), step, RunFacts.of(data))
 

@@ -44,7 +44,9 @@ class RunFacts(NamedTuple):
     """
 
     fingerprint: str  # of the data
-    drawn: int | None = None  # batches, those that a rollback left behind included; None: as steps
+    drawn: int | None = (
+        None  # batches read, those that a rollback left behind included; None: as steps
+    )
     reports: int | None = None  # lines that `metrics.jsonl` had, if that is known
     eval_loss: float | None = None  # at this step, if it was evaluated
     hooks: dict[str, list] = {}  # noqa: RUF012  # by their names, of each process
@@ -75,8 +77,8 @@ class RestoredCheckpoint(NamedTuple):
     facts: RunFacts = RunFacts("")
 
     @property
-    def drawn(self) -> int:
-        """The batches that were drawn."""
+    def batches_consumed(self) -> int:
+        """The batches that were read."""
         return self.step if self.facts.drawn is None else self.facts.drawn
 
 

@@ -13,7 +13,7 @@ from t5x_diffeq.cluster.processes import gather
 from t5x_diffeq.config.config import KEYS, SECTIONS, Config
 from t5x_diffeq.config.plugins import changed_plugins, check_trusted, plugin_versions, trust
 from t5x_diffeq.data.corpus import explain_no_run
-from t5x_diffeq.system.console import say
+from t5x_diffeq.system.console import log
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.extras import __version__
 from t5x_diffeq.system.files import AnyPath, describe_error, read_json_object, write_whole
@@ -23,7 +23,7 @@ CONFIG_FILE = "config.json"
 _VERSION = "t5x_diffeq"  # the key for the version that wrote the config
 _PLUGINS = "plugins"  # the key for what identifies the packages that the config names
 _SECTIONS = SECTIONS.keys() - {"tasks"}  # which older runs lack
-_said: set[tuple[AnyPath, str]] = set()  # the notes that this process has printed
+_logged: set[tuple[AnyPath, str]] = set()  # the notes that this process has printed
 
 
 def check_config(config: Config, workdir: AnyPath) -> bool:
@@ -108,9 +108,9 @@ def _read_config(workdir: AnyPath) -> Config:
             f"{path}, written by t5x_diffeq {version}, can't be used by {__version__}: {error}"
         ) from error
     for change in changed_plugins(read.flat(), recorded if isinstance(recorded, dict) else {}):
-        if (workdir, change) not in _said:
-            _said.add((workdir, change))
-            say(f"note: {change}")
+        if (workdir, change) not in _logged:
+            _logged.add((workdir, change))
+            log(f"note: {change}")
     return read
 
 

@@ -48,10 +48,10 @@ def run_verb(verb: str, name: str = "__main__") -> None:
     except ModuleNotFoundError as error:
         if str(error.name).startswith("t5x_diffeq"):
             raise
-        told = (
+        message = (
             f"error: the package {error.name} isn't installed for this Python, {sys.executable}; "
         )
-        sys.stderr.write(f"{told}launch/local.sh sets one up in .venv\n")
+        sys.stderr.write(f"{message}launch/local.sh sets one up in .venv\n")
         sys.exit(2)
     sys.argv = module.FLAGS.name_positional(sys.argv)
     try:

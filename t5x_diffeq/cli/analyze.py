@@ -14,7 +14,7 @@ import json
 from t5x_diffeq.cli import command_line
 from t5x_diffeq.cli.verb_flags import VerbFlags
 from t5x_diffeq.config.keys.values import CONVENTIONS
-from t5x_diffeq.system.console import Progress, format_count, say
+from t5x_diffeq.system.console import Progress, format_count, log
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.extras import __version__, need_package
 from t5x_diffeq.system.files import AnyPath, absolute_path
@@ -96,10 +96,10 @@ def main() -> None:
         facts = _facts_of(workdir, run)
         params = jax.tree.map(jnp.asarray, jax.device_get(run.params))  # off the mesh
         if "spectra" in kinds:
-            say("spectra")
+            log("spectra")
             sections.append(_make_spectra_section(corpus, run, params))
         if "lyapunov" in kinds:
-            say("Lyapunov exponents")
+            log("Lyapunov exponents")
             sections.append(_make_lyapunov_section(corpus, run, params))
     if "clustering" in kinds:
         from t5x_diffeq.analysis.clustering_section import clustering_section
@@ -136,10 +136,10 @@ def _make_spectra_section(corpus, run, params: dict):
     from t5x_diffeq.inference.validation import evaluate_split
     from t5x_diffeq.model.ode.sources import source_of
 
-    model, own = run.placed.model, run.placed.model.config.num_steps
+    model, num_steps = run.placed.model, run.placed.model.config.num_steps
     perplexities = {
         n: evaluate_split(run.at_depth(n), corpus, _EVAL_BATCH_SIZE)["perplexity"]
-        for n in ((own, 2 * own) if source_of(model.config).any_time else ())
+        for n in ((num_steps, 2 * num_steps) if source_of(model.config).any_time else ())
     }
     with Progress("eigenvalues"):
         return spectra_section(model, params, _TIMES.value, perplexities)

@@ -233,8 +233,8 @@ def _fail_unforeseen(error: Exception) -> int:
         return _fail(EXIT_INFRASTRUCTURE, error)
     if is_infrastructure_failure(error):
         who = "a bucket or another server does not answer: " if is_of_server(error) else ""
-        said = f"{who}{describe_error(error)}{advice(error)}"
-        return _fail(EXIT_INFRASTRUCTURE, f"{said}; the same command continues the run")
+        message = f"{who}{describe_error(error)}{advice(error)}"
+        return _fail(EXIT_INFRASTRUCTURE, f"{message}; the same command continues the run")
     if refused := platform_error(error):
         return _fail(2, refused)
     with suppress(OSError):
@@ -260,7 +260,7 @@ def silence_libraries() -> None:
         warnings.simplefilter("ignore")
         # JAX goes on without its cache, and then each start compiles everything again.
         warnings.filterwarnings("always", message=_CACHE_FAILED)
-        warnings.showwarning = _say_first_failure
+        warnings.showwarning = _log_first_failure
 
 
 def _show_unless_loop_closed(unraisable: "sys.UnraisableHookArgs") -> None:
@@ -272,12 +272,12 @@ def _show_unless_loop_closed(unraisable: "sys.UnraisableHookArgs") -> None:
         sys.__unraisablehook__(unraisable)
 
 
-def _say_first_failure(message: Warning | str, *_: object, **__: object) -> None:
-    """Says JAX's first warning about reading, and the first about writing, in one line."""
+def _log_first_failure(message: Warning | str, *_: object, **__: object) -> None:
+    """Prints JAX's first warning about reading, and the first about writing, in one line."""
     failure = re.match(_CACHE_FAILED, str(message))
     if failure and failure[0] not in _cache_failures:
         _cache_failures.add(failure[0])
-        console.say(f"warning: {' '.join(str(message).split())}")
+        console.log(f"warning: {' '.join(str(message).split())}")
 
 
 def parse(argv: list[str], verb_flags: flags.FlagValues) -> None:
@@ -298,8 +298,8 @@ def parse(argv: list[str], verb_flags: flags.FlagValues) -> None:
         _check_flags(verb_flags)
         console.quiet = bool(verb_flags["quiet"].value)
         plugins.trust_all = bool(verb_flags["trust_plugins"].value)
-        of_configs = filter(config_flags.is_config_flag, map(verb_flags.__getitem__, verb_flags))
-        for config in (each.value for each in of_configs if each.value is not None):
+        configs = filter(config_flags.is_config_flag, map(verb_flags.__getitem__, verb_flags))
+        for config in (each.value for each in configs if each.value is not None):
             values = flatten(config)
             check_complete(values.keys())
             check_values(values, unset=_FROM_INIT)
@@ -369,12 +369,12 @@ def parse_part(flag: flags.FlagHolder | flags.Flag) -> tuple[int, int]:
     Raises:
       InputError: if it is not that, with 0 <= i < n.
     """
-    found = re.fullmatch(r"(\d+)/(\d+)", flag.value or "0/1", re.ASCII)
-    if not found or not int(found[1]) < int(found[2]):
+    match = re.fullmatch(r"(\d+)/(\d+)", flag.value or "0/1", re.ASCII)
+    if not match or not int(match[1]) < int(match[2]):
         raise InputError(
             f"--{flag.name}={flag.value} is not i/n with i from 0 to n - 1, such as 3/64"
         )
-    return int(found[1]), int(found[2])
+    return int(match[1]), int(match[2])
 
 
 def _check_repeated(argv: list[str], verb_flags: flags.FlagValues) -> None:

@@ -22,7 +22,7 @@ from t5x_diffeq.cli.verb_flags import VerbFlags
 from t5x_diffeq.config.config import Config
 from t5x_diffeq.config.config_files import CONFIGS
 from t5x_diffeq.config.keys.values import INT32
-from t5x_diffeq.system.console import Progress, print_table, say
+from t5x_diffeq.system.console import Progress, log, print_table
 from t5x_diffeq.system.errors import InputError, RunError
 
 if TYPE_CHECKING:
@@ -96,13 +96,15 @@ def main() -> None:
         write_run(config, tokenizer, params, workdir)
     layers = config.model.num_steps
     others = [max(1, layers // 2), 2 * layers] if _TO_ODE.value else []
-    own = "own grid, the folder's model" if _TO_ODE.value else "layers"
+    trained_grid = "own grid, the folder's model" if _TO_ODE.value else "layers"
     corpus = load_corpus(workdir)
     run = load_run(workdir, corpus.tokenizer.vocab_size, batch_size=jax.device_count())
-    found = {f"{layers} ({own})": _perplexity(run, corpus, layers)}
-    found |= {f"{steps} steps": _perplexity(run, corpus, steps) for steps in others}
-    say(f"converted to {workdir}")
-    print_table(f"perplexity on up to {_ROWS * _BATCHES} sequences of the validation text", found)
+    perplexities = {f"{layers} ({trained_grid})": _perplexity(run, corpus, layers)}
+    perplexities |= {f"{steps} steps": _perplexity(run, corpus, steps) for steps in others}
+    log(f"converted to {workdir}")
+    print_table(
+        f"perplexity on up to {_ROWS * _BATCHES} sequences of the validation text", perplexities
+    )
 
 
 def load_folder(config: Config, folder: Path) -> "tuple[Config, Tokenizer, dict]":
@@ -116,14 +118,14 @@ def load_folder(config: Config, folder: Path) -> "tuple[Config, Tokenizer, dict]
     )
     from t5x_diffeq.model.config import ModelConfig
 
-    found = read_config_json(folder)
-    config, tables = with_model(config, found, _SEQUENCE_LENGTH.value)
-    config, tokenizer = with_tokenizer(config, found, folder)
+    config_json = read_config_json(folder)
+    config, tables = with_model(config, config_json, _SEQUENCE_LENGTH.value)
+    config, tokenizer = with_tokenizer(config, config_json, folder)
     padding = check_vocabulary(tokenizer, tables)
     if padding:
-        say(f"{padding} rows of the vocabulary that no token has are left out")
+        log(f"{padding} rows of the vocabulary that no token has are left out")
     model = ModelConfig.of(config.model, tokenizer.vocab_size, config.data.sequence_length)
-    return config, tokenizer, pretrained_params(folder, found, model, tables)
+    return config, tokenizer, pretrained_params(folder, config_json, model, tables)
 
 
 def write_run(config: Config, tokenizer: "Tokenizer", params: dict, workdir: Path) -> None:

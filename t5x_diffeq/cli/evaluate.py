@@ -15,7 +15,7 @@ from t5x_diffeq.cli import command_line
 from t5x_diffeq.cli.verb_flags import VerbFlags
 from t5x_diffeq.config.config import KEYS, Config
 from t5x_diffeq.config.keys.values import ADAPTIVE_SOLVERS, INT32, SCHEMES, STEPS
-from t5x_diffeq.system.console import format_count, say
+from t5x_diffeq.system.console import format_count, log
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.extras import need_package
 from t5x_diffeq.system.files import AnyPath, parse_path, write_whole
@@ -146,14 +146,14 @@ def _show_table(results: list[dict], trained: Config) -> None:
 
     per_byte = "eval/bits_per_byte" in results[0]
     wide = 11 if per_byte else 0
-    say(
+    log(
         f"{'scheme':<12}{'steps':>7}{'FLOPs/token':>13}{'loss':>9}"
         f"{'bits/byte' if per_byte else '':>{wide}}{'perplexity':>12}"
     )
     for values in results:
         flops = values.get("flops_per_token")
         bits = f"{values['eval/bits_per_byte']:.4f}" if per_byte else ""
-        say(
+        log(
             f"{values['scheme']:<12}{values['num_steps']:>7}"
             f"{'unknown' if flops is None else format_count(flops):>13}{values['eval/loss']:>9.4f}"
             f"{bits:>{wide}}{values['eval/perplexity']:>12.2f}"
@@ -166,7 +166,7 @@ def _show_table(results: list[dict], trained: Config) -> None:
         )
         image = import_plots("--plot", "figures").render_image(figure, path.suffix[1:])
         write_whole(path, image)
-        say(f"figure in {path}")
+        log(f"figure in {path}")
 
 
 def _is_trained(values: dict, trained: Config) -> bool:
@@ -212,7 +212,7 @@ def _evaluate_grids(workdir: AnyPath, grids: _Grids) -> None:
         values = _evaluate_grid(run, corpus, num_steps, scheme)
         results.append(values)
         steps = f"{values['num_steps']} steps of " if "num_steps" in values else ""
-        say(f"{steps}{values['scheme']}: perplexity {values['eval/perplexity']:.2f}")
+        log(f"{steps}{values['scheme']}: perplexity {values['eval/perplexity']:.2f}")
         if jax.process_index() == 0:
             print(json.dumps(values), flush=True)
     if jax.process_index() != 0:
@@ -221,4 +221,4 @@ def _evaluate_grids(workdir: AnyPath, grids: _Grids) -> None:
     if "num_steps" in results[0] and (len(results) > 1 or _PLOT.value):
         _show_table(results, trained)
     if not is_smooth(trained) and not all(_is_trained(values, trained) for values in results):
-        say(f"warning: {off_grid_warning(trained)}")
+        log(f"warning: {off_grid_warning(trained)}")

@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from t5x_diffeq.cli import command_line
 from t5x_diffeq.cli.verb_flags import VerbFlags
-from t5x_diffeq.system.console import say
+from t5x_diffeq.system.console import log
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.extras import need_package
 from t5x_diffeq.system.files import AnyPath, absolute_path, describe_error
@@ -55,13 +55,13 @@ def main() -> None:
         timeout_graceful_shutdown=1,
     )
     if _HOST.value not in _LOCAL:
-        say(
+        log(
             f"warning: --host={_HOST.value}: other machines can reach this server, and what they "
             "send and get, its token included, is not encrypted"
         )
     host = f"[{_HOST.value}]" if ":" in _HOST.value else _HOST.value
     print(f"http://{host}:{at.getsockname()[1]}/#token={token}", flush=True)
-    say("open this address in a browser; Ctrl-C ends the server")
+    log("open this address in a browser; Ctrl-C ends the server")
     with suppress(KeyboardInterrupt):  # the usual end
         uvicorn.Server(config).run(sockets=[at])
 

@@ -10,7 +10,7 @@ Needs safetensors: pip install 't5x_diffeq[export]'.
 
 from t5x_diffeq.cli import command_line
 from t5x_diffeq.cli.verb_flags import VerbFlags
-from t5x_diffeq.system.console import Progress, format_count, print_table, say
+from t5x_diffeq.system.console import Progress, format_count, log, print_table
 from t5x_diffeq.system.errors import InputError
 
 _LAYERS = "layers"
@@ -61,7 +61,7 @@ def main() -> None:
         summary = save_pretrained(
             run, as_run, tokenizer, read_metrics(workdir), output, _PEFT.value, _FORM.value
         )
-    say(*summary.notes)
+    log(*summary.notes)
     facts = {
         "checkpoint": str(run.step),
         "class": summary.model_class,

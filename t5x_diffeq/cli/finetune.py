@@ -12,7 +12,7 @@ from t5x_diffeq.cli import command_line
 from t5x_diffeq.cli.train import train_to_end
 from t5x_diffeq.cli.verb_flags import VerbFlags
 from t5x_diffeq.config.config import KEYS, Config, flatten
-from t5x_diffeq.system.console import say
+from t5x_diffeq.system.console import log
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.files import AnyPath, parse_path
 
@@ -44,19 +44,19 @@ def complete_config(given: Mapping[str, object], pretrained: Config) -> Config:
     Raises:
       InputError: if a key is set that the pretrained run determines, naming it.
     """
-    values, own = dict(given), pretrained.flat()
+    values, base = dict(given), pretrained.flat()
     for name, key in KEYS.items():
         from_run = name.startswith("model.") and given[name] is None
         if key.finetune is True and not from_run:
             continue
         if key.finetune != "if set" or given[name] == key.default:
-            if given[name] is not None and given[name] not in (own[name], key.default):
+            if given[name] is not None and given[name] not in (base[name], key.default):
                 raise InputError(
                     f"{name}={given[name]} can't be set: model and tokenizer come from init_from, "
-                    f"where it is {own[name]}; leave it out (model.num_steps, model.scheme and "
+                    f"where it is {base[name]}; leave it out (model.num_steps, model.scheme and "
                     f"adapters may differ), and give {_NEEDED}"
                 )
-            values[name] = own[name]
+            values[name] = base[name]
     return pretrained.with_values(values)
 
 
@@ -120,14 +120,14 @@ def finetune(given: Mapping[str, object], workdir: AnyPath) -> int:
         state, step = init_from_pretrained(
             setup, PretrainedRun(source, vocab_size, config.init_step)
         )
-        say(f"starts from the weights of {source} at step {step}")
+        log(f"starts from the weights of {source} at step {step}")
         without = [
             "/".join(path)
             for path, leaf in declared_leaves(setup.model.config).items()
             if leaf.role == "kernel" and not leaf.takes_adapter
         ]
         if config.model.adapter_rank and without:
-            say(f"these kernels have no adapters, and are frozen: {', '.join(without)}")
+            log(f"these kernels have no adapters, and are frozen: {', '.join(without)}")
         return state
 
     def keep_adapters(setup, state) -> None:

@@ -11,7 +11,7 @@ from datetime import datetime
 from t5x_diffeq.cli import command_line
 from t5x_diffeq.cli.verb_flags import VerbFlags
 from t5x_diffeq.config.keys.values import INT32
-from t5x_diffeq.system.console import say, track
+from t5x_diffeq.system.console import log, track
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.extras import need_package
 from t5x_diffeq.system.files import AnyPath, parse_path
@@ -74,7 +74,7 @@ def main() -> None:
     ]
     room = limit - max(len(row.prompt) for row in rows)
     if _MAX_TOKENS.value > room:
-        say(f"--max_tokens={_MAX_TOKENS.value} is too large: {room} fit after the prompt")
+        log(f"--max_tokens={_MAX_TOKENS.value} is too large: {room} fit after the prompt")
     with run.placed.context():
         _continue_rows(rows, run, min(_MAX_TOKENS.value, room))
     for row in rows:
@@ -140,7 +140,7 @@ def _continue_rows(rows, run, max_tokens: int) -> None:
         times.append(time.perf_counter())
     if len(times) > 4:  # the first compiles the prompts' program, the second the step's
         rate = len(rows) * (len(times) - 3) / (times[-1] - times[2])
-        say(
+        log(
             f"prompts read in {times[1] - times[0]:.1f} s, compilation included; "
             f"then {rate:.1f} tokens/s"
         )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from t5x_diffeq.cli import command_line
 from t5x_diffeq.cli.verb_flags import VerbFlags
-from t5x_diffeq.system.console import say
+from t5x_diffeq.system.console import log
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.files import AnyPath, write_whole
 
@@ -62,8 +62,8 @@ def documents(passages: list[list[str]], seed: int = 0) -> list[dict]:
     made = []
     for number, words in enumerate(passages):
         middle = len(words) * 2 // 3
-        drawn = random.choice(len(passages) - 1, _CHOICES - 1, replace=False)
-        others = [passages[other + (other >= number)] for other in drawn]
+        sampled = random.choice(len(passages) - 1, _CHOICES - 1, replace=False)
+        others = [passages[other + (other >= number)] for other in sampled]
         endings = ["".join(other[len(other) * 2 // 3 :]) for other in others]
         label = int(random.integers(_CHOICES))
         endings.insert(label, "".join(words[middle:]))
@@ -110,4 +110,4 @@ def make_tasks(workdir: AnyPath, output: AnyPath) -> None:
             f"{json.dumps({'data_files': {'test': str(output / 'documents.jsonl')}})}\n"
         )
         write_whole(output / f"{name}.yaml", (source + fields.lstrip()).encode())
-    say(f"{len(passages)} passages in {output}: {', '.join(_TASKS)}")
+    log(f"{len(passages)} passages in {output}: {', '.join(_TASKS)}")

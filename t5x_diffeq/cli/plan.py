@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from t5x_diffeq.cli.verb_flags import VerbFlags
 from t5x_diffeq.config.config import Config
 from t5x_diffeq.config.config_files import baseline_of
-from t5x_diffeq.system.console import say
+from t5x_diffeq.system.console import log
 from t5x_diffeq.system.errors import InputError
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def make_plan(name: str, config: Config, where: "Topology") -> "Plan":
     start = time.perf_counter()
     plan = plan_step(setup, config.train.batch_size, where)
     took = f"compiled in {time.perf_counter() - start:.0f} s"
-    say(f"{name}: {describe_mesh(dict(setup.mesh.shape))}, remat {config.model.remat}, {took}")
+    log(f"{name}: {describe_mesh(dict(setup.mesh.shape))}, remat {config.model.remat}, {took}")
     return plan
 
 
@@ -71,9 +71,9 @@ def _make_plans(configs: dict[str, Config], where: "Topology") -> "dict[str, Pla
         made = {name: pool.submit(make_plan, name, c, where) for name, c in configs.items()}
         while pending := wait(made.values(), _SECONDS_BETWEEN_LINES).not_done:
             left = ", ".join(name for name, future in made.items() if future in pending)
-            say(f"compiling {left}: {time.perf_counter() - start:.0f} s")
+            log(f"compiling {left}: {time.perf_counter() - start:.0f} s")
         plans = {name: future.result() for name, future in made.items()}
-    say(f"that took {time.process_time() - cpu:.0f} s of CPU time")
+    log(f"that took {time.process_time() - cpu:.0f} s of CPU time")
     return plans
 
 
@@ -97,7 +97,7 @@ def sweep(config: Config, where: "Topology") -> None:
     fitting = search(config, expected_vocab_size(config), where, compile_plan)
     ranked = [(as_flags(changes), plan) for changes, plan in fitting]
     show_ranked(ranked)
-    say("fastest:", ranked[0][0])
+    log("fastest:", ranked[0][0])
 
 
 def show_plans(config: Config, where: "Topology") -> None:

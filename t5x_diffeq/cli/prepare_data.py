@@ -14,7 +14,7 @@ from t5x_diffeq.cli import command_line
 from t5x_diffeq.cli.verb_flags import VerbFlags
 from t5x_diffeq.config.config import DataKeys
 from t5x_diffeq.config.keys.values import MOST_SHARDS, THREADS
-from t5x_diffeq.system.console import format_count, say
+from t5x_diffeq.system.console import format_count, log
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.files import AnyPath, digest
 from t5x_diffeq.system.locks import hold_lock
@@ -80,7 +80,7 @@ def prepare_data(
         manifest = prepare_shards(source, tokenizer, folder, shards, workers, part)
     if manifest is not None:
         masks = " --config.data.loss_on=completion" if manifest.get(MASKS) else ""
-        say(
+        log(
             *(f"{s}: {_describe(manifest, s)}" for s in SPLITS),
             f"train with --config.data.source=tokens --config.data.path={folder}{masks}",
         )

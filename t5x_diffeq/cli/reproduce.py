@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from t5x_diffeq.cli import command_line
 from t5x_diffeq.cli.verb_flags import VerbFlags
 from t5x_diffeq.config.keys.values import INT32
-from t5x_diffeq.system.console import say
+from t5x_diffeq.system.console import log
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.files import AnyPath, files_matching, parse_path, write_whole
 
@@ -105,10 +105,10 @@ def carry_out_at_scale(
             done = read_results(output)
             if shown := [run for run in runs if run.name in done]:
                 present(experiment, shown, output, output / name, [])
-            say(f"stopped, saved; {len(shown)} runs are done; the same command continues")
+            log(f"stopped, saved; {len(shown)} runs are done; the same command continues")
             return stopped.status
         if others := _remaining(runs, read_results(output)):
-            say(
+            log(
                 f"this part is done; {len(others)} runs of other parts are not; once they are, the "
                 "same command makes tables and figures"
             )

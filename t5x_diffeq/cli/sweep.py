@@ -15,7 +15,7 @@ from t5x_diffeq.cli.verb_flags import VerbFlags
 from t5x_diffeq.config.config_files import load_config
 from t5x_diffeq.config.keys.values import INT32, SEEDS
 from t5x_diffeq.experiments.grid import parse_grid, points
-from t5x_diffeq.system.console import say
+from t5x_diffeq.system.console import log
 from t5x_diffeq.system.errors import InputError, RunError
 from t5x_diffeq.system.files import AnyPath, is_in_bucket, write_whole
 
@@ -77,17 +77,17 @@ def main() -> int:
     try:
         carry_out(mine, output, results, go_on=True)
     except StoppedError as stopped:
-        say("stopped, saved; the same command continues")
+        log("stopped, saved; the same command continues")
         return stopped.status
-    found = read_results(output)
-    if missing := [run for run in runs if run.name not in found]:
-        say(
+    outcomes = read_results(output)
+    if missing := [run for run in runs if run.name not in outcomes]:
+        log(
             f"this part is done; {len(missing)} runs of other parts are not; once they are, the "
             "same command makes the table (--table_only makes it now)"
         )
     else:
         _present(plan, output)
-    if failed := [run.name for run in mine if "failed" in found[run.name]]:
+    if failed := [run.name for run in mine if "failed" in outcomes[run.name]]:
         raise RunError(
             f"{len(failed)} of {len(mine)} runs failed: {', '.join(failed)}; their logs in "
             f"{output} say why, and the same command tries them again"
@@ -115,11 +115,11 @@ def _present(plan, output: AnyPath) -> None:
     from t5x_diffeq.experiments.grid_runs import best_of, figure_spec, format_table, summarise
     from t5x_diffeq.experiments.runs import read_results
 
-    runs, axes, found = plan.runs(), plan.axes, read_results(output)
-    summaries = summarise(runs, found, axes)
+    runs, axes, results = plan.runs(), plan.axes, read_results(output)
+    summaries = summarise(runs, results, axes)
     table = format_table(summaries, axes)
     write_whole(output / "sweep.md", f"{table}\n".encode())
-    outcomes = [{**found[run.name], **run.labels} for run in runs if run.name in found]
+    outcomes = [{**results[run.name], **run.labels} for run in runs if run.name in results]
     draw(outcomes, figure_spec(axes), output / "sweep", output)
     print(table, flush=True)
     where = f"table and figures in {output}: sweep.md, sweep.png"
@@ -127,6 +127,6 @@ def _present(plan, output: AnyPath) -> None:
         choices = zip(axes, best.labels, strict=True)
         named = ", ".join(f"{axis.key}={label}" for axis, label in choices)
         where = f"best: {named}; {where}"
-    say(where)
+    log(where)
     if axes and len(plan.seeds) == 1:
-        say("with one seed, a difference may be chance: --seeds=3 gives means and standard errors")
+        log("with one seed, a difference may be chance: --seeds=3 gives means and standard errors")

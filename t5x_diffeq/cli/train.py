@@ -73,14 +73,14 @@ def _branch(workdir: AnyPath) -> Config:
 
     source = command_line.parse_folder(_BRANCH_FROM, "train")
     given, values = CONFIG.value, flatten(CONFIG.value)
-    is_own = config_flags.get_config_filename(FLAGS["config"]) != str(config_file("default.py"))
+    has_config = config_flags.get_config_filename(FLAGS["config"]) != str(config_file("default.py"))
     changes = {key: values[key] for key in command_line.given_keys(FLAGS)}
     return run_in_turn(
         lambda first: branch_off(
             workdir,
             source,
             _BRANCH_STEP.value,
-            Config.of(given) if is_own else None,
+            Config.of(given) if has_config else None,
             changes,
             first,
         ),

@@ -52,9 +52,9 @@ class Failure:
         """The failure; with status 1 if the attempt before ended in the same way (`recurrence`)."""
         if self.status != EXIT_INFRASTRUCTURE or not recurrence.is_repeated(self.message):
             return self
-        said = self.message.removesuffix("; the same command continues the run")
+        message = self.message.removesuffix("; the same command continues the run")
         again = "the attempt before ended at the same step with the same, so a restart is in vain"
-        return replace(self, status=1, message=f"{said}; {again}")
+        return replace(self, status=1, message=f"{message}; {again}")
 
     def __str__(self) -> str:
         return self.message if self.process == 0 else f"process {self.process}: {self.message}"
@@ -167,13 +167,13 @@ class Peers:
 
     def _listen(self) -> None:
         """The listening thread: receives messages, and sends heartbeats."""
-        said = 0.0
+        last_sent = 0.0
         while self.selector.get_map():
             for key, _ in self.selector.select(self.beat):
                 self._receive(key.data)
             now = time.monotonic()
-            if now - said > self.beat:
-                said = now
+            if now - last_sent > self.beat:
+                last_sent = now
                 self.send({})
             self._answer()
             for other in self.last_received.keys() - self.done:

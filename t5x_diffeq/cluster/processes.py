@@ -96,12 +96,12 @@ def initialise() -> None:
             f"the processes found through {cluster_in(os.environ) or rank} could not join: "
             f"{error}; set JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID instead"
         ) from error
-    names = gather("the names of the machines", own_name())
+    names = gather("the names of the machines", local_name())
     if jax.default_backend() == "cpu":
         check_names(names)
 
 
-def own_name() -> tuple[str, str]:
+def local_name() -> tuple[str, str]:
     """The name of this machine, and the address that it has for itself."""
     name = socket.gethostname()
     try:
@@ -114,7 +114,7 @@ def check_names(names: Sequence[Sequence[str]]) -> None:
     """Raises an InputError if one of several machines has a loopback address for its own name.
 
     Gloo, which sums over processes without accelerators, tells them the address that a machine's
-    name has there. `names` are what `own_name` returns on each process.
+    name has there. `names` are what `local_name` returns on each process.
     """
     if len({name for name, _ in names}) == 1:
         return
@@ -129,8 +129,8 @@ def check_names(names: Sequence[Sequence[str]]) -> None:
 
 def _find_rank(environment: Mapping[str, str]) -> Rank | None:
     rank = rank_in(environment)
-    if rank is None and (of_tpu := tpu_hosts.host_rank(environment)):
-        return Rank(*of_tpu)
+    if rank is None and (tpu_rank := tpu_hosts.host_rank(environment)):
+        return Rank(*tpu_rank)
     if rank is None and cluster_in(environment):
         unset = (None, None, None, None, None)
         detected = ClusterEnv.auto_detect_unset_distributed_params(*unset, _ARRIVAL_SECONDS)
@@ -182,12 +182,12 @@ def meet(rank: Rank, seconds: float) -> dict[int, socket.socket]:
 
 
 def bind_address(rank: Rank) -> str:
-    """Where process 0 listens, as `address:port`; at all addresses if `own_address` finds none."""
-    address = own_address(rank.host) or "::"
+    """Where process 0 listens, as `address:port`; at all addresses if `local_address` is empty."""
+    address = local_address(rank.host) or "::"
     return f"[{address}]:{rank.port}" if ":" in address else f"{address}:{rank.port}"
 
 
-def own_address(host: str) -> str:
+def local_address(host: str) -> str:
     """The address of this machine that the others are told; empty if it can't be told for sure.
 
     That is so where the name has another address for the others (a machine's own name may be a
@@ -238,7 +238,7 @@ def _receive_ranks(rank: Rank, seconds: float) -> dict[int, socket.socket]:
 
 def _listen(rank: Rank, deadline: float) -> socket.socket:
     """A socket that listens on the port; waits if an earlier run still holds the port."""
-    address = own_address(rank.host)
+    address = local_address(rank.host)
     while True:
         try:
             return socket.create_server(

@@ -39,10 +39,10 @@ class StopSignals:
         self.agreement = processes.agreement
 
     def __enter__(self) -> "StopSignals":
-        heard = [
+        handled = [
             s for s in _SIGNALS if s is not signal.SIGHUP or signal.getsignal(s) != signal.SIG_IGN
         ]
-        self.before = {s: signal.signal(s, self._note) for s in heard}
+        self.before = {s: signal.signal(s, self._note) for s in handled}
         return self
 
     def should_stop(self) -> bool:

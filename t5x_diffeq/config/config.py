@@ -42,13 +42,13 @@ class Config(RunKeys):
 
     def with_values(self, values: Mapping[str, object]) -> "Config":
         """The config with other values for some dotted keys."""
-        of_section: dict[str, dict[str, Any]] = {}
+        by_section: dict[str, dict[str, Any]] = {}
         for key, value in values.items():
             section, _, name = key.rpartition(".")
-            of_section.setdefault(section, {})[name] = _freeze(value)
-        of_run = of_section.pop("", {})
-        sections = {key: replace(getattr(self, key), **new) for key, new in of_section.items()}
-        return replace(self, **of_run, **sections)
+            by_section.setdefault(section, {})[name] = _freeze(value)
+        run_keys = by_section.pop("", {})
+        sections = {key: replace(getattr(self, key), **new) for key, new in by_section.items()}
+        return replace(self, **run_keys, **sections)
 
     def flat(self) -> dict[str, Any]:
         """The values by dotted key."""

@@ -137,22 +137,22 @@ def _explain_mistake(error: Exception, path: Path, file: str) -> str:
     reason: object = error
     while isinstance(reason, AttributeError | KeyError) and reason.args:  # ConfigDict's are nested
         reason = reason.args[0]
-    said, line = " ".join(str(reason).split()), (at and at.line) or ""
+    message, line = " ".join(str(reason).split()), (at and at.line) or ""
     if isinstance(error, ValueError) and ":" in file:
-        return f"{file}: {said}"  # most likely, it has no such variant
-    unknown = re.match(r"Key \"(\w+)\" does not exist|'(\w+)'( Did you mean|$)", said)
+        return f"{file}: {message}"  # most likely, it has no such variant
+    unknown = re.match(r"Key \"(\w+)\" does not exist|'(\w+)'( Did you mean|$)", message)
     if unknown and isinstance(error, AttributeError | KeyError):
         key = unknown[1] or unknown[2]
         section = re.search(rf"\b({'|'.join(SECTIONS)})\W+{key}\b", line)
-        said = explain_unknown_key(f"{section[1]}.{key}" if section else key)
-    elif isinstance(error, FrozenInstanceError) or "is immutable" in said:
-        said = (
+        message = explain_unknown_key(f"{section[1]}.{key}" if section else key)
+    elif isinstance(error, FrozenInstanceError) or "is immutable" in message:
+        message = (
             "this config is frozen; change what get_config() of configs/default.py, or of another "
             "config file, returns"
         )
     elif not isinstance(error, ValueError | TypeError):
-        said = f"{type(error).__name__}: {said}"
-    return f"{path}, line {at.lineno}: {said}" if at else f"{path}: {said}"
+        message = f"{type(error).__name__}: {message}"
+    return f"{path}, line {at.lineno}: {message}" if at else f"{path}: {message}"
 
 
 def _import_file(path: Path) -> ModuleType:

@@ -47,19 +47,19 @@ def explain_argument(argument: str, verb_flags: flags.FlagValues) -> str:
 
 def explain_range(message: str, verb_flags: flags.FlagValues) -> str | None:
     """One line for a flag whose value is out of bounds; None if the error is another one."""
-    found = re.match(r"flag --(\w+)=(.*?): ", " ".join(message.split()))
-    if not found or found[1] not in verb_flags:
+    match = re.match(r"flag --(\w+)=(.*?): ", " ".join(message.split()))
+    if not match or match[1] not in verb_flags:
         return None
-    parser = verb_flags[found[1]].parser
+    parser = verb_flags[match[1]].parser
     if not isinstance(parser, flags.IntegerParser | flags.FloatParser):
         return None
     kind = int if isinstance(parser, flags.IntegerParser) else float
     least = -inf if parser.lower_bound is None else parser.lower_bound
     try:
-        fault = Values(kind, least, parser.upper_bound).fault(parser.convert(found[2]))
+        fault = Values(kind, least, parser.upper_bound).fault(parser.convert(match[2]))
     except ValueError:
-        fault = Values(kind).fault(found[2])
-    return fault and f"--{found[1]}={found[2]}{fault.removeprefix('it')}"
+        fault = Values(kind).fault(match[2])
+    return fault and f"--{match[1]}={match[2]}{fault.removeprefix('it')}"
 
 
 def check_arguments(argv: list[str], verb_flags: flags.FlagValues) -> None:

@@ -27,7 +27,7 @@ _Item = TypeVar("_Item")
 Rows = Integer[np.ndarray, " rows"]  # row numbers in the global batch, ascending
 
 
-def own_rows(sharding: NamedSharding, batch_size: int, process: int | None = None) -> Rows:
+def local_rows(sharding: NamedSharding, batch_size: int, process: int | None = None) -> Rows:
     """The rows of a global batch that a process's devices hold; `process` None is this one."""
     process = jax.process_index() if process is None else process
     ours = np.zeros(batch_size, bool)
@@ -77,7 +77,7 @@ def train_batches(
     threads: int = 1,
 ) -> Iterator[dict[str, jax.Array]]:
     """Global batches of steps `start_step`, `start_step` + 1, ..., prefetched one ahead."""
-    rows = own_rows(sharding, batch_size)
+    rows = local_rows(sharding, batch_size)
     local = host_batches(train_dataset(examples, batch_size, seed, rows), start_step, threads)
     return prefetch(put_on_devices(batch, rows, batch_size, sharding) for batch in local)
 
@@ -93,7 +93,7 @@ def eval_batches(
 
     Shows `title`, how many batches (at most `limit`) were taken, and the estimated time left.
     """
-    rows = own_rows(sharding, batch_size)
+    rows = local_rows(sharding, batch_size)
     windows = grain.MapDataset.concatenate([grain.MapDataset.source(part) for part in parts])
     blank = jax.tree.map(np.zeros_like, windows[0])
 
@@ -114,14 +114,14 @@ def put_on_devices(
     """Global arrays from the rows of each process, of which a device may take some columns."""
 
     def to_global(leaf: np.ndarray) -> jax.Array:
-        own = NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[: leaf.ndim]))
+        leaf_sharding = NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[: leaf.ndim]))
 
         def share(index: tuple[slice, ...] | None) -> np.ndarray:
             assert index is not None  # only devices of other processes have none
             wanted = np.arange(batch_size)[index[0]]
             return leaf[np.searchsorted(rows, wanted)][:, *index[1:]]
 
-        return jax.make_array_from_callback((batch_size, *leaf.shape[1:]), own, share)
+        return jax.make_array_from_callback((batch_size, *leaf.shape[1:]), leaf_sharding, share)
 
     return jax.tree.map(to_global, batch)
 

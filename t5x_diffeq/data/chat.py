@@ -80,8 +80,8 @@ class Chat:
         self, messages: list[dict], tools: Any = None
     ) -> tuple[Integer[np.ndarray, " tokens"], Bool[np.ndarray, " tokens"]]:
         """The tokens of a conversation, and which of them `{% generation %}` blocks wrote."""
-        found = self._apply(messages, tools=tools, return_assistant_tokens_mask=True)
-        return np.array(found["input_ids"], np.int32), np.array(found["assistant_masks"], bool)
+        encoded = self._apply(messages, tools=tools, return_assistant_tokens_mask=True)
+        return np.array(encoded["input_ids"], np.int32), np.array(encoded["assistant_masks"], bool)
 
     def check_marks(self) -> None:
         """Raises an InputError unless the template marks what the assistant writes, and no more."""
@@ -106,10 +106,10 @@ class Chat:
     def end_of_answer(self) -> str:
         """What the template writes after an answer, such as `<|im_end|>`; empty if nothing."""
         try:
-            _, found, end = self._apply(_PROBE, tokenize=False).rpartition(_ANSWER)
+            _, answer, end = self._apply(_PROBE, tokenize=False).rpartition(_ANSWER)
         except TemplateError:
             return ""
-        return end.strip() if found else ""
+        return end.strip() if answer else ""
 
 
 def fast_tokenizer(tokenizer: Tokenizer) -> Any | None:
@@ -120,12 +120,12 @@ def fast_tokenizer(tokenizer: Tokenizer) -> Any | None:
     if isinstance(tokenizer, HuggingFaceTokenizer):
         return tokenizer.processor
     if isinstance(tokenizer, ByteTokenizer):
-        return _of_bytes()
+        return _byte_processor()
     if isinstance(tokenizer, SentencePieceTokenizer):
         proto = parse_sentencepiece(tokenizer)
         plain = proto.trainer_spec.model_type == _BPE
         plain = plain and not proto.normalizer_spec.precompiled_charsmap
-        return _of_sentencepiece(proto) if plain else None
+        return _sentencepiece_processor(proto) if plain else None
     raise TypeError(f"{type(tokenizer).__name__} has no form in Hugging Face's library")
 
 
@@ -136,7 +136,7 @@ def parse_sentencepiece(tokenizer: SentencePieceTokenizer) -> Any:
     return pb2.ModelProto.FromString(tokenizer.model)  # type: ignore[attr-defined]  # made at import
 
 
-def _of_bytes() -> Any:
+def _byte_processor() -> Any:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     # The printable character that stands for each byte in byte-level encodings (GPT-2).
@@ -149,7 +149,7 @@ def _of_bytes() -> Any:
     return made
 
 
-def _of_sentencepiece(proto: Any) -> Any:
+def _sentencepiece_processor(proto: Any) -> Any:
     from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 
     pieces = list(proto.pieces)

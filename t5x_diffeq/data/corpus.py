@@ -16,7 +16,7 @@ from t5x_diffeq.data.sources import Source, load_source, part_configs
 from t5x_diffeq.data.token_bytes import NoByteLengthsError, TokenBytes, token_bytes
 from t5x_diffeq.data.tokenizer import Tokenizer, load_tokenizer
 from t5x_diffeq.system import files
-from t5x_diffeq.system.console import format_count, say
+from t5x_diffeq.system.console import format_count, log
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.files import AnyPath
 
@@ -64,7 +64,7 @@ class Corpus:
         try:
             return token_bytes(self.tokenizer)
         except NoByteLengthsError as error:
-            say(f"bits per byte is left out: {error}")
+            log(f"bits per byte is left out: {error}")
             return None
 
     def amount(self, split: str) -> str:
@@ -97,7 +97,7 @@ def prepare_corpus(
     corpus = load_corpus(workdir)
     chat = corpus.tokenizer.chat
     if data.loss_on == "completion":
-        say(f"chat template: {chat.origin if chat.template is not None else 'none'}")
+        log(f"chat template: {chat.origin if chat.template is not None else 'none'}")
     for origin, part in zip(origins, corpus.parts, strict=True):
         name = origin.name if isinstance(origin, Source) else origin
         fingerprint = _fingerprint_of(origin, corpus.tokenizer)
@@ -170,7 +170,7 @@ def _tokenise(source: Source, tokenizer: Tokenizer, folder: AnyPath) -> dict:
     fingerprint = fingerprint_of(source, tokenizer)
     wanted = source.name, fingerprint
     if any(facts and (facts["source"], facts["fingerprint"]) != wanted for facts in shards_there):
-        say(f"replacing {folder}: left over from a run that never started, on other data")
+        log(f"replacing {folder}: left over from a run that never started, on other data")
         files.remove_folder(folder)
     tokenizer.save(folder / "tokenizer")
     shards, workers = (_SHARDS_OF_LARGE, os.cpu_count() or 1) if source.large else (1, 1)

@@ -15,7 +15,7 @@ from t5x_diffeq.data.packing import FirstFitRows, Windows
 from t5x_diffeq.data.sources import STREAM
 from t5x_diffeq.data.stream import Stream
 from t5x_diffeq.data.stream_files import open_stream
-from t5x_diffeq.system.console import say
+from t5x_diffeq.system.console import log
 from t5x_diffeq.system.errors import InputError
 
 
@@ -24,9 +24,9 @@ class TrainingData(Protocol):
     """Batches to train on, from any position."""
 
     def batches(
-        self, sharding: NamedSharding, drawn: int, position: dict | None
+        self, sharding: NamedSharding, consumed: int, position: dict | None
     ) -> Iterator[dict[str, jax.Array]]:
-        """Global batches `drawn`, `drawn` + 1, ..., prefetched.
+        """Global batches `consumed`, `consumed` + 1, ..., prefetched.
 
         `position` is what the method returned after these or some of these, if any were drawn.
         """
@@ -52,11 +52,11 @@ class ShuffledExamples:
     threads: int
 
     def batches(
-        self, sharding: NamedSharding, drawn: int, position: dict | None
+        self, sharding: NamedSharding, consumed: int, position: dict | None
     ) -> Iterator[dict[str, jax.Array]]:
         """Batches that are a function of seed and number."""
         return train_batches(
-            self.mixture, self.batch_size, self.seed, drawn, sharding, self.threads
+            self.mixture, self.batch_size, self.seed, consumed, sharding, self.threads
         )
 
     def position(self) -> None:
@@ -109,7 +109,7 @@ def _log_longer(corpus: Corpus, length: int) -> None:
     lengths = [part.train.lengths for part in corpus.parts]
     longer = sum(int((each > length).sum()) for each in lengths)
     if longer:
-        say(
+        log(
             f"{longer} of {sum(map(len, lengths))} conversations are longer than "
             f"data.sequence_length={length} and are cut; the later parts are trained on without "
             "their context"

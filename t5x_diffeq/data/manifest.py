@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Integer
 
 from t5x_diffeq.system import files
-from t5x_diffeq.system.console import format_count, say
+from t5x_diffeq.system.console import format_count, log
 from t5x_diffeq.system.errors import InputError, RunError
 from t5x_diffeq.system.files import AnyPath, describe_error
 from t5x_diffeq.system.staging import cache_folder
@@ -27,8 +27,8 @@ SPLITS = ("train", "validation")
 MASKS = "masks"  # true if the shards say which tokens are trained on; without it, all are
 TRAINED = "trained_tokens"  # how many, in a shard and in a split
 _FACTS = {"source": str, "tokenizer": str, "vocab_size": int, "record_tokens": int}
-_OF_SPLIT = {"documents": int, "tokens": int}
-_OF_SHARDS = {"names": str, "sha256": str, "lengths_sha256": str, "largest_token": int}
+_SPLIT_TYPES = {"documents": int, "tokens": int}
+_SHARD_TYPES = {"names": str, "sha256": str, "lengths_sha256": str, "largest_token": int}
 _THREADS = 8
 _LOGGED_FROM = 10**9  # bytes; fewer are hashed in a second or two
 _CheckedFiles = dict[str, list]  # by file: its size, time of change, and hash
@@ -59,11 +59,15 @@ def _check(manifest: Any) -> None:
     masks = manifest.get(MASKS, False)
     if not isinstance(masks, bool):
         raise ValueError(f"its {MASKS!r} is {masks!r:.60}")
-    of_split = {**_OF_SPLIT, **dict.fromkeys(_OF_SHARDS, list), **({TRAINED: int} if masks else {})}
+    types = {
+        **_SPLIT_TYPES,
+        **dict.fromkeys(_SHARD_TYPES, list),
+        **({TRAINED: int} if masks else {}),
+    }
     for split in SPLITS:
         facts = manifest[split]
-        _check_types(split, facts, of_split)
-        for key, kind in _OF_SHARDS.items():
+        _check_types(split, facts, types)
+        for key, kind in _SHARD_TYPES.items():
             if any(type(value) is not kind for value in facts[key]):
                 raise ValueError(f"{key!r} of {split} is not a list of {kind.__name__}")
             if len(facts[key]) != len(facts["names"]):
@@ -105,7 +109,7 @@ def verify(folder: AnyPath, split: str, manifest: dict) -> None:
         return
     size = sum(now[file][0] for file in changed)
     if size >= _LOGGED_FROM:
-        say(f"checking {format_count(size)} bytes of shards in {folder}, once on this machine")
+        log(f"checking {format_count(size)} bytes of shards in {folder}, once on this machine")
     with ThreadPoolExecutor(_THREADS) as pool:
         list(pool.map(lambda file: _check_hash(folder / file, now[file][-1]), changed))
     _write_record(record, now)
@@ -134,7 +138,7 @@ def _write_record(record: Path, checked: _CheckedFiles) -> None:
         record.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         files.write_whole(record, json.dumps(checked).encode())
     except (OSError, RunError) as error:
-        say(
+        log(
             f"warning: T5X_DIFFEQ_CACHE={cache_folder()}: {describe_error(error)}; shards are "
             "checked again at the next start"
         )

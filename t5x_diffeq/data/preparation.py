@@ -17,7 +17,7 @@ from t5x_diffeq.data.rows import Skipped
 from t5x_diffeq.data.shards import RECORD_TOKENS, merge_shards, read_shard_facts, stem, write_shard
 from t5x_diffeq.data.sources import Source
 from t5x_diffeq.data.tokenizer import Tokenizer, load_tokenizer
-from t5x_diffeq.system.console import Progress, say
+from t5x_diffeq.system.console import Progress, log
 from t5x_diffeq.system.errors import InputError, RunError
 from t5x_diffeq.system.files import AnyPath, digest
 
@@ -55,14 +55,14 @@ def prepare_shards(
     mine = [(split, n) for split in SPLITS for n in range(shards)][part[0] :: part[1]]
     missing = [(s, n) for s, n in mine if not _is_made(folder, stem(s, n, shards), facts)]
     if len(missing) < len(mine):
-        say(f"{source.name}: {len(mine) - len(missing)} of {len(mine)} shards are there already")
+        log(f"{source.name}: {len(mine) - len(missing)} of {len(mine)} shards are there already")
     _make_shards(source, folder, shards, missing, facts, min(workers, len(missing) or 1))
     if part[1] > 1:
-        say("this part is complete; when all parts are, run the command without --shard to finish")
+        log("this part is complete; when all parts are, run the command without --shard to finish")
         return None
     manifest = merge_shards(folder, shards, facts, source.max_unreadable)
     if manifest["skipped"]:
-        say(f"{source.name}: skipped documents: {Skipped(manifest['skipped'])}")
+        log(f"{source.name}: skipped documents: {Skipped(manifest['skipped'])}")
     return manifest
 
 

@@ -17,7 +17,7 @@ from t5x_diffeq.data.tokenizer import (
     load_tokenizer,
     read_tokenizer,
 )
-from t5x_diffeq.system.console import Progress, say
+from t5x_diffeq.system.console import Progress, log
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.extras import need_package
 from t5x_diffeq.system.files import AnyPath, parse_json, parse_path, remove_folder, write_whole
@@ -54,12 +54,12 @@ def _make_tokenizer(data: DataKeys, documents: Documents) -> Tokenizer:
     if data.tokenizer == "bytes":
         return ByteTokenizer()
     if data.tokenizer == "sentencepiece":
-        say("training the tokenizer")
+        log("training the tokenizer")
         with Progress("training the tokenizer"):
             texts = _training_texts(documents, data.loss_on == "completion")
             tokenizer = SentencePieceTokenizer.train(texts, data.tokenizer_vocab_size)
         if tokenizer.vocab_size < data.tokenizer_vocab_size:
-            say(
+            log(
                 f"data.tokenizer_vocab_size={data.tokenizer_vocab_size}: the text is too short for "
                 f"so many tokens; the tokenizer has {tokenizer.vocab_size}"
             )
@@ -70,9 +70,9 @@ def _make_tokenizer(data: DataKeys, documents: Documents) -> Tokenizer:
             f"data.tokenizer is {data.tokenizer!r}; it can be sentencepiece (trained on the data), "
             "bytes, or the path of a sentencepiece model or a tokenizer.json"
         )
-    of_file = read_tokenizer(path, data.end_of_text)
-    of_file.open_with(_opener_of(of_file, path.parent))
-    return of_file
+    file_tokenizer = read_tokenizer(path, data.end_of_text)
+    file_tokenizer.open_with(_opener_of(file_tokenizer, path.parent))
+    return file_tokenizer
 
 
 def _opener_of(tokenizer: FileTokenizer, folder: AnyPath) -> int | None:
@@ -178,7 +178,7 @@ def tokenizer_in(
             raise InputError(
                 f"the tokenizer in {folder} {fault}; choose another folder, or delete this one"
             )
-        say(f"replacing {folder}: it is left over from a run that never started, and {fault}")
+        log(f"replacing {folder}: it is left over from a run that never started, and {fault}")
         remove_folder(folder)
     tokenizer = make_tokenizer(data, documents)  # deterministic: the same on any machine
     write_whole(folder / _RECIPE, json.dumps(_recipe_of(data, text), indent=2).encode())

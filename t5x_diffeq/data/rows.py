@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from t5x_diffeq.data.conversations import conversation_of, find_text_fault
-from t5x_diffeq.system.console import say
+from t5x_diffeq.system.console import log
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.files import parse_json
 
@@ -112,7 +112,7 @@ class Skipped(Counter[str]):
         self[reason] += 1
         if isinstance(text, Unreadable) and reason not in self.faults:
             self.faults[reason] = text.fault
-            say(f"warning: skipped: {text.fault}")
+            log(f"warning: skipped: {text.fault}")
 
     def note(self, documents: Iterable[str]) -> None:
         """Counts the unreadable ones of some documents, which are skipped, and told, later."""

@@ -24,7 +24,7 @@ from t5x_diffeq.data import manifest as checks
 from t5x_diffeq.data.encoding import CODE_DTYPE, is_trained, token_dtype, tokens_of
 from t5x_diffeq.data.manifest import MANIFEST, MASKS, SPLITS, TRAINED, read_manifest
 from t5x_diffeq.data.rows import FAULTS, Skipped
-from t5x_diffeq.system.console import say
+from t5x_diffeq.system.console import log
 from t5x_diffeq.system.errors import InputError, RunError
 from t5x_diffeq.system.files import AnyPath, atomic_file, file_digest, read_json_object, write_whole
 from t5x_diffeq.system.staging import NoRoomError, stage
@@ -171,7 +171,7 @@ class ShardedDocuments:
         try:
             self.paths = stage(self.paths, facts[split]["sha256"])
         except NoRoomError as error:  # slower, and needs no disk
-            say(f"reading the shards from the bucket, record by record: {error}")
+            log(f"reading the shards from the bucket, record by record: {error}")
         lengths = [checks.load_lengths(folder / f"{name}.lengths.npy") for name in names]
         self.lengths = np.concatenate(lengths)
         checks.check_amounts(folder, split, facts[split], self.lengths)

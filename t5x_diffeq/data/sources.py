@@ -27,7 +27,7 @@ from t5x_diffeq.data.documents import (
 from t5x_diffeq.data.rows import Unreadable, document_of
 from t5x_diffeq.data.stream_files import open_stream
 from t5x_diffeq.data.wikitext import articles, detokenize
-from t5x_diffeq.system.console import say
+from t5x_diffeq.system.console import log
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.extras import need_package
 from t5x_diffeq.system.files import describe_error, digest, files_in, files_matching, parse_path
@@ -261,7 +261,7 @@ def tfds_source(data: DataKeys) -> Source:
         else:
             builder = tfds.builder(data.path, data_dir=data.data_dir, file_format="array_record")
         if not builder.info.splits:
-            say(f"{data.path} is not in {builder.data_dir}: building it")
+            log(f"{data.path} is not in {builder.data_dir}: building it")
             builder.download_and_prepare()
     except Exception as error:  # builders raise errors of any class
         raise InputError(

@@ -21,13 +21,13 @@ from jax.sharding import NamedSharding
 from jaxtyping import Integer
 
 from t5x_diffeq.cluster.processes import gather
-from t5x_diffeq.data.batches import Rows, own_rows, prefetch, put_on_devices, stack
+from t5x_diffeq.data.batches import Rows, local_rows, prefetch, put_on_devices, stack
 from t5x_diffeq.data.encoding import Codes, TextEncoder
 from t5x_diffeq.data.packing import Example, example_of
 from t5x_diffeq.data.rows import Skipped
 from t5x_diffeq.data.stream_files import FileReader, OpenStream
 from t5x_diffeq.data.tokenizer import Border
-from t5x_diffeq.system.console import say
+from t5x_diffeq.system.console import log
 from t5x_diffeq.system.errors import InputError
 
 BLOCK_DOCUMENTS = 1000  # shuffled together
@@ -127,7 +127,7 @@ class Lane:
                 documents.append([])
         if self.skipped.total() >= max(1, 2 * self.logged):
             self.logged = self.skipped.total()
-            say(f"documents skipped so far: {self.skipped}")
+            log(f"documents skipped so far: {self.skipped}")
         return documents[:-1]
 
     def _blocks(self, start: LanePosition) -> Iterator[tuple[LanePosition, list[str]]]:
@@ -228,13 +228,13 @@ class Stream:
     at: tuple[int, dict[str, list], int] | None = None
 
     def batches(
-        self, sharding: NamedSharding, drawn: int, position: dict | None
+        self, sharding: NamedSharding, consumed: int, position: dict | None
     ) -> Iterator[dict[str, jax.Array]]:
-        """Batches from a position, of which those before `drawn` are passed over."""
+        """Batches from a position, of which those before `consumed` are passed over."""
         before, kept = (position["drawn"], position["lanes"]) if position else (0, [])
         lanes = len(kept) or self._number_of_lanes()
         lane_of = np.arange(self.batch_size) * lanes // self.batch_size
-        rows = own_rows(sharding, self.batch_size)
+        rows = local_rows(sharding, self.batch_size)
         starts = [LanePosition(*each) for each in kept] or [LanePosition()] * lanes
         opened = {
             n: Lane(self.stream, self.encoder, self.length, n, lanes, self.seed, starts[n])
@@ -251,7 +251,7 @@ class Stream:
 
         def read() -> Iterator[tuple[dict[str, jax.Array], dict[str, list], int]]:
             for number, batch in enumerate(local, before + 1):
-                if number > drawn:
+                if number > consumed:
                     batch = put_on_devices(batch, rows, self.batch_size, sharding)
                     yield batch, local.get_state(), number
 
@@ -269,9 +269,11 @@ class Stream:
         """The position after the batches that were drawn, as JSON; all processes must call it."""
         if self.at is None:
             return None
-        drawn, mine, lanes = self.at
-        of_all = {k: v for each in gather("positions in the stream", mine) for k, v in each.items()}
-        return {"drawn": drawn, "lanes": [of_all[str(number)] for number in range(lanes)]}
+        consumed, mine, lanes = self.at
+        positions = {
+            k: v for each in gather("positions in the stream", mine) for k, v in each.items()
+        }
+        return {"drawn": consumed, "lanes": [positions[str(number)] for number in range(lanes)]}
 
     def _number_of_lanes(self) -> int:
         """A multiple of the number of processes, no more than there are files or rows to divide."""

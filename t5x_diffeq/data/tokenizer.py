@@ -327,6 +327,6 @@ def load_tokenizer(folder: AnyPath) -> Tokenizer | None:
             return tokenizer
     if not (folder / _BYTES_FILE).exists():
         return None
-    of_bytes = ByteTokenizer()
-    of_bytes.chat, of_bytes.imported = read_chat_format(folder), imported or {}
-    return of_bytes
+    byte_tokenizer = ByteTokenizer()
+    byte_tokenizer.chat, byte_tokenizer.imported = read_chat_format(folder), imported or {}
+    return byte_tokenizer

@@ -13,7 +13,7 @@ from t5x_diffeq.experiments.present import (
     order_columns,
 )
 from t5x_diffeq.experiments.runs import Label
-from t5x_diffeq.system.console import say
+from t5x_diffeq.system.console import log
 from t5x_diffeq.system.extras import install_command
 from t5x_diffeq.system.files import AnyPath, write_whole
 
@@ -37,7 +37,7 @@ def draw(
     try:
         from t5x_diffeq.analysis import figures
     except ImportError:
-        say(f"no figure: matplotlib is not installed ({install_command('analysis')})")
+        log(f"no figure: matplotlib is not installed ({install_command('analysis')})")
         return
 
     def write(name: str, panels: Panels, across: str, up: str) -> None:
@@ -95,12 +95,12 @@ def losses_over_steps(outcomes: Sequence[dict], table: TableSpec, output: AnyPat
     for row, columns in group_outcomes(outcomes, table).items():
         for column, tried in columns.items():
             best = tried[best_choice(tried, table.value)]
-            of_runs = [_losses(output / each["run"]) for each in best]
-            steps = [step for step in of_runs[0] if all(step in run for run in of_runs)]
+            curves = [_losses(output / each["run"]) for each in best]
+            steps = [step for step in curves[0] if all(step in run for run in curves)]
             title, name = _split((*table.row, table.column), (*row, column))
             if steps:
                 panels.setdefault(title, {})[name] = [
-                    (step, *mean_and_error([run[step] for run in of_runs])) for step in steps
+                    (step, *mean_and_error([run[step] for run in curves])) for step in steps
                 ]
     return panels
 

@@ -75,7 +75,7 @@ def analyse_lyapunov(
     return analyse
 
 
-def ask_own_tasks(trained: ExperimentRun) -> list[ExperimentRun]:
+def ask_texts_tasks(trained: ExperimentRun) -> list[ExperimentRun]:
     """The two tasks of a text's own, made and then asked."""
     made = _follow(trained, "make_tasks", "tasks")
     arguments = ("--tasks=own_ending,last_word", f"--include_path={{output}}/{made.name}")

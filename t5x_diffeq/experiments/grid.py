@@ -100,12 +100,12 @@ def parse_value(key: str, text: str) -> Any:
     Raises:
       InputError: if it isn't of the key's type, or the key can't take it.
     """
-    value = _of_type(KEYS[key].values, text)
+    value = _parse_as(KEYS[key].values, text)
     check_values({key: value})
     return value
 
 
-def _of_type(values: Values, text: str) -> Any:
+def _parse_as(values: Values, text: str) -> Any:
     """The text as a value of the type; the text itself where it is none."""
     if values.optional and text == "None":
         return None

@@ -42,9 +42,9 @@ class GridSweep:
     def config_of(self, point: Point) -> tuple[str, dict[str, object]]:
         """The config file of a point, with its variant, and the keys that the point's runs set."""
         common = {key: value for key, value in self.overrides.items() if key != _SEED}
-        of_point = {key: value for key, value in point.items() if key != VARIANT}
+        overrides = {key: value for key, value in point.items() if key != VARIANT}
         variant = f":{point[VARIANT]}" if VARIANT in point else ""
-        return f"{self.file}{variant}", {**common, **of_point}
+        return f"{self.file}{variant}", {**common, **overrides}
 
     def runs(self) -> list[ExperimentRun]:
         """A run for every seed and point.

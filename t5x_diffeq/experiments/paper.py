@@ -22,8 +22,8 @@ from t5x_diffeq.experiments.follow_ups import (
     Figure5,
     analyse_lyapunov,
     analyse_spectra,
-    ask_own_tasks,
     ask_papers_tasks,
+    ask_texts_tasks,
     time_steps,
 )
 from t5x_diffeq.experiments.present import TableSpec
@@ -40,12 +40,12 @@ LAPTOP: dict[str, Experiment] = {
     "table2": Sweep(trainings=(_BASELINE, _EULER, _ODE)),
     "table4": Experiment(
         trainings=trainings(_ALL, {"model.architecture": ("gpt",)}),
-        follow_up=ask_own_tasks,
+        follow_up=ask_texts_tasks,
         tables=TASK_TABLES,
     ),
     "table5": Experiment(
         trainings=trainings(_ALL, {"model.architecture": ("llama",)}),
-        follow_up=ask_own_tasks,
+        follow_up=ask_texts_tasks,
         tables=TASK_TABLES,
     ),
     "figure2": Experiment(

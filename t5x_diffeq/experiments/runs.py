@@ -16,7 +16,7 @@ from typing import Any
 
 from t5x_diffeq.checkpoints.workdir import read_config
 from t5x_diffeq.cluster.peers import EXIT_INFRASTRUCTURE, EXIT_INTERRUPTED, EXIT_PREEMPTED
-from t5x_diffeq.system.console import Progress, format_duration, say
+from t5x_diffeq.system.console import Progress, format_duration, log
 from t5x_diffeq.system.errors import InfrastructureError, RunError
 from t5x_diffeq.system.files import write_whole
 
@@ -56,7 +56,7 @@ class Commands:
             raise StoppedError(_STATUSES[signal.Signals(self.received)])
 
     def run(
-        self, command: Sequence[str], log: Path, watch: Callable[[], None] = lambda: None
+        self, command: Sequence[str], log_file: Path, watch: Callable[[], None] = lambda: None
     ) -> tuple[int, str]:
         """Runs a command, with its messages in a log; returns its status and standard output.
 
@@ -67,7 +67,7 @@ class Commands:
         Raises:
           StoppedError: if a signal ended it.
         """
-        with log.open("ab") as words:
+        with log_file.open("ab") as words:
             self.child = subprocess.Popen(
                 command, stdout=subprocess.PIPE, stderr=words, process_group=0
             )
@@ -181,19 +181,19 @@ def carry_out(
     with Commands() as commands:
         for number, run in enumerate(runs, 1):
             if run.name in done:
-                say(
+                log(
                     f"{number} of {len(runs)}: {run.name} is "
                     f"done{_describe_differences(run, done[run.name])}"
                 )
                 continue
             commands.check()
             left = time_left(runs[number - 1 :], done)
-            say(f"{number} of {len(runs)}: {run.name} (log: {output / run.name}.log){left}")
+            log(f"{number} of {len(runs)}: {run.name} (log: {output / run.name}.log){left}")
             outcome = _outcome_of(run, output, commands, go_on)
             _add_line(output / results, outcome)
             if "failed" not in outcome:
                 done[run.name] = outcome
-            say(f"  {_describe_outcome(outcome)} after {format_duration(outcome['seconds'])}")
+            log(f"  {_describe_outcome(outcome)} after {format_duration(outcome['seconds'])}")
 
 
 def finished(outcomes: Mapping[str, dict]) -> dict[str, dict]:
@@ -203,19 +203,19 @@ def finished(outcomes: Mapping[str, dict]) -> dict[str, dict]:
 
 def _outcome_of(run: ExperimentRun, output: Path, commands: Commands, go_on: bool) -> dict:
     """Carries out a run, with its messages in a log; returns its outcome."""
-    began, log = time.perf_counter(), output / f"{run.name}.log"
+    began, log_file = time.perf_counter(), output / f"{run.name}.log"
     with Progress(run.name, unit="steps") as progress:
 
         def show_steps() -> None:
-            if found := steps_done(log):
-                progress.update(*found)
+            if done := steps_done(log_file):
+                progress.update(*done)
 
-        status, printed = commands.run(run.command(output), log, show_steps)
+        status, printed = commands.run(run.command(output), log_file, show_steps)
     if status == 0:
         numbers = read_numbers(run, output, printed)
     else:
-        lines = log.read_text("utf-8", errors="replace").strip().splitlines()
-        line = lines[-1] if lines else f"{log} is empty"
+        lines = log_file.read_text("utf-8", errors="replace").strip().splitlines()
+        line = lines[-1] if lines else f"{log_file} is empty"
         reason = line.removeprefix("error: ")
         if status == EXIT_INFRASTRUCTURE:
             raise InfrastructureError(f"run {run.name}: {reason}")
@@ -231,12 +231,12 @@ def _outcome_of(run: ExperimentRun, output: Path, commands: Commands, go_on: boo
     return {**outcome, "seconds": seconds, "arguments": run.arguments, **numbers}
 
 
-def steps_done(log: Path) -> tuple[int, int] | None:
+def steps_done(log_file: Path) -> tuple[int, int] | None:
     """The optimizer steps that the log of a training last reported, and how many it will take."""
-    with log.open("rb") as words:
+    with log_file.open("rb") as words:
         words.seek(max(0, words.seek(0, SEEK_END) - _TAIL))
-        found = re.findall(rb"^step +(\d+)/(\d+) ", words.read(), re.MULTILINE)
-    return (int(found[-1][0]), int(found[-1][1])) if found else None
+        matches = re.findall(rb"^step +(\d+)/(\d+) ", words.read(), re.MULTILINE)
+    return (int(matches[-1][0]), int(matches[-1][1])) if matches else None
 
 
 def time_left(runs: Sequence[ExperimentRun], done: dict[str, dict]) -> str:

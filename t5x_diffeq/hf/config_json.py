@@ -16,7 +16,7 @@ from t5x_diffeq.model.layers.rotary import BASE, rotary_table
 from t5x_diffeq.system.errors import InputError
 
 # The file of every model of our own blocks.
-OWN_FORM = PyTorchForm(
+DIFFEQ_FORM = PyTorchForm(
     Path(__file__).with_name("modeling_diffeq.py"),
     "DiffEqConfig",
     "DiffEqModel",
@@ -51,7 +51,7 @@ def plain_config(config: ModelConfig, kind: str, family: Family, border: Border)
     }
 
 
-def own_config(config: ModelConfig, form: PyTorchForm, border: Border) -> dict:
+def diffeq_config(config: ModelConfig, form: PyTorchForm, border: Border) -> dict:
     """`config.json` of a PyTorch file that travels with the weights."""
     gpt, module = config.architecture == "gpt", form.modeling.stem
     frequencies, factor = rotary_table(config.head_width, config.rope_theta, config.rope_scaling)
@@ -98,21 +98,21 @@ def _common(config: ModelConfig, border: Border) -> dict:
     }
 
 
-def model_keys(found: Mapping[str, Any]) -> tuple[dict, TableSizes]:
+def model_keys(config_json: Mapping[str, Any]) -> tuple[dict, TableSizes]:
     """Our `config.model` keys and the folder's tables, from its `config.json`.
 
     Raises:
       InputError: if the folder holds another architecture, or a variant that we don't support.
     """
-    kind, family = folder_family(found)
+    kind, family = folder_family(config_json)
     for key, allowed in {**family.only, **_QUANTIZED}.items():
-        if found.get(key, allowed[0]) not in allowed:
+        if config_json.get(key, allowed[0]) not in allowed:
             raise InputError(
-                f"--input: {key} is {found[key]!r}, and of {kind} only models with "
+                f"--input: {key} is {config_json[key]!r}, and of {kind} only models with "
                 f"{' or '.join(map(repr, allowed))} can be converted{way_out(key)}"
             )
-    _check_known(found, kind, family)
-    sizes = _read_sizes(found, family)
+    _check_known(config_json, kind, family)
+    sizes = _read_sizes(config_json, family)
     length = sizes.pop("length")
     heads, width, head_dim = sizes["num_heads"], sizes["embed_dim"], sizes.get("head_dim")
     keys = {
@@ -124,39 +124,39 @@ def model_keys(found: Mapping[str, Any]) -> tuple[dict, TableSizes]:
         "mlp_input": "state",
         **PLAIN,
         **family.features,
-        "tied_head": is_tied(found, family) and family.tied_head is not None,
+        "tied_head": is_tied(config_json, family) and family.tied_head is not None,
         "embedding_scale": family.embedding_scale(width),
         "rope_theta": BASE,
         "rope_scaling": (),
-        **(rotary_from_json(found, length) if family.rotary else {}),
+        **(rotary_from_json(config_json, length) if family.rotary else {}),
         **sizes,
-        "activation": _our_activation(found, kind, family),
+        "activation": _our_activation(config_json, kind, family),
         "num_kv_heads": sizes.get("num_kv_heads") or (heads if family.rotary else None),
         "head_dim": head_dim if head_dim and head_dim * heads != width else None,
         "mlp_dim": sizes.get("mlp_dim") or 4 * width,
         "final_norm_eps": sizes["norm_eps"],
     }
-    return keys, TableSizes(tokens=found["vocab_size"], positions=length)
+    return keys, TableSizes(tokens=config_json["vocab_size"], positions=length)
 
 
-def _check_known(found: Mapping[str, Any], kind: str, family: Family) -> None:
+def _check_known(config_json: Mapping[str, Any], kind: str, family: Family) -> None:
     """Checks that nothing is said that could change the computation in a way that we don't have.
 
     A key that is off (null, false, 0 or empty) says nothing.
     """
     known = {*HARMLESS, *family.keys.values(), *family.only, *_QUANTIZED}
     known |= {"vocab_size", "tie_word_embeddings", *(ROTARY_KEYS if family.rotary else ())}
-    for key in sorted(key for key, value in found.items() if value and key not in known):
+    for key in sorted(key for key, value in config_json.items() if value and key not in known):
         raise InputError(
-            f"--input: {key} is {found[key]!r:.100} in config.json, which no {kind} that can be "
-            "converted has, and which may change what the model computes; remove it from there if "
-            "it doesn't"
+            f"--input: {key} is {config_json[key]!r:.100} in config.json, which no {kind} that can "
+            "be converted has, and which may change what the model computes; remove it from there "
+            "if it doesn't"
         )
 
 
-def folder_family(found: Mapping[str, Any]) -> tuple[str, Family]:
+def folder_family(config_json: Mapping[str, Any]) -> tuple[str, Family]:
     """The `model_type` and class of a folder; InputError if the type isn't supported."""
-    kind = found.get("model_type")
+    kind = config_json.get("model_type")
     if not isinstance(kind, str) or kind not in FAMILIES:
         reason, nearest = TYPES.get(str(kind), ("", ""))
         lacking = f" ({reason})" if reason else ""
@@ -168,18 +168,18 @@ def folder_family(found: Mapping[str, Any]) -> tuple[str, Family]:
     return kind, FAMILIES[kind]
 
 
-def is_tied(found: Mapping[str, Any], family: Family) -> bool:
+def is_tied(config_json: Mapping[str, Any], family: Family) -> bool:
     """Whether a folder's head is its embedding table."""
-    return family.tied_head is None or found.get("tie_word_embeddings", family.tied_head)
+    return family.tied_head is None or config_json.get("tie_word_embeddings", family.tied_head)
 
 
-def check_window(found: Mapping[str, Any], length: int) -> None:
+def check_window(config_json: Mapping[str, Any], length: int) -> None:
     """Checks that sequences fit into attention's window, if there is one (else: InputError)."""
-    everywhere = found["model_type"] == "mistral"  # its class asks for nothing else
-    some_layers = "sliding_attention" in (found.get("layer_types") or [])
-    if not (everywhere or found.get("use_sliding_window") or some_layers):
+    everywhere = config_json["model_type"] == "mistral"  # its class asks for nothing else
+    some_layers = "sliding_attention" in (config_json.get("layer_types") or [])
+    if not (everywhere or config_json.get("use_sliding_window") or some_layers):
         return
-    window = found.get("sliding_window", 4096)  # the default of these classes
+    window = config_json.get("sliding_window", 4096)  # the default of these classes
     if window is not None and window < length:
         raise InputError(
             f"--input: sliding_window is {window}, less than sequences of "
@@ -187,14 +187,14 @@ def check_window(found: Mapping[str, Any], length: int) -> None:
         )
 
 
-def _read_sizes(found: Mapping[str, Any], family: Family) -> dict[str, Any]:
+def _read_sizes(config_json: Mapping[str, Any], family: Family) -> dict[str, Any]:
     """The numbers of `config.json`, which are greater than 0, by our keys."""
     sizes = {}
     optional = ("head_dim", "num_kv_heads", "mlp_dim" if family.architecture == "gpt" else "")
     for ours, theirs in [*family.keys.items(), ("vocab_size", "vocab_size")]:
         if ours == "activation":
             continue
-        value = found.get(theirs, family.defaults.get(ours))
+        value = config_json.get(theirs, family.defaults.get(ours))
         if value is None and ours not in optional:
             raise InputError(f"--input: config.json lacks {theirs!r}; restore it")
         number = float if ours == "norm_eps" else int
@@ -208,10 +208,10 @@ def _read_sizes(found: Mapping[str, Any], family: Family) -> dict[str, Any]:
     return sizes
 
 
-def _our_activation(found: Mapping[str, Any], kind: str, family: Family) -> str | None:
+def _our_activation(config_json: Mapping[str, Any], kind: str, family: Family) -> str | None:
     """`model.activation`: None for the default of our block."""
     key = family.keys["activation"]
-    value = found.get(key, next(iter(family.activations)))
+    value = config_json.get(key, next(iter(family.activations)))
     if value not in family.activations:
         raise InputError(
             f"--input: {key} is {value!r}, and of {kind} only models with "

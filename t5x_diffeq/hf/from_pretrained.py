@@ -37,7 +37,7 @@ def read_config_json(folder: Path) -> dict:
         raise InputError(f"{path} can't be read: {error}; restore it") from error
 
 
-def with_model(config: Config, found: dict, length: int | None) -> tuple[Config, TableSizes]:
+def with_model(config: Config, config_json: dict, length: int | None) -> tuple[Config, TableSizes]:
     """The config with the folder's model and length; and the number of rows of its tables.
 
     The sequence length is the folder's if it is None.
@@ -46,18 +46,18 @@ def with_model(config: Config, found: dict, length: int | None) -> tuple[Config,
       InputError: if the architecture is not supported, or the length exceeds the folder's, or
         its window of attention.
     """
-    keys, tables = model_keys(found)
+    keys, tables = model_keys(config_json)
     length = tables.positions if length is None else length
     if not 1 <= length <= tables.positions:
         raise InputError(
             f"--sequence_length={length} must be from 1 to the folder's {tables.positions}"
         )
-    check_window(found, length)
+    check_window(config_json, length)
     model_values = {f"model.{key}": value for key, value in keys.items()}
     return config.with_values({**model_values, "data.sequence_length": length}), tables
 
 
-def with_tokenizer(config: Config, found: dict, folder: Path) -> tuple[Config, Tokenizer]:
+def with_tokenizer(config: Config, config_json: dict, folder: Path) -> tuple[Config, Tokenizer]:
     """The config with the folder's tokenizer, unless it names one; and the tokenizer.
 
     Raises:
@@ -65,7 +65,7 @@ def with_tokenizer(config: Config, found: dict, folder: Path) -> tuple[Config, T
     """
     data, file = config.data, tokenizer_file(folder)
     is_theirs = data.tokenizer == _TRAINED
-    imported = read_imported(folder, found) if is_theirs else {}
+    imported = read_imported(folder, config_json) if is_theirs else {}
     if data.end_of_text is not None:
         for keys in imported.values():
             keys.pop("eos_token_id", None)
@@ -76,7 +76,7 @@ def with_tokenizer(config: Config, found: dict, folder: Path) -> tuple[Config, T
                 "tokenizer with --config.data.tokenizer=FILE"
             )
         data = replace(data, tokenizer=str(file.absolute()))
-    end = found.get("eos_token_id")
+    end = config_json.get("eos_token_id")
     end = end[0] if isinstance(end, list) else end
     if data.tokenizer != "bytes" and data.end_of_text is None and end is not None:
         name = token_of_id(Path(data.tokenizer).expanduser(), end)
@@ -100,15 +100,18 @@ def check_vocabulary(tokenizer: Tokenizer, tables: TableSizes) -> int:
     return tables.tokens - tokens
 
 
-def pretrained_params(folder: Path, found: dict, config: ModelConfig, tables: TableSizes) -> dict:
+def pretrained_params(
+    folder: Path, config_json: dict, config: ModelConfig, tables: TableSizes
+) -> dict:
     """The parameters; InputError if a tensor is missing, left over or has another shape."""
     files = TensorFiles(folder)
-    kind, family = folder_family(found)
+    kind, family = folder_family(config_json)
     params = params_of(family.layout, config, tables, files.read)
     left_over = [
         name
         for name in files.unread_names()
-        if not name.endswith(_BUFFERS) and not (name == "lm_head.weight" and is_tied(found, family))
+        if not name.endswith(_BUFFERS)
+        and not (name == "lm_head.weight" and is_tied(config_json, family))
     ]
     if left_over:
         raise InputError(

@@ -139,7 +139,7 @@ def torch_name(path: LeafPath) -> str:
     return ".".join(_TORCH_NAMES.get(name, name) for name in path)
 
 
-def own_layout(config: ModelConfig) -> Layout:
+def diffeq_layout(config: ModelConfig) -> Layout:
     """The layout of `modeling_diffeq.py`, and of the file of a block that has its own."""
     return Layout(
         layer="model.steps.{n}.",

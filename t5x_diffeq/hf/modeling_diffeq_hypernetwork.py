@@ -85,11 +85,11 @@ class HypernetworkModel(DiffEqModel):
         features = legendre(times, config.num_polynomials)
         steps: list[dict[str, Tensor]] = [{} for _ in range(N)]
         for name, first in each[0].items():
-            Q = torch.stack([of_step[name] for of_step in each]).float()
+            Q = torch.stack([layer[name] for layer in each]).float()
             W = torch.tensordot(features, Q, 1)
             W = W * (config.span / N) if name in config.scaled_by_step else W
-            for of_step, value in zip(steps, W.to(first.dtype), strict=True):
-                of_step[name] = value
+            for layer, value in zip(steps, W.to(first.dtype), strict=True):
+                layer[name] = value
         return steps
 
 

@@ -125,8 +125,8 @@ def table() -> str:
         value = each.value
         if isinstance(value, dict) and key in value:
             value = value[key]
-        said = f"`{key}`: `{value!r}`"
-        lines.append(f"| {said} (`{each.kind}`) | {each.reason} | {each.nearest} |")
+        cell = f"`{key}`: `{value!r}`"
+        lines.append(f"| {cell} (`{each.kind}`) | {each.reason} | {each.nearest} |")
     for kind, (reason, nearest) in TYPES.items():
         lines.append(f"| `model_type`: `{kind}` | {reason} | `{nearest}` |")
     return "\n".join(lines)

@@ -35,13 +35,13 @@ def rotary_to_json(config: ModelConfig) -> dict:
     }
 
 
-def rotary_from_json(found: Mapping[str, Any], length: int) -> dict:
+def rotary_from_json(config_json: Mapping[str, Any], length: int) -> dict:
     """`rope_theta` and `rope_scaling` of a folder.
 
     Raises:
       InputError: if its positions are of a kind that we don't have.
     """
-    rope = _parameters(found)
+    rope = _parameters(config_json)
     kind = rope.get("rope_type", "default")
     if kind != "default" and kind not in _NUMBERS:
         raise InputError(
@@ -49,13 +49,13 @@ def rotary_from_json(found: Mapping[str, Any], length: int) -> dict:
             f"can be converted are {', '.join(_NUMBERS)}{way_out('rope_scaling')}"
         )
     for key, only in (("partial_rotary_factor", 1.0), ("truncate", True), ("mscale", None)):
-        value = rope.get(key, found.get(key))
+        value = rope.get(key, config_json.get(key))
         if value not in (None, only):
             raise InputError(
                 f"--input: {key} is {value!r} in config.json, and only rotary positions with "
                 f"{only} can be converted{way_out(key)}"
             )
-    base = rope.get("rope_theta", found.get("rope_theta"))
+    base = rope.get("rope_theta", config_json.get("rope_theta"))
     scaling = () if kind == "default" else (kind, *_numbers(kind, rope, length))
     return {
         "rope_theta": _number("rope_theta", BASE if base is None else base),
@@ -63,11 +63,11 @@ def rotary_from_json(found: Mapping[str, Any], length: int) -> dict:
     }
 
 
-def _parameters(found: Mapping[str, Any]) -> Mapping[str, Any]:
+def _parameters(config_json: Mapping[str, Any]) -> Mapping[str, Any]:
     """The parameters, which version 4 and version 5 of the library keep under different keys."""
     given = {}
     for key in ("rope_scaling", "rope_parameters"):
-        rope = found.get(key) or {}
+        rope = config_json.get(key) or {}
         if not isinstance(rope, Mapping) or any(isinstance(x, Mapping) for x in rope.values()):
             raise InputError(
                 f"--input: {key} is {rope!r} in config.json; it must be one set of parameters"
@@ -75,7 +75,7 @@ def _parameters(found: Mapping[str, Any]) -> Mapping[str, Any]:
         if rope:
             given[key] = {("rope_type" if k == "type" else k): x for k, x in rope.items()}
     scaling, parameters = given.get("rope_scaling", {}), given.get("rope_parameters", {})
-    elsewhere = {"rope_theta": found.get("rope_theta"), **scaling}
+    elsewhere = {"rope_theta": config_json.get("rope_theta"), **scaling}
     for name, value in parameters.items():
         other = elsewhere.get(name)
         if other is not None and other != value:

@@ -12,10 +12,10 @@ from t5x_diffeq.config.config import Config
 from t5x_diffeq.data.tokenizer import Tokenizer
 from t5x_diffeq.hf import hypernetwork_form
 from t5x_diffeq.hf.check_folder import compare_logits
-from t5x_diffeq.hf.config_json import OWN_FORM, own_config, plain_config
+from t5x_diffeq.hf.config_json import DIFFEQ_FORM, diffeq_config, plain_config
 from t5x_diffeq.hf.families import family_of
 from t5x_diffeq.hf.folder import new_folder, write_tensors
-from t5x_diffeq.hf.layouts import check_names, own_layout, tensors_of
+from t5x_diffeq.hf.layouts import check_names, diffeq_layout, tensors_of
 from t5x_diffeq.hf.to_peft import ADAPTER_FOLDER, write_adapters
 from t5x_diffeq.hf.tokenizer_files import GENERATION_FILE, write_tokenizer
 from t5x_diffeq.model.config import ModelConfig
@@ -104,8 +104,8 @@ def save_pretrained(
     else:
         need_methods(config, ("pytorch_form",))
         plain = family_of(config)
-        form = make_block(config).pytorch_form() if config.block else OWN_FORM
-    layout = plain[1].layout if plain else own_layout(config)
+        form = make_block(config).pytorch_form() if config.block else DIFFEQ_FORM
+    layout = plain[1].layout if plain else diffeq_layout(config)
     check_names(layout, config, run.params)
     with new_folder(output, "output") as folder:
         weights = (
@@ -121,14 +121,14 @@ def save_pretrained(
         if peft:
             write_adapters(layout, config, run.params, folder / ADAPTER_FOLDER, str(output))
         ends = tokenizer.border
-        written = plain_config(config, *plain, ends) if plain else own_config(config, form, ends)
+        written = plain_config(config, *plain, ends) if plain else diffeq_config(config, form, ends)
         imported = tokenizer.imported
         _write_json(folder / "config.json", {**written, **imported.get("config.json", {})})
         ids = {"bos_token_id": ends.opener, "eos_token_id": ends.end}
         _write_json(folder / GENERATION_FILE, {**ids, **imported.get(GENERATION_FILE, {})})
         lacking = write_tokenizer(tokenizer, folder, config.max_length)
         if not plain:
-            for file in {OWN_FORM.modeling, form.modeling}:
+            for file in {DIFFEQ_FORM.modeling, form.modeling}:
                 shutil.copyfile(file, folder / file.name)
         notes = [lacking] if lacking else []
         if keeps_hypernetwork:

@@ -160,9 +160,9 @@ _NOT_KEPT = {
 }
 
 
-def read_imported(folder: Path, found: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def read_imported(folder: Path, config_json: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """What the folder says: by file, the keys that are kept; InputError if a file is damaged."""
-    kept = {"config.json": {key: found[key] for key in _IDS if key in found}}
+    kept = {"config.json": {key: config_json[key] for key in _IDS if key in config_json}}
     for file, left_out in _NOT_KEPT.items():
         content = read_settings(folder / file)
         kept[file] = {key: value for key, value in content.items() if key not in left_out}

@@ -18,7 +18,7 @@ from lm_eval.utils import handle_non_serializable
 
 from t5x_diffeq.data.tokenizer import Tokenizer
 from t5x_diffeq.inference.harness_model import DiffEqLM
-from t5x_diffeq.system.console import align, say
+from t5x_diffeq.system.console import align, log
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.files import AnyPath, write_whole
 from t5x_diffeq.training.load import Run
@@ -76,9 +76,9 @@ def load_tasks(
 def manager_of(names: list[str], include_path: str | None) -> TaskManager:
     """Reads the user's task files only if they have all names; else the harness's thousands too."""
     if include_path:
-        own = TaskManager(include_path=include_path, include_defaults=False)
-        if set(names) <= set(own.all_subtasks):
-            return own
+        included = TaskManager(include_path=include_path, include_defaults=False)
+        if set(names) <= set(included.all_subtasks):
+            return included
     return TaskManager(include_path=include_path)
 
 
@@ -134,7 +134,7 @@ def evaluate_run_on_tasks(
         name = "-".join(map(str, (*grid.values(), time.strftime("%Y%m%dT%H%M%S"))))
         path = folder / f"{name}.json"
         write_whole(path, json.dumps(results, indent=2).encode())
-        say(f"in {path}")
+        log(f"in {path}")
     return grid | _flatten_results(results)
 
 
@@ -154,7 +154,7 @@ def _run_tasks(lm: DiffEqLM, tasks: Tasks) -> dict:
     results = json.loads(json.dumps(results, default=handle_non_serializable))
     for kind in ("results", "groups"):
         if results.get(kind):
-            say(*_format_results(results, kind))
+            log(*_format_results(results, kind))
     return results
 
 
@@ -207,6 +207,6 @@ def _flatten_results(results: dict) -> dict[str, float]:
         for name, value in metrics.items():
             metric, _, kind = name.partition(",")
             if kind and isinstance(value, int | float) and np.isfinite(value):
-                own = metric if kind == "none" else f"{metric}/{kind}"
-                values[f"tasks/{task}/{own}"] = value
+                label = metric if kind == "none" else f"{metric}/{kind}"
+                values[f"tasks/{task}/{label}"] = value
     return values

@@ -105,8 +105,10 @@ class DiffEqLM(TemplateLM):
         scores = iter(self.score([sequel for windows in requests for sequel in windows]))
         results = []
         for windows in requests:
-            own = [next(scores) for _ in windows]
-            results.append((fsum(s.loglikelihood for s in own), all(s.greedy for s in own)))
+            window_scores = [next(scores) for _ in windows]
+            results.append(
+                (fsum(s.loglikelihood for s in window_scores), all(s.greedy for s in window_scores))
+            )
         return results
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = True) -> list[str]:

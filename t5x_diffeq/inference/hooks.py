@@ -75,9 +75,9 @@ class Samples(Hook):
         prompts = [self.prompts[n % len(self.prompts)] for n in range(self._rows)]
         rows = [Continuation(self.tokenizer, each) for each in self.prompts]
         params = position.state.params
-        drawn = generate(self.placed.model, params, prompts, self.limit, SAMPLING, self.keys())
+        sampled = generate(self.placed.model, params, prompts, self.limit, SAMPLING, self.keys())
         with self.placed.context():
-            for _ in self.training.stop.interruptible(grow(rows, drawn)):
+            for _ in self.training.stop.interruptible(grow(rows, sampled)):
                 pass
         texts = [prompt + row.completion() for prompt, row in zip(self.texts, rows, strict=True)]
         named = {f"sample/{n}": text for n, text in enumerate(texts)}

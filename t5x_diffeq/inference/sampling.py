@@ -99,8 +99,8 @@ def extend(
     y = jnp.take_along_axis(y, last[:, None, None], axis=1)
     logits = nn.apply(LanguageModel.logits, model)(variables, y)[:, 0]
     reached = jnp.take_along_axis(positions, last[:, None], axis=1)[:, 0]
-    drawn = jax.vmap(jax.random.fold_in)(keys, reached)
-    token = jax.vmap(lambda row, key: sampling(row[None], key)[0])(logits, drawn)
+    step_keys = jax.vmap(jax.random.fold_in)(keys, reached)
+    token = jax.vmap(lambda row, key: sampling(row[None], key)[0])(logits, step_keys)
     return nn.with_logical_constraint(token, (None,)), caches
 
 
@@ -176,8 +176,8 @@ class Continuation:
             self.ended = True
             return
         self.tokens.append(token)
-        found = self._raw_completion()
-        self.ended = len(self.tokens) == self.limit or any(stop in found for stop in self.stops)
+        text = self._raw_completion()
+        self.ended = len(self.tokens) == self.limit or any(stop in text for stop in self.stops)
 
     def _raw_completion(self) -> str:
         """The text after the prompt, including the stop that ended it."""
@@ -186,9 +186,9 @@ class Continuation:
 
     def completion(self) -> str:
         """The text after the prompt, up to the first stop."""
-        found = self._raw_completion()
-        ends = [found.find(stop) for stop in self.stops if stop in found]
-        return found[: min(ends, default=len(found))]
+        text = self._raw_completion()
+        ends = [text.find(stop) for stop in self.stops if stop in text]
+        return text[: min(ends, default=len(text))]
 
     def text(self) -> str:
         """Prompt and continuation."""

@@ -271,7 +271,7 @@ class TrainedRun:
         room = self._model.max_length - max(map(len, tokens))
         rows = [Continuation(self.tokenizer, each) for each in tokens]
         with self.run.placed.context():
-            drawn = generate(
+            sampled = generate(
                 self.run.placed.model,
                 self.run.params,
                 tokens,
@@ -279,7 +279,7 @@ class TrainedRun:
                 sampling,
                 jax.random.key(seed),
             )
-            for _ in grow(rows, drawn):
+            for _ in grow(rows, sampled):
                 pass
         continued = [row.text() for row in rows]
         return continued[0] if isinstance(prompts, str) else continued
@@ -374,7 +374,7 @@ def load(
     """
     folder = parse_path(str(workdir), "workdir")
     corpus = load_corpus(folder)
-    own = read_config(folder, trust_plugins=trust_plugins)
+    trained = read_config(folder, trust_plugins=trust_plugins)
     enable_cache()
     run = load_run(
         folder,
@@ -385,7 +385,7 @@ def load(
         grids=[(num_steps, scheme)],
         adapters=parse_path(str(adapters), "adapters") if adapters else None,
     )
-    config = replace(own, model=run.placed.config.model)  # adapters have their own
+    config = replace(trained, model=run.placed.config.model)  # adapters have their own
     with_averages = "moving averages of the parameters" if averages else ""
     loaded_with = f"adapters of {adapters}" if adapters else with_averages
     return TrainedRun(run.at_depth(num_steps, scheme), corpus, folder, config, loaded_with)

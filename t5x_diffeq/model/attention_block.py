@@ -63,8 +63,8 @@ class AttentionBlock(Block):
     @nn.nowrap
     def attention_flops(self, length: int) -> SubFieldFlops:
         """The FLOPs of f. A multiply-add is two; causal attention counts half of its square."""
-        of = {path[1]: x for path, x in kernel_flops(self).items() if path[0] == "attention"}
-        products, last = sum(of.values()), of["output"]
+        kernels = {path[1]: x for path, x in kernel_flops(self).items() if path[0] == "attention"}
+        products, last = sum(kernels.values()), kernels["output"]
         # 2 L H G for the scores and as much for the sums of values; half of each is masked.
         mixing = 2 * length * self.config.num_heads * self.config.head_width
         return SubFieldFlops(products, mixing, last, named={"qkv": products - last})
@@ -121,9 +121,11 @@ class TransformerBlock(AttentionBlock):
     @nn.nowrap
     def flops(self, length: int) -> tuple[SubFieldFlops, SubFieldFlops]:
         """Attention's, and those of the MLP's linears."""
-        of = {path[1]: x for path, x in kernel_flops(self).items() if path[0] == "mlp"}
-        wide = sum(x for name, x in of.items() if name != "down")
-        mlp = SubFieldFlops(products=sum(of.values()), last=of["down"], named={"mlp": wide})
+        kernels = {path[1]: x for path, x in kernel_flops(self).items() if path[0] == "mlp"}
+        wide = sum(x for name, x in kernels.items() if name != "down")
+        mlp = SubFieldFlops(
+            products=sum(kernels.values()), last=kernels["down"], named={"mlp": wide}
+        )
         return self.attention_flops(length), mlp
 
     @nn.nowrap

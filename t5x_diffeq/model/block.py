@@ -166,7 +166,7 @@ _OPTIONAL = {  # what each method is for, and the sub-fields that it is about
 }
 
 
-def has_own_method(kind: type[Block], method: str) -> bool:
+def overrides_method(kind: type[Block], method: str) -> bool:
     """Whether a class of blocks has this method, for the f and g that it has.
 
     A subclass that replaces f or g, and inherits a method about it, has none.

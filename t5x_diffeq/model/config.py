@@ -216,8 +216,8 @@ class ModelConfig(ModelKeys):
     @property
     def dt(self) -> float:
         """dt: `"c/N"` is the ODE dy/dt = c F on [0, 1], `"1"` the classical residual network."""
-        c, of_num_steps, _ = self.step_size.partition("/N")
-        return float(c) / self.num_steps if of_num_steps else 1.0
+        c, is_divided, _ = self.step_size.partition("/N")
+        return float(c) / self.num_steps if is_divided else 1.0
 
     @property
     def num_nodes(self) -> int:

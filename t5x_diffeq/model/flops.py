@@ -55,9 +55,9 @@ def step_flops(config: ModelConfig, batch_size: int) -> StepFlops:
     tokens = batch_size * config.max_length
     f, g = _evaluations(config)
     block = block_of_shapes(config)
-    of_f, of_g = block.flops(config.max_length)
-    projections, attention = tokens * f * of_f.products, tokens * f * of_f.mixing
-    mlp = tokens * g * (of_g.products + of_g.mixing)
+    flops_f, flops_g = block.flops(config.max_length)
+    projections, attention = tokens * f * flops_f.products, tokens * f * flops_f.mixing
+    mlp = tokens * g * (flops_g.products + flops_g.mixing)
     head = 2 * tokens * config.vocab_size * config.embed_dim
     return StepFlops(
         projections=3 * projections,
@@ -65,7 +65,7 @@ def step_flops(config: ModelConfig, batch_size: int) -> StepFlops:
         mlp=3 * mlp,
         head=3 * head,
         hypernetwork=3 * make_source(config).flops(),
-        recomputed=tokens * _recomputed_products(config, of_f, of_g)
+        recomputed=tokens * _recomputed_products(config, flops_f, flops_g)
         + _recomputed_attention(config) * attention,
         attention_kernels=attention * _kernel_work(config)
         if block.has_attention_kernel and config.attention != "xla"
@@ -79,7 +79,9 @@ def _evaluations(config: ModelConfig) -> tuple[int, int]:
     return config.num_steps * f, config.num_steps * g
 
 
-def _recomputed_products(config: ModelConfig, of_f: SubFieldFlops, of_g: SubFieldFlops) -> float:
+def _recomputed_products(
+    config: ModelConfig, flops_f: SubFieldFlops, flops_g: SubFieldFlops
+) -> float:
     """FLOPs per token of the products with weights that `model.remat` recomputes.
 
     The gradient doesn't need the result of a product that is added to the residual stream, unless
@@ -89,10 +91,12 @@ def _recomputed_products(config: ModelConfig, of_f: SubFieldFlops, of_g: SubFiel
     if config.remat in ("none", "dots"):
         return 0
     kept = kept_names(config.remat) if config.remat.startswith("keep:") else ()
-    last_f = of_f.last if config.scheme == "euler" else 0
-    last_g = of_g.last if config.scheme in ("euler", "lie_trotter") else 0
-    stored_f, stored_g = (sum(each.named.get(name, 0) for name in kept) for each in (of_f, of_g))
-    return f * (of_f.products - last_f - stored_f) + g * (of_g.products - last_g - stored_g)
+    last_f = flops_f.last if config.scheme == "euler" else 0
+    last_g = flops_g.last if config.scheme in ("euler", "lie_trotter") else 0
+    stored_f, stored_g = (
+        sum(each.named.get(name, 0) for name in kept) for each in (flops_f, flops_g)
+    )
+    return f * (flops_f.products - last_f - stored_f) + g * (flops_g.products - last_g - stored_g)
 
 
 def _recomputed_attention(config: ModelConfig) -> int:

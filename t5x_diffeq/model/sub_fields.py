@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float
 from t5x_diffeq.config.plugins import check_returns, load_plugin
 from t5x_diffeq.model.adapters import block_variables
 from t5x_diffeq.model.attention_block import TransformerBlock
-from t5x_diffeq.model.block import Block, has_own_method
+from t5x_diffeq.model.block import Block, overrides_method
 from t5x_diffeq.model.config import ModelConfig
 from t5x_diffeq.model.layers.array_types import Cache, Places, State, Weights
 from t5x_diffeq.model.layers.context import from_zigzag, to_zigzag
@@ -66,7 +66,7 @@ def has_method(config: ModelConfig, method: str) -> bool:
     """
     if config.block is None:
         return True
-    return has_own_method(type(make_block(config)), method)
+    return overrides_method(type(make_block(config)), method)
 
 
 def need_methods(config: ModelConfig, methods: tuple[str, ...]) -> None:
@@ -88,8 +88,8 @@ def cached_sub_fields(
     def g(W: Weights, y: State) -> State:
         return nn.apply(type(block).g, block)(block_variables(W), y)
 
-    of_f, of_g = (jax.named_scope(name) for name in block.scopes)
-    return of_f(f), of_g(g)
+    scope_f, scope_g = (jax.named_scope(name) for name in block.scopes)
+    return scope_f(f), scope_g(g)
 
 
 def vector_field(config: ModelConfig, places: Places) -> Callable[[Array | None], VectorField]:
@@ -104,9 +104,9 @@ def vector_field(config: ModelConfig, places: Places) -> Callable[[Array | None]
             y = nn.with_logical_constraint(y, ("batch", "length", None))
             return method(block_variables(W), y, *args, deterministic=key is None, rngs=rngs)
 
-        of_f, of_g = (jax.named_scope(name) for name in block.scopes)
+        scope_f, scope_g = (jax.named_scope(name) for name in block.scopes)
         return VectorField(
-            f=of_f(lambda W, y: call(f, W, y, places)), g=of_g(lambda W, y: call(g, W, y))
+            f=scope_f(lambda W, y: call(f, W, y, places)), g=scope_g(lambda W, y: call(g, W, y))
         )
 
     return with_key
@@ -131,8 +131,8 @@ def solve(
     y, places = to_zigzag(y, places)
 
     def field(places: Places) -> FieldOfKey:
-        of_key = vector_field(config, places)
-        return (lambda key: charge_velocity(of_key(key))) if velocity else of_key
+        field_of_key = vector_field(config, places)
+        return (lambda key: charge_velocity(field_of_key(key))) if velocity else field_of_key
 
     end = integrate(
         field,

@@ -57,8 +57,10 @@ class Links:
     def __init__(self, devices: Sequence[Any], figures: Chip, per_node: int = 8):
         self.figures = figures
         self.coordinates = [_coordinates_of(device, per_node) for device in devices]
-        own = [coords for part, coords in self.coordinates if part == self.coordinates[0][0]]
-        self.extents = tuple(len(set(column)) for column in zip(*own, strict=True))
+        first_slice = [
+            coords for part, coords in self.coordinates if part == self.coordinates[0][0]
+        ]
+        self.extents = tuple(len(set(column)) for column in zip(*first_slice, strict=True))
         self.rings = rings(self.extents)
 
     def route(self, it: Collective) -> Route:

@@ -79,10 +79,10 @@ def _work(
         bits = min(8 * shape.bytes // prod(shape.dims) for shape in _operands(computation, it)[:2])
         return _dot_flops(computation, it), bits, 0
     if it.opcode in _SIMPLE or it.opcode in _SPECIAL:
-        (of, *_) = _operands(computation, it) if it.opcode == "reduce" else hlo.shapes(it.type)
-        floats = of.dtype.startswith(("f", "bf"))
+        (operand, *_) = _operands(computation, it) if it.opcode == "reduce" else hlo.shapes(it.type)
+        floats = operand.dtype.startswith(("f", "bf"))
         turns = 4 if it.opcode in _SPECIAL else 0.5 if floats else 1
-        return 0, 0, turns * prod(of.dims)
+        return 0, 0, turns * prod(operand.dims)
     return 0, 0, 0
 
 

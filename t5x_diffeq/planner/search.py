@@ -14,7 +14,7 @@ from t5x_diffeq.config.config import Config
 from t5x_diffeq.model.layers.attention_kernels import splash_block
 from t5x_diffeq.planner.planning import Plan, plan_setup, state_bytes
 from t5x_diffeq.planner.topology import Topology
-from t5x_diffeq.system.console import say
+from t5x_diffeq.system.console import log
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.training.partitioning import AXES, batch_shards
 
@@ -50,7 +50,7 @@ def search(
             try:
                 plan = compile_plan(title, config.with_values(changes))
             except InputError as error:
-                say(f"left out: {as_flags(changes)}: {error}")
+                log(f"left out: {as_flags(changes)}: {error}")
                 continue
             if plan.memory.fits is not False:
                 fitting.append((changes, plan))
@@ -98,7 +98,7 @@ def _meshes_to_try(
         try:
             setup = plan_setup(config.with_values(mesh), vocab_size, topology)
         except InputError as error:
-            say(f"left out: {as_flags(mesh)}: {error}")
+            log(f"left out: {as_flags(mesh)}: {error}")
             continue
         figures = topology.figures
         if figures is None or sum(state_bytes(setup)) < figures.memory_bytes:

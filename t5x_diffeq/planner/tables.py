@@ -6,7 +6,7 @@ from t5x_diffeq.planner.collectives import Traffic
 from t5x_diffeq.planner.estimate import ASSUMED, ASSUMED_OF_GPUS, StepTimes
 from t5x_diffeq.planner.planning import Plan
 from t5x_diffeq.system.chips import GIB
-from t5x_diffeq.system.console import align, format_count, say
+from t5x_diffeq.system.console import align, format_count, log
 from t5x_diffeq.training.partitioning import describe_mesh
 
 _GPU_SHARE = 0.75  # of a GPU's memory, what JAX preallocates by default
@@ -96,12 +96,12 @@ def print_plans(plans: dict[str, Plan]) -> None:
                 cells.append(f"{first / second:.3f}" if first and second else "")
             if any(values):
                 lines.append([name, *cells])
-    say(*align(lines))
+    log(*align(lines))
     for name, plan in plans.items():
-        say(*(f"{name}: {line}" for line in (verdict(plan), *_remarks(plan))))
+        log(*(f"{name}: {line}" for line in (verdict(plan), *_remarks(plan))))
     topology = next(iter(plans.values())).topology
     if any(plan.times for plan in plans.values()):
-        say(*(ASSUMED_OF_GPUS if topology.gpus else ASSUMED))
+        log(*(ASSUMED_OF_GPUS if topology.gpus else ASSUMED))
 
 
 def _cell(value: float | None, unit: str) -> str:
@@ -175,12 +175,12 @@ def memory_share(plan: Plan) -> str | None:
     )
 
 
-def show_ranked(found: list[tuple[str, Plan]]) -> None:
+def show_ranked(ranked: list[tuple[str, Plan]]) -> None:
     """Prints plans and the flags that make them, the best one first."""
     lines = [["mesh", "remat", "needed", "step", "flags"]]
-    for flags, plan in found:
+    for flags, plan in ranked:
         mesh, remat = describe_mesh(dict(plan.setup.mesh.shape)), plan.setup.model.config.remat
         step = _step_range(plan.times).removesuffix(" a step") if plan.times else ""
         needed = _cell(plan.memory.needed, "bytes")
         lines.append([mesh, remat, needed, step, flags])
-    say(*align(lines, left=(0, 4)))
+    log(*align(lines, left=(0, 4)))

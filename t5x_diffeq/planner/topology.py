@@ -261,9 +261,9 @@ def rings(extents: Sequence[int]) -> tuple[bool, ...]:
     return tuple(n == _POD for n in extents)
 
 
-def _need_compiler(name: str, of: str, extra: str, *packages: str) -> None:
+def _need_compiler(name: str, device: str, extra: str, *packages: str) -> None:
     if not any(importlib.util.find_spec(package) for package in packages):
         raise InputError(
-            f"--topology={name} needs the {of}'s compiler, which runs without a {of}: "
+            f"--topology={name} needs the {device}'s compiler, which runs without a {device}: "
             f"{install_command(extra)}"
         )

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import jax
 
-from t5x_diffeq.system.console import say
+from t5x_diffeq.system.console import log
 
 _FOLDER = "~/.cache/t5x_diffeq/compilation"
 _BYTES = 10 * 2**30  # in total; the least recently used entries are evicted
@@ -52,7 +52,7 @@ def enable_cache() -> Programs:
         programs.cache = "off, as several CPU devices can't share programs that are read"
     elif reason := _prepare(folder):
         programs.cache = "off"
-        say(f"warning: compiled programs are not kept, which makes each start slow: {reason}")
+        log(f"warning: compiled programs are not kept, which makes each start slow: {reason}")
     else:
         programs.cache = str(folder)
         jax.config.update("jax_compilation_cache_dir", str(folder))

@@ -35,7 +35,7 @@ def _is_first() -> bool:
     return processes is None or processes.peers is None or processes.peers.index == 0
 
 
-def say(*lines: str) -> None:
+def log(*lines: str) -> None:
     """Prints lines on process 0; with --quiet, only warnings."""
     if _is_first():
         for line in lines:
@@ -131,7 +131,7 @@ def results_error() -> OSError | None:
 def print_table(title: str, rows: dict[str, str]) -> None:
     """A title and aligned rows."""
     width = max(map(len, rows))
-    say(title, *(f"  {name:<{width}}  {value}" for name, value in rows.items()))
+    log(title, *(f"  {name:<{width}}  {value}" for name, value in rows.items()))
 
 
 def align(lines: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> list[str]:
@@ -209,7 +209,7 @@ class Progress:
 
     def _print_lines(self) -> None:
         while not self.ended.wait(SECONDS_BETWEEN_LINES):
-            say(self.line(time.perf_counter() - self.start))
+            log(self.line(time.perf_counter() - self.start))
 
     def line(self, seconds: float) -> str:
         """`evaluating: 12 of 40 batches, 0:42 left`, or the elapsed time."""

@@ -93,8 +93,8 @@ def is_infrastructure_failure(error: BaseException) -> bool:
         return True
     status = _http_status(error)
     if status is not None:
-        of_bucket = type(error).__module__.startswith("gcsfs")
-        expired = of_bucket and status == 401 and _WITHOUT_TOKEN not in str(error)
+        is_bucket = type(error).__module__.startswith("gcsfs")
+        expired = is_bucket and status == 401 and _WITHOUT_TOKEN not in str(error)
         return expired or status in (408, 425, 429) or status >= 500
     if isinstance(error, socket.gaierror):
         return error.errno == socket.EAI_AGAIN  # the name server doesn't answer

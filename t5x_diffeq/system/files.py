@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 import fsspec
 from etils import epath
 
-from t5x_diffeq.system.console import say
+from t5x_diffeq.system.console import log
 from t5x_diffeq.system.errors import (
     InfrastructureError,
     InputError,
@@ -299,7 +299,7 @@ class GrowingFile:
         try:
             GrowingFile.flush(self)
         except (RunError, InfrastructureError) as error:
-            say(f"warning: {error}; trying again later")
+            log(f"warning: {error}; trying again later")
 
     def flush(self) -> None:
         """Returns when the whole file is stored."""

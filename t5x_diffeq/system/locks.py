@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from t5x_diffeq.system import files
-from t5x_diffeq.system.console import say
+from t5x_diffeq.system.console import log
 from t5x_diffeq.system.errors import InfrastructureError, InputError, RunError
 from t5x_diffeq.system.files import AnyPath, bucket_errors, bucket_files, describe_error
 
@@ -134,7 +134,7 @@ class _Lease:
         while not self._try_write("0"):
             try:
                 before = self._read()
-                say(
+                log(
                     f"{self.what} is held by {before.holder()}: waiting {self.seconds:.0f} s to "
                     "see whether it is still alive"
                 )
@@ -158,7 +158,7 @@ class _Lease:
             except InfrastructureError:
                 return  # `check` says so
             except Exception as error:
-                say(f"warning: {self.path} can't be renewed: {describe_error(error)}")
+                log(f"warning: {self.path} can't be renewed: {describe_error(error)}")
 
     def check(self) -> None:
         """Checks that the lease is held, and asks the bucket if it may have expired."""
@@ -173,7 +173,7 @@ class _Lease:
             try:
                 self._delete(self.generation)
             except Exception as error:
-                say(f"warning: {self.path} can't be deleted: {describe_error(error)}")
+                log(f"warning: {self.path} can't be deleted: {describe_error(error)}")
 
     def _renew(self) -> None:
         with self.turn:

@@ -16,7 +16,7 @@ from pathlib import Path
 import google_crc32c
 
 from t5x_diffeq.system import files
-from t5x_diffeq.system.console import format_count, say
+from t5x_diffeq.system.console import format_count, log
 from t5x_diffeq.system.errors import InfrastructureError, InputError, RunError
 from t5x_diffeq.system.files import AnyPath
 from t5x_diffeq.system.locks import hold_local_lock
@@ -68,11 +68,11 @@ def stage(paths: Sequence[AnyPath], sha256: Sequence[str] | None = None) -> list
         _check_room(missing)
         if missing:
             size = format_count(sum(copy.size for copy in missing))
-            say(f"copying {size} bytes from {missing[0].source.parent} to {cache_folder()}")
+            log(f"copying {size} bytes from {missing[0].source.parent} to {cache_folder()}")
         with ThreadPoolExecutor(_THREADS) as pool:
             list(pool.map(_fetch, missing))
-    of_source = {copy.source: copy.file for copy in copies}
-    return [of_source.get(path, path) for path in paths]
+    local = {copy.source: copy.file for copy in copies}
+    return [local.get(path, path) for path in paths]
 
 
 def _copy_of(path: AnyPath, sha256: str | None) -> Copy:

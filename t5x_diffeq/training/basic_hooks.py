@@ -11,7 +11,7 @@ import jax
 from t5x_diffeq.checkpoints.stored import RunFacts, TrainState
 from t5x_diffeq.checkpoints.workdir import save_config
 from t5x_diffeq.data.batches import eval_batches
-from t5x_diffeq.system.console import say
+from t5x_diffeq.system.console import log
 from t5x_diffeq.system.files import check_writable
 from t5x_diffeq.training.depths import depths_of, full_grid_from
 from t5x_diffeq.training.evaluation import evaluate_loss, make_eval_step
@@ -44,7 +44,7 @@ class Evaluation(Hook):
         reports: dict[str, float] = {}
         results = {name: self._evaluate(x, position.step) for name, x in evaluated.items()}
         for name, values in results.items():
-            say(eval_line(position.step, values, self.training.config.data.loss_on, name))
+            log(eval_line(position.step, values, self.training.config.data.loss_on, name))
             reports |= {f"{name}/{key}": x for key, x in values.items()}
         return reports
 
@@ -76,7 +76,7 @@ class MetricsLog(Hook):
         """Says from where on the run uses its full grid."""
         if step == self.full_grid_from:
             num_steps = self.training.config.model.num_steps
-            say(f"step {step}: from here on, {num_steps} solver steps")
+            log(f"step {step}: from here on, {num_steps} solver steps")
 
     def report(self, done: DoneStep, values: dict[str, float]) -> None:
         """Logs the step, if it is one of those to log."""
@@ -84,7 +84,7 @@ class MetricsLog(Hook):
         keys = training.config.train
         if step == training.start + 1:
             seconds = sum(training.stopwatch.seconds().values())
-            say(f"first step done {seconds:.1f} s after the start")
+            log(f"first step done {seconds:.1f} s after the start")
         if step % keys.log_every and step != keys.total_steps:
             return
         rates = training.clock.rates(step)
@@ -98,7 +98,7 @@ class MetricsLog(Hook):
         finite = {f"train/{name}": x for name, x in values.items() if isfinite(x)}
         training.writer.write_scalars(step, finite)
         training.history.write_time(step)
-        say(training.clock.line(step, values))
+        log(training.clock.line(step, values))
 
     def go_back(self, step: int) -> None:
         """Measures rates from there."""
@@ -168,7 +168,7 @@ class Saves(Hook):
         training.writer.try_flush() if locally else training.writer.flush()
         facts = RunFacts(
             fingerprint=training.corpus.fingerprint,
-            drawn=position.drawn,
+            drawn=position.batches_consumed,
             reports=training.writer.reports,
             eval_loss=position.values.get("eval/loss"),
             hooks=training.hooks.states(),

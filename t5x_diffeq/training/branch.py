@@ -14,7 +14,7 @@ from t5x_diffeq.checkpoints.restoring import check_whole, find_step
 from t5x_diffeq.checkpoints.workdir import CONFIG_FILE, differing_keys, read_config, save_config
 from t5x_diffeq.config.config import KEYS, Config
 from t5x_diffeq.data.corpus import link_corpus
-from t5x_diffeq.system.console import Progress, say
+from t5x_diffeq.system.console import Progress, log
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.files import (
     AnyPath,
@@ -50,8 +50,8 @@ def branch_off(
     """
     if (workdir / CONFIG_FILE).exists():
         began = _check_origin(workdir, source, step)
-        of_branch = read_config(workdir).with_values(values)
-        return of_branch if config is None else _with_cooldown(config, began)
+        branch_config = read_config(workdir).with_values(values)
+        return branch_config if config is None else _with_cooldown(config, began)
     original = read_config(source)
     step = find_step(source, step)
     config = config or original.with_values(values)
@@ -62,7 +62,7 @@ def branch_off(
             _make_workdir(config, workdir, source, step)
         changed = differing_keys(original, config)
         listed = ", ".join(f"{key}={new!r}" for key, (_, new) in changed.items())
-        say(f"branches off {source} at its step {step}, with {listed or 'the same config'}")
+        log(f"branches off {source} at its step {step}, with {listed or 'the same config'}")
     return config
 
 
@@ -84,9 +84,9 @@ def _check_origin(workdir: AnyPath, source: AnyPath, step: int | None) -> int:
     path = workdir / FILE
     origin = parse_json(path.read_bytes()) if path.exists() else {}
     if origin.get("from") != str(absolute_path(source)) or step not in (None, origin["step"]):
-        of = f"a branch of {origin['from']} at step {origin['step']}" if origin else "no branch"
+        owner = f"a branch of {origin['from']} at step {origin['step']}" if origin else "no branch"
         raise InputError(
-            f"--branch_from={source}: workdir {workdir} belongs to {of}; choose a new --workdir"
+            f"--branch_from={source}: workdir {workdir} belongs to {owner}; choose a new --workdir"
         )
     return origin["step"]
 

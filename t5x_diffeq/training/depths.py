@@ -64,12 +64,12 @@ def depths_of(config: Config, step: int) -> tuple[int, ...]:
     if not train.depths or step > train.depths_until * train.total_steps:
         return (config.model.num_steps,)
     draw = np.random.default_rng((_DRAW, config.seed, step))
-    drawn: list[int] = []
+    sampled: list[int] = []
     left = list(train.depths)
-    while len(drawn) < train.depths_per_step:
-        drawn.append(left[int(draw.integers(len(left)))])
-        left = [n for n in left if n != drawn[-1]]
-    return tuple(sorted(drawn))
+    while len(sampled) < train.depths_per_step:
+        sampled.append(left[int(draw.integers(len(left)))])
+        left = [n for n in left if n != sampled[-1]]
+    return tuple(sorted(sampled))
 
 
 def depths_to_come(config: Config, start: int) -> list[tuple[int, ...]]:
@@ -78,9 +78,9 @@ def depths_to_come(config: Config, start: int) -> list[tuple[int, ...]]:
     if not train.depths:
         return [depths_of(config, last)]
     possible = comb(len(set(train.depths)), train.depths_per_step)
-    drawn = set()
+    sampled = set()
     for step in range(start + 1, int(train.depths_until * last) + 1):
-        drawn.add(depths_of(config, step))
-        if len(drawn) == possible:
+        sampled.add(depths_of(config, step))
+        if len(sampled) == possible:
             break
-    return sorted(drawn | {depths_of(config, last)})
+    return sorted(sampled | {depths_of(config, last)})

@@ -22,9 +22,9 @@ from t5x_diffeq.model.layers.linear import ADAPTERS
 from t5x_diffeq.model.ode.time_dependent_weights import projection_squares
 from t5x_diffeq.model.ode.weight_source import Embeddings
 from t5x_diffeq.training.losses import StateAndHead
-from t5x_diffeq.training.objective import Batch, MetricMeans, Params, Pass, end_of_pass, split_rows
+from t5x_diffeq.training.objective import Batch, BatchMetrics, Params, Pass, end_of_pass, split_rows
 
-GradientsAndMeans = tuple[tuple[Params, Weights], MetricMeans]  # gradients of rest and weights
+GradientsAndMetrics = tuple[tuple[Params, Weights], BatchMetrics]  # gradients of rest and weights
 _MAKERS = ("source", "adapters")  # the parts of the model that make the weights of a pass
 
 
@@ -32,21 +32,21 @@ class NodesOfPasses(NamedTuple):
     """The times at which the passes of a step read W, one pass after the other."""
 
     times: Float[np.ndarray, " nodes"]
-    of_pass: list[slice]  # for each pass, which of them are its own
+    slices: list[slice]  # for each pass, which of them are its own
     distinct: np.ndarray  # the index of each time that differs from those before it
 
     @classmethod
     def of(cls, passes: list[Pass]) -> "NodesOfPasses":
         """Those of these passes."""
         times = [nodes(each.model.config) for each in passes]
-        ends = np.cumsum([len(of_pass) for of_pass in times]).tolist()
+        ends = np.cumsum([len(each) for each in times]).tolist()
         slices = [slice(*part) for part in zip([0, *ends], ends, strict=False)]
         _, distinct = np.unique(np.concatenate(times), return_index=True)
         return cls(np.concatenate(times), slices, distinct)
 
     def split(self, weights: Weights) -> list[Weights]:
         """The weights of each pass."""
-        return [jax.tree.map(lambda w, own=own: w[own], weights) for own in self.of_pass]
+        return [jax.tree.map(lambda w, part=part: w[part], weights) for part in self.slices]
 
 
 class MadeWeights(NamedTuple):
@@ -87,23 +87,30 @@ def trained_rest(params: Params, trains: Callable[[str], bool]) -> Params:
 
 
 def accumulate(
-    of_rows: Callable[[Batch, Array], GradientsAndMeans], batch: Batch, key: Array, parts: int
-) -> GradientsAndMeans:
+    gradient_of_rows: Callable[[Batch, Array], GradientsAndMetrics],
+    batch: Batch,
+    key: Array,
+    parts: int,
+) -> GradientsAndMetrics:
     """Sums over microbatches, in float32; each has its own dropout.
 
-    `of_rows` goes from rows of the batch and a dropout key to gradients and means.
+    `gradient_of_rows` goes from rows of the batch and a dropout key to gradients and metrics.
     """
     if parts == 1:
-        return of_rows(batch, key)
+        return gradient_of_rows(batch, key)
 
-    def add(total: GradientsAndMeans, part: tuple[Batch, Array]) -> tuple[GradientsAndMeans, None]:
-        return jax.tree.map(lambda t, x: t + x.astype(t.dtype), total, of_rows(*part)), None
+    def add(
+        total: GradientsAndMetrics, part: tuple[Batch, Array]
+    ) -> tuple[GradientsAndMetrics, None]:
+        return jax.tree.map(
+            lambda t, x: t + x.astype(t.dtype), total, gradient_of_rows(*part)
+        ), None
 
     inputs = (
         jax.tree.map(partial(split_rows, microbatches=parts), batch),
         jax.random.split(key, parts),
     )
-    shapes = jax.eval_shape(of_rows, *jax.tree.map(lambda x: x[0], inputs))
+    shapes = jax.eval_shape(gradient_of_rows, *jax.tree.map(lambda x: x[0], inputs))
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), shapes)
     return jax.lax.scan(add, zeros, inputs)[0]
 
@@ -117,8 +124,8 @@ def gradient_norm(gradient: Params, d_weights: Weights, embeddings: Embeddings) 
         squares = projection_squares(d_weights, embeddings)
         known = {("source", *path): square for path, square in squares.items()}
         others = (leaf for path, leaf in flatten_dict(gradient).items() if path not in known)
-        of_projections = sum(known.values(), start=jnp.zeros(()))
-        return jnp.sqrt(of_projections + sum(jnp.square(leaf).sum() for leaf in others))
+        projections = sum(known.values(), start=jnp.zeros(()))
+        return jnp.sqrt(projections + sum(jnp.square(leaf).sum() for leaf in others))
 
 
 def make_reader(teacher: LanguageModel, params: Params) -> Callable[[Batch], StateAndHead]:

@@ -25,7 +25,7 @@ from math import isnan
 import jax
 
 from t5x_diffeq.checkpoints.writing import FinishedSave
-from t5x_diffeq.system.console import format_count, format_duration, say
+from t5x_diffeq.system.console import format_count, format_duration, log
 from t5x_diffeq.system.errors import InfrastructureError, RunError
 from t5x_diffeq.system.files import AnyPath, GrowingFile, parse_json
 from t5x_diffeq.training.goodput import (
@@ -209,7 +209,7 @@ class History:
     def _give_up(self, error: Exception) -> None:
         """Says that writing has failed; the history is not worth a run."""
         self.file = None
-        say(f"warning: {error}; the run's history ends here")
+        log(f"warning: {error}; the run's history ends here")
 
     def goodput(self) -> float:
         """The run's goodput so far."""

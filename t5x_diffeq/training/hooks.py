@@ -88,13 +88,13 @@ class DoneStep(NamedTuple):
       step: its number, from 1.
       batch: its batch.
       metrics: what the train step returned: scalars and curves, by name.
-      drawn: the batches that were drawn, its own included.
+      batches_consumed: the batches that were read, its own included.
     """
 
     step: int
     batch: Batch
     metrics: Mapping[str, jax.Array]
-    drawn: int
+    batches_consumed: int
 
 
 @dataclass
@@ -104,13 +104,13 @@ class LoopPosition:
     Attributes:
       step: the optimizer steps that are done.
       state: the train state after them.
-      drawn: the batches that were drawn.
+      batches_consumed: the batches that were read.
       values: what hooks have reported at this step so far, by name.
     """
 
     step: int
     state: TrainState
-    drawn: int
+    batches_consumed: int
     values: dict[str, float] = field(default_factory=dict)
 
 
@@ -323,8 +323,8 @@ class Hooks:
         keeping = [hook for hook in self.hooks if type(hook).to_save is not Hook.to_save]
         if not keeping:
             return {}
-        of_processes = gather("what hooks keep", {hook.name: hook.to_save() for hook in keeping})
-        return {hook.name: [each[hook.name] for each in of_processes] for hook in keeping}
+        by_process = gather("what hooks keep", {hook.name: hook.to_save() for hook in keeping})
+        return {hook.name: [each[hook.name] for each in by_process] for hook in keeping}
 
     def restore(self, states: Mapping[str, list]) -> None:
         """Gives each hook what it kept."""
@@ -346,8 +346,8 @@ def _named(hook: Hook, step: int | None = None) -> Iterator[None]:
         yield
     except Exception as error:
         foreseen = isinstance(error, InputError | RunError | InfrastructureError)
-        is_own = type(hook).__module__.startswith("t5x_diffeq.training.")
-        if not (isinstance(error, Interrupted) or (foreseen and is_own)):
+        is_builtin = type(hook).__module__.startswith("t5x_diffeq.training.")
+        if not (isinstance(error, Interrupted) or (foreseen and is_builtin)):
             where = "" if step is None else f" at step {step}"
             error.add_note(f"in the hook {hook.name}{where}")
         raise

@@ -34,7 +34,7 @@ from t5x_diffeq.model.language_model import LanguageModel
 from t5x_diffeq.model.layers.array_types import Weights
 from t5x_diffeq.model.ode.sources import source_of
 from t5x_diffeq.model.sub_fields import need_methods
-from t5x_diffeq.system.console import Progress, format_count, say
+from t5x_diffeq.system.console import Progress, format_count, log
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.files import AnyPath, parse_json, write_whole
 from t5x_diffeq.training.partitioning import Rules, make_mesh, shard_shapes
@@ -167,10 +167,10 @@ def load_run(
     if adapters and averages:
         raise InputError("--averages excludes --adapters, which fit the last weights; omit one")
     run = PretrainedRun(workdir, vocab_size, checkpoint)
-    of_adapters = read_adapter_facts(adapters).model if adapters else {}
+    adapter_keys = read_adapter_facts(adapters).model if adapters else {}
     config = run.config.with_values(
         {
-            **{f"model.{key}": value for key, value in of_adapters.items()},
+            **{f"model.{key}": value for key, value in adapter_keys.items()},
             **dict.fromkeys(("mesh.context", "mesh.tensor"), 1),
             "mesh.data": -1,
             "mesh.fsdp": gcd(run.config.model.embed_dim, batch_size),  # as far as possible
@@ -207,7 +207,7 @@ def save_adapters(config: Config, params: dict, trained: list[str], workdir: Any
     write_whole(workdir / _FOLDER / _ARRAYS, packed.getvalue())
     write_whole(workdir / _FOLDER / _FACTS, json.dumps(facts._asdict(), indent=2).encode())
     size = format_count(sum(array.size for array in arrays.values()))
-    say(f"adapters: {size} numbers in {workdir / _FOLDER}, for --adapters with the base's workdir")
+    log(f"adapters: {size} numbers in {workdir / _FOLDER}, for --adapters with the base's workdir")
 
 
 class AdapterFacts(NamedTuple):
@@ -255,5 +255,5 @@ def load_adapters(folder: AnyPath, params: dict, abstract: dict) -> dict:
 
 def _norms(params: dict) -> dict[str, float]:
     frozen = flatten_dict({"source": params["source"]}, sep="/")
-    of_each = jax.jit(lambda tree: jax.tree.map(lambda x: jnp.linalg.norm(x.ravel()), tree))
-    return {name: float(norm) for name, norm in of_each(frozen).items()}
+    leaf_norms = jax.jit(lambda tree: jax.tree.map(lambda x: jnp.linalg.norm(x.ravel()), tree))
+    return {name: float(norm) for name, norm in leaf_norms(frozen).items()}

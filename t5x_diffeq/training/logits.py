@@ -110,39 +110,39 @@ class _CrossEntropy:
     """-log q(target); its gradient is q - onehot(target)."""
 
     @staticmethod
-    def value(of: LogitsOfChunk) -> Float[Array, " chunk"]:
-        of_target = of.vocabulary.sum(jnp.where(of.hits, of.logits[0], 0))
-        return of.normalisers[0] - of_target
+    def value(chunk: LogitsOfChunk) -> Float[Array, " chunk"]:
+        target_logit = chunk.vocabulary.sum(jnp.where(chunk.hits, chunk.logits[0], 0))
+        return chunk.normalisers[0] - target_logit
 
     @staticmethod
-    def pull_back(of: LogitsOfChunk, d: Float[Array, " chunk"]) -> Float[Array, "chunk v"]:
-        q = jnp.exp(of.log_probabilities(0))
-        return d[:, None] * q - jnp.where(of.hits, d[:, None], 0)
+    def pull_back(chunk: LogitsOfChunk, d: Float[Array, " chunk"]) -> Float[Array, "chunk v"]:
+        q = jnp.exp(chunk.log_probabilities(0))
+        return d[:, None] * q - jnp.where(chunk.hits, d[:, None], 0)
 
 
 class _Normaliser:
     """log sum exp z; its gradient is q."""
 
     @staticmethod
-    def value(of: LogitsOfChunk) -> Float[Array, " chunk"]:
-        return of.normalisers[0]
+    def value(chunk: LogitsOfChunk) -> Float[Array, " chunk"]:
+        return chunk.normalisers[0]
 
     @staticmethod
-    def pull_back(of: LogitsOfChunk, d: Float[Array, " chunk"]) -> Float[Array, "chunk v"]:
-        return d[:, None] * jnp.exp(of.log_probabilities(0))
+    def pull_back(chunk: LogitsOfChunk, d: Float[Array, " chunk"]) -> Float[Array, "chunk v"]:
+        return d[:, None] * jnp.exp(chunk.log_probabilities(0))
 
 
 class _Divergence:
     """KL(p || q), p the teacher's; its gradient is q - p."""
 
     @staticmethod
-    def value(of: LogitsOfChunk) -> Float[Array, " chunk"]:
-        log_q, log_p = of.log_probabilities(0), of.log_probabilities(1)
-        return of.vocabulary.sum(jnp.exp(log_p) * (log_p - log_q))
+    def value(chunk: LogitsOfChunk) -> Float[Array, " chunk"]:
+        log_q, log_p = chunk.log_probabilities(0), chunk.log_probabilities(1)
+        return chunk.vocabulary.sum(jnp.exp(log_p) * (log_p - log_q))
 
     @staticmethod
-    def pull_back(of: LogitsOfChunk, d: Float[Array, " chunk"]) -> Float[Array, "chunk v"]:
-        q, p = (jnp.exp(of.log_probabilities(model)) for model in (0, 1))
+    def pull_back(chunk: LogitsOfChunk, d: Float[Array, " chunk"]) -> Float[Array, "chunk v"]:
+        q, p = (jnp.exp(chunk.log_probabilities(model)) for model in (0, 1))
         return d[:, None] * q - d[:, None] * p
 
 

@@ -16,7 +16,7 @@ from t5x_diffeq.data.examples import TrainingData, eval_examples, training_data
 from t5x_diffeq.data.packing import Windows
 from t5x_diffeq.system.chips import GIB
 from t5x_diffeq.system.compilation_cache import enable_cache
-from t5x_diffeq.system.console import Progress, say
+from t5x_diffeq.system.console import Progress, log
 from t5x_diffeq.system.files import AnyPath
 from t5x_diffeq.training import progress
 from t5x_diffeq.training.basic_hooks import Saves
@@ -49,7 +49,7 @@ from t5x_diffeq.training.tracking.trackers import check_trackers, open_writer
 
 
 def _check_and_prepare(
-    config: Config, workdir: AnyPath, own_hooks: Sequence[type[Hook]]
+    config: Config, workdir: AnyPath, verb_hooks: Sequence[type[Hook]]
 ) -> tuple[Setup, Corpus, TrainingData, list[Windows], list[HookClass]]:
     """Checks the config, and prepares the data and the examples to evaluate on."""
     new = check_config(config, workdir)
@@ -58,8 +58,8 @@ def _check_and_prepare(
     check_combinations(config, new)
     check_teacher(config)
     check_trackers(config.train.trackers)
-    own = [HookClass(cls, cls) for cls in own_hooks]
-    hooks = [*own, *load_hooks(config.train.hooks), HookClass(Saves, Saves)]
+    first_hooks = [HookClass(cls, cls) for cls in verb_hooks]
+    hooks = [*first_hooks, *load_hooks(config.train.hooks), HookClass(Saves, Saves)]
     for hook in hooks:
         hook.cls.check(config, setup)
     corpus = run_in_turn(
@@ -76,14 +76,14 @@ def _check_and_prepare(
     return setup, corpus, data, eval_parts, hooks
 
 
-def check(config: Config, workdir: AnyPath, own_hooks: Sequence[type[Hook]]) -> None:
+def check(config: Config, workdir: AnyPath, verb_hooks: Sequence[type[Hook]]) -> None:
     """Checks what `train` checks before it makes a state, with the same errors; says what.
 
     The data is prepared, and left in the workdir of a new run, which can still begin with another.
     """
-    setup, corpus, data, *_ = _check_and_prepare(config, workdir, own_hooks)
+    setup, corpus, data, *_ = _check_and_prepare(config, workdir, verb_hooks)
     needed = least_memory(setup, config.train.batch_size) / GIB
-    say(
+    log(
         f"checked: the config, the data ({corpus.name}: {data.size()} train), the mesh "
         f"({progress.describe_devices(setup.mesh)}), and that each device holds the {needed:.2g} "
         "GiB of the state, the gradient and the batch; without --dry_run, this command trains"
@@ -93,7 +93,7 @@ def check(config: Config, workdir: AnyPath, own_hooks: Sequence[type[Hook]]) -> 
 def train(
     config: Config,
     workdir: AnyPath,
-    own_hooks: Sequence[type[Hook]],
+    verb_hooks: Sequence[type[Hook]],
     make_state: Callable[[Setup], TrainState] = Setup.init_state,
     finish: Callable[[Setup, TrainState], None] = lambda setup, state: None,
 ) -> int:
@@ -112,7 +112,7 @@ def train(
       RunError: if the run fails.
     """
     stopwatch, keys = Stopwatch(), config.train
-    setup, corpus, data, eval_parts, hook_classes = _check_and_prepare(config, workdir, own_hooks)
+    setup, corpus, data, eval_parts, hook_classes = _check_and_prepare(config, workdir, verb_hooks)
 
     with setup.context(), StopSignals() as stop, ExitStack() as stack:
         # ---------------------------------------------------------------- state, new or restored
@@ -149,7 +149,7 @@ def train(
             state = setup.complete(first.state)
         warn_if_lost(workdir, start, first.facts.reports)
         progress.write_overview(setup.abstract_state.params, workdir)
-        progress.say_account(config, setup, corpus, data, workdir, start)
+        progress.log_account(config, setup, corpus, data, workdir, start)
 
         # ---------------------------------------------------------------- hooks, and the first ones
         tokens = keys.batch_size * config.data.sequence_length
@@ -172,8 +172,8 @@ def train(
         at_start = hooks.due_at_start(kinds_reported_at(workdir, start))
         if start > keys.total_steps or (start == keys.total_steps and not at_start):
             finish(setup, state)
-            say(f"already finished: {start} of {keys.total_steps} steps are done")
-            progress.say_next(workdir)
+            log(f"already finished: {start} of {keys.total_steps} steps are done")
+            progress.log_next_commands(workdir)
             return 0
         history.start(start, keys.total_steps)
         training.writer = trackers_end.enter_context(open_writer(workdir, start, keys.trackers))
@@ -182,18 +182,18 @@ def train(
         teacher_params = (teacher.params,) if teacher else ()
         stack.enter_context(hooks)
         hooks.restore(first.facts.hooks)
-        step, drawn, batches = start, first.drawn, _batches_after(training, first)
-        stopping = not hooks.run(at_start, LoopPosition(start, state, drawn))
+        step, consumed, batches = start, first.batches_consumed, _batches_after(training, first)
+        stopping = not hooks.run(at_start, LoopPosition(start, state, consumed))
         if depths and not stopping:
             train_steps, seconds = wait()
-            progress.say_ready(depths, sum(stopwatch.seconds().values()), seconds, programs)
+            progress.log_ready(depths, sum(stopwatch.seconds().values()), seconds, programs)
 
         # ---------------------------------------------------------------- loop
         watchdog.expect(f"step {start + 1}", keys.hang_timeout)
         stopwatch.turn_to(STEPS)
         in_flight: DoneStep | None = None
         while step < keys.total_steps and not stopping:
-            step, drawn = step + 1, drawn + 1
+            step, consumed = step + 1, consumed + 1
             hooks.before_batch(step, state)
             with training.clock.waiting_for_data(in_flight and in_flight.metrics):
                 batch = next(batches)
@@ -201,7 +201,7 @@ def train(
             train_step = train_steps[depths_of(config, step)]
             state, metrics = train_step(state, batch, *teacher_params)
             hooks.after_step(step, state, metrics)
-            done, in_flight = [in_flight], DoneStep(step, batch, metrics, drawn)
+            done, in_flight = [in_flight], DoneStep(step, batch, metrics, consumed)
             stopping = stop.should_stop()
             due = [] if stopping else hooks.due(step)
             # The step before is reported while this one runs; this one, before its state is used.
@@ -212,10 +212,10 @@ def train(
                     hooks.report(each)
             except GoBack as error:
                 first, in_flight = go_back(training, hooks, error.spike, state), None
-                step, state, drawn = first.step, first.state, first.drawn
+                step, state, consumed = first.step, first.state, first.batches_consumed
                 batches = _batches_after(training, first)
                 continue
-            position = LoopPosition(step, state, drawn)
+            position = LoopPosition(step, state, consumed)
             stopping = not hooks.run(due, position) or stopping
             if stopping:
                 hooks.stop(position)
@@ -227,12 +227,14 @@ def train(
     # -------------------------------------------------------------------- end: all is saved
     if stopping:
         assert stop.reason is not None
-        progress.say_stopped(stop.reason.name, step)
+        progress.log_stopped(stop.reason.name, step)
         return stop.reason.status
-    progress.say_summary(workdir, sum(stopwatch.seconds().values()))
+    progress.log_summary(workdir, sum(stopwatch.seconds().values()))
     return 0
 
 
 def _batches_after(training: Training, at: RestoredCheckpoint) -> Iterator[Batch]:
     """The batches after a checkpoint."""
-    return training.data.batches(training.setup.batch_sharding, at.drawn, at.facts.position)
+    return training.data.batches(
+        training.setup.batch_sharding, at.batches_consumed, at.facts.position
+    )

@@ -49,10 +49,10 @@ def charged_losses(
       chunk: tokens per device whose logits exist at once.
     """
     models = [student] if teacher is None else [student, teacher]
-    of_tokens = (targets, weights)
-    of_chunks = partial(_charged, charge)
-    sums, *found = _by_chunk(of_chunks, models, of_tokens, vocab_size, chunk, 2 + len(models))
-    return sums.sum(), jax.lax.stop_gradient(TokenLosses(*found))
+    token_arrays = (targets, weights)
+    compute = partial(_charged, charge)
+    sums, *values = _by_chunk(compute, models, token_arrays, vocab_size, chunk, 2 + len(models))
+    return sums.sum(), jax.lax.stop_gradient(TokenLosses(*values))
 
 
 def losses_and_choices(
@@ -67,31 +67,31 @@ def losses_and_choices(
 
 
 def _by_chunk(
-    of_chunks: Callable[..., tuple[Array, ...]],
+    compute: Callable[..., tuple[Array, ...]],
     models: list[StateAndHead],
-    of_tokens: tuple[Num[Array, "B L"], ...],
+    token_arrays: tuple[Num[Array, "B L"], ...],
     vocab_size: int,
     chunk: int,
     results: int,
 ) -> tuple[Num[Array, "_ _"], ...]:
-    """Applies `of_chunks`, which returns some numbers per token or device, to tokens in chunks.
+    """Applies `compute`, which returns some numbers per token or device, to tokens in chunks.
 
     Each device gathers the head along its width once, then goes through its own tokens. Under
     automatic sharding every chunk would gather the head. Where the vocabulary is sharded, only
     sums and extremes over it are exchanged.
 
-    `of_chunks` takes a `Vocabulary`, the chunks of each model, and those of each of `of_tokens`. It
-    returns `results` arrays; a scalar of each device becomes an array with an entry for each device
-    that has tokens of its own.
+    `compute` takes a `Vocabulary`, the chunks of each model, and those of each of `token_arrays`.
+    It returns `results` arrays; a scalar of each device becomes an array with an entry for each
+    device that has tokens of its own.
     """
     rows, length, vocab, width = map(mesh_axes, ("batch", "length", "vocab", "embed"))
     tokens = (*rows, *length)
 
     def on_device(
-        models: list[StateAndHead], of_tokens: tuple[Num[Array, "b L"], ...]
+        models: list[StateAndHead], token_arrays: tuple[Num[Array, "b L"], ...]
     ) -> tuple[Num[Array, "_ _"], ...]:
         """One device's part, where heads are sharded over `vocab` and `width`."""
-        shape, size = of_tokens[0].shape, of_tokens[0].size
+        shape, size = token_arrays[0].shape, token_arrays[0].size
         length = min(chunk, size)
         missing = -size % length
 
@@ -106,17 +106,17 @@ def _by_chunk(
             states = jnp.pad(y.reshape(-1, y.shape[-1]), ((0, missing), (0, 0)))
             return states.reshape(-1, length, y.shape[-1]), head
 
-        in_chunks = [jnp.pad(x.reshape(-1), (0, missing)).reshape(-1, length) for x in of_tokens]
+        in_chunks = [jnp.pad(x.reshape(-1), (0, missing)).reshape(-1, length) for x in token_arrays]
         chunks = [prepare(*model) for model in models]
-        found = of_chunks(Vocabulary(vocab_size, vocab), chunks, *in_chunks)
+        values = compute(Vocabulary(vocab_size, vocab), chunks, *in_chunks)
         return tuple(
-            x.reshape(-1)[:size].reshape(shape) if x.ndim else x.reshape(1, 1) for x in found
+            x.reshape(-1)[:size].reshape(shape) if x.ndim else x.reshape(1, 1) for x in values
         )
 
     by_token = PartitionSpec(rows or None, length or None)
-    of_model = (by_token, PartitionSpec(vocab or None, width or None))
-    in_specs = ([of_model] * len(models), (by_token,) * len(of_tokens))
-    return on_shards(on_device, in_specs, (by_token,) * results)(models, of_tokens)
+    model_specs = (by_token, PartitionSpec(vocab or None, width or None))
+    in_specs = ([model_specs] * len(models), (by_token,) * len(token_arrays))
+    return on_shards(on_device, in_specs, (by_token,) * results)(models, token_arrays)
 
 
 def _in_dtype_of_states(models: list[_Chunks]) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
@@ -151,7 +151,7 @@ def _charged_forward(
     states, heads = _in_dtype_of_states(models)
     product = partial(jnp.einsum, preferred_element_type=jnp.float32)
 
-    def of_chunk(d_head: Array, chunk: tuple) -> tuple[Array, tuple]:
+    def compute_chunk(d_head: Array, chunk: tuple) -> tuple[Array, tuple]:
         states, targets, weights = chunk
         logits = logits_of(vocabulary, states, heads, targets)
         losses = logits.losses()
@@ -163,7 +163,9 @@ def _charged_forward(
         return d_head, (charged * weights, losses, d_states)
 
     zeros = 0 * heads[0].astype(jnp.float32)  # which varies over the same mesh axes
-    d_head, (charged, losses, d_states) = jax.lax.scan(of_chunk, zeros, (states, targets, weights))
+    d_head, (charged, losses, d_states) = jax.lax.scan(
+        compute_chunk, zeros, (states, targets, weights)
+    )
     return (charged.sum(), *losses.given()), (d_states, d_head, *heads[1:])
 
 
@@ -185,16 +187,16 @@ def _choices(
     """Losses, and the most likely token at each position; the first in a tie."""
     states, heads = _in_dtype_of_states(models)
 
-    def of_chunk(chunk: tuple) -> tuple[Array, Array]:
+    def compute_chunk(chunk: tuple) -> tuple[Array, Array]:
         states, targets = chunk
-        found = logits_of(vocabulary, states, heads, targets)
-        (logits,) = found.logits
+        chunk_logits = logits_of(vocabulary, states, heads, targets)
+        (logits,) = chunk_logits.logits
         is_best = logits == vocabulary.max(logits)[:, None]
         best = jnp.where(is_best, vocabulary.tokens(len(heads[0])), vocabulary.size).min(-1)
-        losses = found.losses().losses
+        losses = chunk_logits.losses().losses
         return losses, jax.lax.pmin(best, vocabulary.axes) if vocabulary.axes else best
 
-    return jax.lax.map(of_chunk, (states, targets))
+    return jax.lax.map(compute_chunk, (states, targets))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2))

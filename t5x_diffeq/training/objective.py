@@ -27,7 +27,7 @@ from t5x_diffeq.training.losses import StateAndHead, charged_losses, losses_and_
 
 Batch = dict[str, jax.Array]
 Params = dict
-MetricMeans = dict[str, Array]  # what is reported of a batch: means over its tokens, by name
+BatchMetrics = dict[str, Array]  # what is reported of a batch: means over its tokens, by name
 
 
 class Term(NamedTuple):
@@ -46,9 +46,9 @@ def terms_of(keys: TrainKeys, share_of_teacher: float | None) -> list[Term]:
     keeps logits near 0. A share of None means that there is no teacher.
     """
     share = share_of_teacher or 0.0
-    terms = [Term("loss", 1 - share, lambda of_tokens: of_tokens.losses)]
+    terms = [Term("loss", 1 - share, lambda losses: losses.losses)]
     if share_of_teacher is not None:
-        terms.append(Term("distillation", share, lambda of_tokens: of_tokens.divergences))
+        terms.append(Term("distillation", share, lambda losses: losses.divergences))
     if keys.z_loss:
         terms.append(Term("z_loss", keys.z_loss, lambda t: jnp.square(t.normalisers)))
     return terms
@@ -91,8 +91,8 @@ def count_tokens(
 
     At least 1: a batch of prompts alone has no loss.
     """
-    of_each = [jax.vmap(each.rows.take)(split_rows(mask, microbatches)).sum() for each in passes]
-    return [jnp.maximum(tokens, 1) for tokens in of_each]
+    counts = [jax.vmap(each.rows.take)(split_rows(mask, microbatches)).sum() for each in passes]
+    return [jnp.maximum(tokens, 1) for tokens in counts]
 
 
 def split_rows(x: Array, microbatches: int) -> Array:
@@ -112,7 +112,7 @@ def objective(
     keys: TrainKeys,
     key: Array | None,
     teacher: StateAndHead | None = None,
-) -> tuple[Float[Array, ""], MetricMeans]:
+) -> tuple[Float[Array, ""], BatchMetrics]:
     """The minimised loss and the reported means; for a microbatch, its part of them.
 
     `weights` are those of each pass, `tokens` what `count_tokens` returns for the whole batch, and
@@ -129,15 +129,15 @@ def objective(
     largest = ends[-1]
     total, reported = jnp.zeros(()), defaultdict[str, list[Array]](list)
     for each, rows, end, count in zip(passes, batches, ends, tokens, strict=True):
-        of_teacher = (largest.y, largest.head) if each.learns else teacher
-        if of_teacher:
-            of_teacher = each.rows.take(of_teacher[0]), of_teacher[1]
+        teacher_outputs = (largest.y, largest.head) if each.learns else teacher
+        if teacher_outputs:
+            teacher_outputs = each.rows.take(teacher_outputs[0]), teacher_outputs[1]
         terms = terms_of(keys, each.learns or (keys.distill_weight if teacher else None))
         with jax.named_scope("loss"):
             charged, losses = charged_losses(
                 partial(_charge, terms),
                 (end.y, end.head),
-                of_teacher,
+                teacher_outputs,
                 rows["targets"],
                 each.share * rows["mask"] / count,
                 vocab_size=each.model.config.vocab_size,
@@ -147,16 +147,16 @@ def objective(
         values = {term.name: term.value(losses) for term in terms}
         if end.velocities is not None:  # an ODE that is easy to solve (Finlay et al. 2020)
             values["velocity"] = end.velocities
-        for name, of_tokens in values.items():
-            reported[name].append((of_tokens * rows["mask"]).sum() / count)
+        for name, by_token in values.items():
+            reported[name].append((by_token * rows["mask"]).sum() / count)
         if end.velocities is not None:
             total += each.share * keys.velocity_penalty * reported["velocity"][-1]
     return total, {name: sum(x, start=jnp.zeros(())) / len(x) for name, x in reported.items()}
 
 
-def _charge(terms: list[Term], of_tokens: TokenLosses) -> Float[Array, "..."]:
+def _charge(terms: list[Term], losses: TokenLosses) -> Float[Array, "..."]:
     """What each token is charged by all terms."""
-    return sum((t.weight * t.value(of_tokens) for t in terms), start=jnp.zeros(()))
+    return sum((t.weight * t.value(losses) for t in terms), start=jnp.zeros(()))
 
 
 def places_of(batch: Batch) -> Places | None:

@@ -225,8 +225,8 @@ def logical_rules(mesh: MeshKeys) -> Rules:
 def whole_row_rules(rules: Rules) -> Rules:
     """The rules with whole rows on each device: what splits a row splits the batch instead."""
     targets = {logical: axes_of(target) for logical, target in rules}
-    of_rows = {"batch": (*targets["batch"], *targets["length"]), "length": None}
-    return (*of_rows.items(), *(rule for rule in rules if rule[0] not in of_rows))
+    row_rules = {"batch": (*targets["batch"], *targets["length"]), "length": None}
+    return (*row_rules.items(), *(rule for rule in rules if rule[0] not in row_rules))
 
 
 def _is_rule(rule: object) -> bool:
@@ -260,9 +260,9 @@ def _is_reduced(path: tuple, leaf: Parameter) -> bool:
 
     Such are the factors of a second moment (Shazeer and Stern 2018) as optax makes them.
     """
-    of_optimizer = jax.tree_util.keystr(path[:1], simple=True) == "opt_state"
+    is_optimizer_state = jax.tree_util.keystr(path[:1], simple=True) == "opt_state"
     shape = leaf.value.shape
-    return of_optimizer and (len(shape) != len(leaf.names) or 1 in shape)
+    return is_optimizer_state and (len(shape) != len(leaf.names) or 1 in shape)
 
 
 def _spec_of_reduced(leaf: Parameter, rules: Rules) -> PartitionSpec:

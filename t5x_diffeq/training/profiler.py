@@ -133,7 +133,7 @@ class Profiler(Hook):
                 if step <= steps.last:
                     due.append(steps.last)
                 else:
-                    self._say(f"note: steps {steps} were done before they could be traced")
+                    self._log(f"note: steps {steps} were done before they could be traced")
         return max(due, default=None)
 
     def _start(self, steps: Steps, state: Any) -> None:
@@ -151,7 +151,7 @@ class Profiler(Hook):
         def store() -> None:
             with local:
                 target = _store_trace(local.name, self.folder, f"steps_{steps}")
-            self._say(f"traced steps {steps} into {target}; {how_to_open(self.folder)}")
+            self._log(f"traced steps {steps} into {target}; {how_to_open(self.folder)}")
 
         self.pool.submit(lambda: self._attempt(store))
 
@@ -195,12 +195,12 @@ class Profiler(Hook):
             line = f"warning: no profile: {describe_error(error)}"
             if line not in self.known:
                 self.known.add(line)
-                self._say(line)
+                self._log(line)
 
-    def _say(self, line: str) -> None:
+    def _log(self, line: str) -> None:
         """Prints a line of any process."""
         if jax.process_index() == 0:
-            console.say(line)
+            console.log(line)
         elif not console.quiet or line.startswith("warning: "):
             console.write(f"{line} (process {jax.process_index()})")
 

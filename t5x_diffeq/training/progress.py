@@ -28,7 +28,7 @@ from t5x_diffeq.model.sub_fields import has_method
 from t5x_diffeq.system import allocator
 from t5x_diffeq.system.chips import chip
 from t5x_diffeq.system.compilation_cache import Programs
-from t5x_diffeq.system.console import format_count, format_duration, print_table, say
+from t5x_diffeq.system.console import format_count, format_duration, log, print_table
 from t5x_diffeq.system.files import AnyPath, write_whole
 from t5x_diffeq.training.depths import full_grid_from
 from t5x_diffeq.training.partitioning import axes_across_slices, describe_mesh, num_slices
@@ -52,7 +52,7 @@ def utilisation(setup: Setup, tokens_per_second: float) -> dict[str, float]:
     return {"mfu": mfu(step_flops(c, 1).model, seconds, setup.mesh.size, figures.peak_flops)}
 
 
-def eval_line(step: int, values: dict[str, float], loss_on: str, of: str = "eval") -> str:
+def eval_line(step: int, values: dict[str, float], loss_on: str, name: str = "eval") -> str:
     """The line of an evaluation.
 
     `eval at step 200: loss 3.1416, perplexity 23.14, 1.234 bits per byte on 65.5k tokens`
@@ -60,18 +60,18 @@ def eval_line(step: int, values: dict[str, float], loss_on: str, of: str = "eval
     counted = "tokens" if loss_on == "all" else f"tokens of the {loss_on}s"
     bits = f", {values['bits_per_byte']:.4f} bits per byte" if "bits_per_byte" in values else ""
     return (
-        f"{of.replace('_', ' of ')} at step {step}: loss {values['loss']:.4f}, "
+        f"{name.replace('_', ' of ')} at step {step}: loss {values['loss']:.4f}, "
         f"perplexity {values['perplexity']:.2f}"
         f"{bits} on {format_count(values['tokens'])} {counted}"
     )
 
 
-def say_ready(
+def log_ready(
     depths: list[tuple[int, ...]], elapsed: float, seconds: float, programs: Programs
 ) -> None:
-    """Says that the steps are compiled, which took so many of the seconds since the start."""
+    """Prints that the steps are compiled, which took so many of the seconds since the start."""
     took = f"to compile {describe_steps(depths)} took {seconds:.1f} s of it"
-    say(f"ready after {elapsed:.1f} s; {took} ({programs})")
+    log(f"ready after {elapsed:.1f} s; {took} ({programs})")
 
 
 def describe_steps(depths: list[tuple[int, ...]]) -> str:
@@ -81,7 +81,7 @@ def describe_steps(depths: list[tuple[int, ...]]) -> str:
     return f"a step for each of {', '.join('+'.join(map(str, each)) for each in depths)}"
 
 
-def say_account(
+def log_account(
     config: Config,
     setup: Setup,
     corpus: Corpus,
@@ -122,10 +122,10 @@ def _depths_row(config: Config) -> dict[str, str]:
     if not train.depths:
         return {}
     listed = ", ".join(map(str, train.depths))
-    drawn = f"{train.depths_per_step} of " if len(train.depths) > 1 else ""
+    count = f"{train.depths_per_step} of " if len(train.depths) > 1 else ""
     first = full_grid_from(config)
     then = f" up to step {first - 1}, then {config.model.num_steps}" if first else ""
-    return {"depths": f"{drawn}{listed} solver step(s) in each optimizer step{then}"}
+    return {"depths": f"{count}{listed} solver step(s) in each optimizer step{then}"}
 
 
 def describe_devices(mesh: Mesh) -> str:
@@ -179,20 +179,20 @@ def _format_shares(sizes: dict[str, int]) -> str:
     return f"{format_count(sum(sizes.values()))}: {', '.join(shares)}"
 
 
-def say_stopped(reason: str, step: int) -> None:
+def log_stopped(reason: str, step: int) -> None:
     """Prints that a signal of this name has stopped the run after a step, or before the first."""
     where = f"after step {step}, saved" if step else "before the first step"
-    say(f"stopped by {reason} {where}; the same command continues")
+    log(f"stopped by {reason} {where}; the same command continues")
 
 
-def say_summary(workdir: AnyPath, seconds: float) -> None:
+def log_summary(workdir: AnyPath, seconds: float) -> None:
     """Prints how the run went, and what to do next."""
     curve = [line["eval/loss"] for line in read_metrics(workdir) if "eval/loss" in line]
-    say(
+    log(
         f"done in {format_duration(seconds)}: validation loss {curve[0]:.4f} -> {curve[-1]:.4f} "
         f"(lowest {min(curve):.4f})"
     )
-    say_next(workdir)
+    log_next_commands(workdir)
 
 
 def python_command() -> str:
@@ -204,14 +204,14 @@ def python_command() -> str:
     return shlex.quote(min(sys.executable, relative, key=len))
 
 
-def say_next(workdir: AnyPath) -> None:
+def log_next_commands(workdir: AnyPath) -> None:
     """Prints where everything is, and the commands to try next."""
     folder = shlex.quote(str(workdir))
     config = read_config(workdir)
     trust = " --trust_plugins" if foreign_plugins(config.flat()) else ""
     chat = " --chat" if config.data.loss_on == "completion" else ""
     python = python_command()
-    say(
+    log(
         f"in {workdir}: metrics.jsonl, events/, checkpoints/, tokenizer/, config.json; next:",
         f"  {python} -m t5x_diffeq.evaluate --workdir={folder}{trust}",
         f"  {python} -m t5x_diffeq.generate --workdir={folder}{trust}{chat} --prompt='...'",

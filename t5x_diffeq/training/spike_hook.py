@@ -16,7 +16,7 @@ from flax.traverse_util import flatten_dict
 
 from t5x_diffeq.checkpoints.stored import RestoredCheckpoint, TrainState
 from t5x_diffeq.model.language_model import LanguageModel, in_one_document
-from t5x_diffeq.system.console import say
+from t5x_diffeq.system.console import log
 from t5x_diffeq.system.errors import RunError
 from t5x_diffeq.system.files import describe_error
 from t5x_diffeq.training.goodput import OTHER, ROLLBACK
@@ -73,7 +73,7 @@ class Spikes(Hook):
     def _record(self, spike: DoneStep, values: dict[str, float]) -> None:
         loss, norm = values["loss"], values["grad_norm"]
         cause = self._find_cause(spike) if self.not_finite == 1 else None
-        say(
+        log(
             f"spike at step {spike.step}: loss {loss:.4f}, gradient norm {norm:.4g}"
             f"{f' ({cause})' if cause else ''}; its update is left out "
             f"({values['spikes']:.0f} so far)"
@@ -111,7 +111,7 @@ class Spikes(Hook):
                 "branch off an older checkpoint (train --branch_from) with a lower "
                 "optimizer.learning_rate, or raise train.spike_deviations"
             )
-        say(f"rolling back to checkpoint {checkpoint}; the data continues after step {step}")
+        log(f"rolling back to checkpoint {checkpoint}; the data continues after step {step}")
         return True
 
 
@@ -133,7 +133,9 @@ def go_back(
     history.write_time(spike.step, at_once=True)
     history.write("rollback", spike.step, to=restored.step, count=int(count))
     counted = setup.complete(restored.state.with_spikes(count))
-    return restored._replace(state=counted, facts=restored.facts._replace(drawn=spike.drawn))
+    return restored._replace(
+        state=counted, facts=restored.facts._replace(drawn=spike.batches_consumed)
+    )
 
 
 # ------------------------------------------------------------------------------ their causes
@@ -154,8 +156,10 @@ def find_cause(setup: Setup, params: Params, batch: Batch) -> str | None:
             return fault
     if setup.config.train.distill_from:
         return None  # the gradient takes the teacher's parameters, too
-    of_batch = make_gradient(setup.model, setup.trains, setup.train_keys)
-    gradient = jax.jit(lambda *given: of_batch(*given).gradient)(params, batch, setup.dropout_key)
+    batch_gradient = make_gradient(setup.model, setup.trains, setup.train_keys)
+    gradient = jax.jit(lambda *given: batch_gradient(*given).gradient)(
+        params, batch, setup.dropout_key
+    )
     fault = _leaves_not_finite(gradient)
     return f"all states are finite, but the gradient of {fault} isn't" if fault else None
 

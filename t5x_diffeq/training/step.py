@@ -28,7 +28,7 @@ from t5x_diffeq.training.gradient import (
 )
 from t5x_diffeq.training.objective import (
     Batch,
-    MetricMeans,
+    BatchMetrics,
     Params,
     count_tokens,
     objective,
@@ -53,7 +53,7 @@ class BatchGradient(NamedTuple):
 
     gradient: Params  # of the parts that train
     norm: Float[Array, ""]  # its global norm
-    means: MetricMeans  # what is reported of the batch, by name
+    metrics: BatchMetrics  # what is reported of the batch, by name
     # e(t) at the times at which the step read W, each once, by the name of the generated layer
     embeddings: Embeddings
     # the gradient of W(t) on the model's own grid; {} if the step had other grids alone
@@ -85,25 +85,25 @@ def make_gradient(
 
         def loss(
             rest: Params, trained: Weights, rows: Batch, key: Array
-        ) -> tuple[Array, MetricMeans]:
+        ) -> tuple[Array, BatchMetrics]:
             weights = nodes.split({**made.frozen, **trained})
-            of_teacher = read(rows) if read else None
+            teacher_outputs = read(rows) if read else None
             everything = {**params, **rest}
-            return objective(passes, everything, weights, rows, tokens, keys, key, of_teacher)
+            return objective(passes, everything, weights, rows, tokens, keys, key, teacher_outputs)
 
         rest = trained_rest(params, trains)
-        of_rows = partial(jax.grad(loss, argnums=(0, 1), has_aux=True), rest, made.trained)
-        (d_rest, d_weights), means = accumulate(of_rows, batch, key, keys.microbatches)
+        gradient_of_rows = partial(jax.grad(loss, argnums=(0, 1), has_aux=True), rest, made.trained)
+        (d_rest, d_weights), metrics = accumulate(gradient_of_rows, batch, key, keys.microbatches)
         d_weights = jax.tree.map(lambda d, w: d.astype(w.dtype), d_weights, made.trained)
         with jax.named_scope("pull back to P"):
             (d_makers,) = made.pull_back(d_weights)
         d_params = {**d_makers, **d_rest}
         norm = gradient_norm(d_params, d_weights, made.embeddings)
         embeddings = {name: e[nodes.distinct] for name, e in made.embeddings.items()}
-        on_own_grid = (
+        on_model_grid = (
             d for each, d in zip(passes, nodes.split(d_weights), strict=True) if each.model == model
         )
-        return BatchGradient(d_params, norm, means, embeddings, next(on_own_grid, {}))
+        return BatchGradient(d_params, norm, metrics, embeddings, next(on_model_grid, {}))
 
     return gradient
 
@@ -123,20 +123,20 @@ def make_train_step(
         state: TrainState, batch: Batch, *teacher_params: Params
     ) -> tuple[TrainState, Metrics]:
         dropout_key = jax.random.fold_in(setup.dropout_key, state.step)
-        gradient, norm, means, embeddings, d_weights = gradient_of(
+        gradient, norm, metrics, embeddings, d_weights = gradient_of(
             state.params, batch, dropout_key, *teacher_params
         )
         curves = watch_gradient(d_weights, keys.watch_every)
         targets = batch["mask"].sum()
-        rejected, recent, of_spikes = look_for_spike(
-            state.recent, state.step, means["loss"], norm, targets, keys.spike_deviations
+        rejected, recent, spike_metrics = look_for_spike(
+            state.recent, state.step, metrics["loss"], norm, targets, keys.spike_deviations
         )
         with jax.named_scope("optimizer"):
             updated = _update(setup, state, gradient, norm=norm, embeddings=embeddings)
             chosen = jax.tree.map(partial(jnp.where, rejected), _pass_over(state), updated)
         after = replace(chosen, step=state.step + 1, recent=recent)
         values = {"learning_rate": setup.schedule(state.step), "targets": targets}
-        return after, {**means, "grad_norm": norm, **values, **of_spikes, **curves}
+        return after, {**metrics, "grad_norm": norm, **values, **spike_metrics, **curves}
 
     return train_step
 

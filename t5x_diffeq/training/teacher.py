@@ -7,7 +7,7 @@ from t5x_diffeq.checkpoints.workdir import read_config
 from t5x_diffeq.config.config import Config
 from t5x_diffeq.data.tokenizer import Tokenizer, load_tokenizer
 from t5x_diffeq.model.language_model import LanguageModel
-from t5x_diffeq.system.console import say
+from t5x_diffeq.system.console import log
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.files import AnyPath, parse_path
 from t5x_diffeq.training.config_checks import check_context
@@ -65,7 +65,7 @@ def load_teacher(setup: Setup) -> Teacher | None:
         params, step = run.params(mesh, setup.rules)
     except InputError as error:
         raise InputError(f"the teacher in {_KEY}={workdir}: {error}") from error
-    say(f"learns from {workdir} at its step {step}")
+    log(f"learns from {workdir} at its step {step}")
     # The fastest kernel for the teacher's heads and the setup's sequences and devices.
     platform, segments = mesh.devices.flat[0].platform, not setup.config.data.cross_documents
     fastest, _ = model.with_attention_for(platform, segments, mesh.shape["context"])

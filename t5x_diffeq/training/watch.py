@@ -75,8 +75,8 @@ def _rates(model: LanguageModel, params: Params, weights: Weights) -> Weights:
     """
     if source_of(model.config).any_time:
         return nn.apply(LanguageModel.derivative, model)({"params": params})
-    of_block = {name: leaves for name, leaves in weights.items() if name != ADAPTERS}
-    return jax.tree.map(lambda W: len(W) * (W[1:] - W[:-1]), of_block)
+    block_weights = {name: leaves for name, leaves in weights.items() if name != ADAPTERS}
+    return jax.tree.map(lambda W: len(W) * (W[1:] - W[:-1]), block_weights)
 
 
 def _rms(x: Array) -> Float[Array, ""]:
@@ -92,20 +92,20 @@ def sizes(config: ModelConfig, weights: Weights, y: State, places: Places) -> Cu
     field = vector_field(config, places)(None)
 
     def step(y: State, inputs: StepInputs) -> tuple[State, dict[str, Array]]:
-        found: dict[str, list[Array]] = {"f": [], "g": []}
+        values: dict[str, list[Array]] = {"f": [], "g": []}
 
         def note(name: str, sub_field: SubField) -> SubField:
             def noted(W: Weights, y: State) -> State:
                 value = sub_field(W, y)
-                found[name].append(_rms(value))
+                values[name].append(_rms(value))
                 return value
 
             return noted
 
         noting = VectorField(note("f", field.f), note("g", field.g))
         after = step_function(lambda _: noting, config.scheme, config.dt)(y, inputs)
-        of_evaluations = {name: _rms(jnp.stack(each)) for name, each in found.items()}
-        return after, {**of_evaluations, "state": _rms(y)}
+        evaluations = {name: _rms(jnp.stack(each)) for name, each in values.items()}
+        return after, {**evaluations, "state": _rms(y)}
 
     inputs = step_inputs(weights, config.scheme, config.num_steps, key=None)
     last, curves = jax.lax.scan(step, y, inputs)

@@ -15,7 +15,7 @@ from t5x_diffeq.config.config import Config
 from t5x_diffeq.model.language_model import nodes
 from t5x_diffeq.model.layers.array_types import Weights
 from t5x_diffeq.model.ode.sources import source_of
-from t5x_diffeq.system.console import say
+from t5x_diffeq.system.console import log
 from t5x_diffeq.system.extras import need_package
 from t5x_diffeq.system.files import describe_error
 from t5x_diffeq.training.hooks import DoneStep, Hook, LoopPosition, Training
@@ -68,7 +68,7 @@ class Watcher(Hook):
         self.compiling.join()
         if self.failure is not None:
             reason = describe_error(self.failure)
-            say(f"warning: train.watch_every: only gradients have curves, because of {reason}")
+            log(f"warning: train.watch_every: only gradients have curves, because of {reason}")
         return all(gather("whether train.watch_every is compiled", self.programs is not None))
 
     def _is_watched(self, step: int) -> bool:

@@ -212,10 +212,10 @@ class Explorer:
 
     def paths(self) -> Answer:
         """The path of W(t) of each kernel in the plane in which it moves the most."""
-        own = self.config.num_steps
+        num_steps = self.config.num_steps
         model = self.placed.model
         if source_of(self.config).any_time:
-            model = model.at_depth(own * max(1, min(_BETWEEN, _MOST_POINTS // own)))
+            model = model.at_depth(num_steps * max(1, min(_BETWEEN, _MOST_POINTS // num_steps)))
         with self.placed.context():
             paths = make_weight_paths(model, self.placed.mesh)(self.trained.run.params)
         is_node = np.isclose(paths.times[:, None], nodes(self.config), atol=1e-4).any(1)

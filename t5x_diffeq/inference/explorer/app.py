@@ -207,12 +207,16 @@ class _Server:
         """
         fields = await _read_fields(request, needed, _GRID)
         explorer = self._find(fields["run"])
-        own, scheme = explorer.config, fields["scheme"]
+        trained, scheme = explorer.config, fields["scheme"]
         if scheme not in (None, *explorer.schemes):
             raise InputError(
                 f"scheme is {_shorten(scheme)}; it can be {', '.join(explorer.schemes)}"
             )
-        return fields, explorer, (fields["num_steps"] or own.num_steps, scheme or own.scheme)
+        return (
+            fields,
+            explorer,
+            (fields["num_steps"] or trained.num_steps, scheme or trained.scheme),
+        )
 
     def _find(self, name: str | None) -> Explorer:
         if name is None:

@@ -30,14 +30,14 @@ def write_recording(path: AnyPath, explorer: Explorer, text: str | None = None) 
     shown = {**about, "text": text, "offered": depths, "schemes": [scheme]}
     answers: Answer = {_key("/api/runs", None): {"runs": [shown]}}
     answers[_key("/api/paths", run)] = explorer.paths()
-    drawn = {"max_tokens": _MOST_TOKENS, "temperature": _TEMPERATURE, "seed": _SEED}
+    sampling = {"max_tokens": _MOST_TOKENS, "temperature": _TEMPERATURE, "seed": _SEED}
     for num_steps in track(depths, "recording", len(depths), "depths"):
         grid = (num_steps, scheme)
         on = {**run, "num_steps": num_steps, "scheme": scheme}
         answers[_key("/api/read", {"text": text, **on})] = explorer.read(text, grid)
         answers[_key("/api/validation", on)] = explorer.validation(grid)
         pieces = explorer.continuation(text, grid, _MOST_TOKENS, Sampling(_TEMPERATURE), _SEED)
-        answers[_key("/api/continue", {"text": text, **on, **drawn})] = "".join(pieces)
+        answers[_key("/api/continue", {"text": text, **on, **sampling})] = "".join(pieces)
     write_whole(path, _page(answers).encode())
 
 

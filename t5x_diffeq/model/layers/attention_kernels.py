@@ -20,7 +20,7 @@ from t5x_diffeq.model.layers.array_types import Order, Segments
 from t5x_diffeq.model.layers.context import (
     attend_in_order,
     length_shards,
-    on_own_tokens,
+    on_local_tokens,
     zigzag_order,
 )
 from t5x_diffeq.model.layers.mesh import mesh_axes, on_shards, spec_of
@@ -119,9 +119,9 @@ def check(
         )
     chunk = length // _chunks(shards)
     if chunk % int(block):
-        of = "the length" if shards == 1 else f"the chunks of mesh.context={shards}"
+        divided = "the length" if shards == 1 else f"the chunks of mesh.context={shards}"
         raise InputError(
-            f"model.attention={kernel}: the block doesn't divide {of}, {chunk}; set "
+            f"model.attention={kernel}: the block doesn't divide {divided}, {chunk}; set "
             "model.attention to auto"
         )
     return f"as model.attention says; blocks of {block}"
@@ -169,7 +169,7 @@ def causal_attention(
     q = q.astype(k.dtype)  # these kernels scale the scores, in float32
     if order is not None:
         by_token = spec_of(HEADS[:2])
-        mixed = on_own_tokens(attend_in_order, (order, by_token), q, k, v, segments)
+        mixed = on_local_tokens(attend_in_order, (order, by_token), q, k, v, segments)
         return checkpoint_name(mixed, _KEPT)
     mask = None if segments is None else (segments[:, None, :, None] == segments[:, None, None, :])
     name = cast(Literal["xla", "cudnn"], kernel)  # the two others
@@ -190,7 +190,7 @@ def triton_attention(
     Args:
       interpret: interpret the kernel, so that tests need no GPU.
     """
-    mixed = _on_own_rows(partial(_local_triton, interpret=interpret), q, k, v, segments)
+    mixed = _on_local_rows(partial(_local_triton, interpret=interpret), q, k, v, segments)
     return checkpoint_name(mixed, _KEPT)
 
 
@@ -211,13 +211,13 @@ def splash_attention(
     """
     if order is not None:
         attend = _zigzag_splash(q.shape, kernel, interpret)
-        return on_own_tokens(_apply_splash, attend, q, k, v, segments)
-    return _on_own_rows(
+        return on_local_tokens(_apply_splash, attend, q, k, v, segments)
+    return _on_local_rows(
         partial(_local_splash, kernel=kernel, interpret=interpret), q, k, v, segments
     )
 
 
-def _on_own_rows(
+def _on_local_rows(
     local: Callable[..., Array],
     q: Queries,
     k: KeysOrValues,
@@ -279,8 +279,8 @@ def _apply_splash(
     q: Queries,
     k: Float[Array, "B M K G"],
     v: Float[Array, "B M K G"],
-    of_queries: Segments | None,
-    of_keys: Int[Array, "B M"] | None,
+    query_segments: Segments | None,
+    key_segments: Int[Array, "B M"] | None,
 ) -> Queries:
     """The kernel on one device. Heads narrower than the lanes are padded with zeros: exact."""
     head_dim = q.shape[-1]
@@ -290,8 +290,8 @@ def _apply_splash(
     scaled = (q.astype(jnp.float32) / head_dim**0.5).astype(k.dtype)
     by_head = [widen(x).transpose(0, 2, 1, 3) for x in (scaled, k, v)]
     ids = None
-    if of_queries is not None and of_keys is not None:
-        ids = splash.SegmentIds(q=of_queries, kv=of_keys)
+    if query_segments is not None and key_segments is not None:
+        ids = splash.SegmentIds(q=query_segments, kv=key_segments)
     mixed = cast(Array, jax.vmap(attend)(*by_head, ids))
     return mixed.transpose(0, 2, 1, 3)[..., :head_dim]
 

@@ -49,7 +49,7 @@ def from_zigzag(y: Float[Array, "B L *D"]) -> Float[Array, "B L *D"]:
     return y if length_shards() == 1 else _exchange(y, back=True)
 
 
-def on_own_tokens(
+def on_local_tokens(
     attend: Callable[..., Array],
     how: tuple[Any, Any],
     q: Float[Array, "B L H G"],
@@ -69,8 +69,8 @@ def on_own_tokens(
     state, split = how
 
     def on_device(state: Any, q: Array, k: Array, v: Array, segments: Array | None) -> Array:
-        of_keys = None if segments is None else _gather_in_order(segments)
-        return attend(state, q, _gather_in_order(k), _gather_in_order(v), segments, of_keys)
+        key_segments = None if segments is None else _gather_in_order(segments)
+        return attend(state, q, _gather_in_order(k), _gather_in_order(v), segments, key_segments)
 
     in_specs = (split, spec, spec, spec, PartitionSpec(*spec[:2]))
     # Pallas' kernels don't declare over which mesh axes their outputs vary.
@@ -82,21 +82,21 @@ def attend_in_order(
     q: Float[Array, "B L H G"],
     k: Float[Array, "B M K G"],
     v: Float[Array, "B M K G"],
-    of_queries: Segments | None,
-    of_keys: Int[Array, "B M"] | None,
+    query_segments: Segments | None,
+    key_segments: Int[Array, "B M"] | None,
 ) -> Float[Array, "B L H G"]:
     """XLA's attention of queries whose indices in their rows are `order`, to whole rows."""
     seen = order[:, None, :, None] >= jnp.arange(k.shape[1])
-    if of_queries is not None and of_keys is not None:
-        seen &= of_queries[:, None, :, None] == of_keys[:, None, None, :]
+    if query_segments is not None and key_segments is not None:
+        seen &= query_segments[:, None, :, None] == key_segments[:, None, None, :]
     return jax.nn.dot_product_attention(q, k, v, mask=seen, implementation="xla")
 
 
 def _gather_in_order(x: Array) -> Array:
     """Whole rows `[b, L, ...]`, in their own order, from each device's tokens `[b, L / C, ...]`."""
     chunks = x.reshape(len(x), 2, -1, *x.shape[2:])
-    of_devices = jax.lax.all_gather(chunks, mesh_axes("length"), axis=1)
-    ordered = jnp.concatenate([of_devices[:, :, 0], of_devices[:, ::-1, 1]], axis=1)
+    gathered = jax.lax.all_gather(chunks, mesh_axes("length"), axis=1)
+    ordered = jnp.concatenate([gathered[:, :, 0], gathered[:, ::-1, 1]], axis=1)
     return ordered.reshape(len(x), -1, *x.shape[2:])
 
 

@@ -52,8 +52,8 @@ def contract(
         return (made if W0 is None else W0 + made).astype(dtype)
 
     whole, shard = PartitionSpec(), _kernel_spec(axes)
-    of_kernel = PartitionSpec(*spec_of(axes))
-    return on_shards(product, (whole, shard, of_kernel), shard)(e, P, W0)
+    kernel_spec = PartitionSpec(*spec_of(axes))
+    return on_shards(product, (whole, shard, kernel_spec), shard)(e, P, W0)
 
 
 def _contract_forward(
@@ -66,7 +66,7 @@ def _contract_backward(
     axes: Axes, dtype: DTypeLike, inputs: tuple[E, Projection, Kernel | None], dW: Kernels
 ) -> tuple[E, Projection, Kernel | None]:
     """dP = e^T dW, de = dW P^T summed over the shards, and dW0, the sum of dW; all in float32."""
-    whole, shard, of_kernel = PartitionSpec(), _kernel_spec(axes), PartitionSpec(*spec_of(axes))
+    whole, shard, kernel_spec = PartitionSpec(), _kernel_spec(axes), PartitionSpec(*spec_of(axes))
     mesh_axes = [axis for entry in shard for axis in axes_of(entry)]
 
     def products(e: E, P: Projection, dW: Kernels) -> tuple[E, Projection, Kernel]:
@@ -78,8 +78,8 @@ def _contract_backward(
         return de, dP, dW.sum(0, dtype=jnp.float32)
 
     e, P, W0 = inputs
-    of_shards = on_shards(products, (whole, shard, shard), (whole, shard, of_kernel))
-    de, dP, dW0 = of_shards(e, P, dW)
+    sharded_products = on_shards(products, (whole, shard, shard), (whole, shard, kernel_spec))
+    de, dP, dW0 = sharded_products(e, P, dW)
     return de, dP, None if W0 is None else dW0
 
 
@@ -96,10 +96,10 @@ def _contract_long_axis(dW: Flat, P: Float[Array, "T size"]) -> E:
         slices = gcd(dW.shape[1], 64)
         size = dW.shape[1] // slices
 
-        def of_slice(n: Array) -> E:
+        def slice_product(n: Array) -> E:
             return product(*(jax.lax.dynamic_slice_in_dim(x, n * size, size, 1) for x in (dW, P)))
 
-        return jax.lax.map(of_slice, jnp.arange(slices)).sum(0)
+        return jax.lax.map(slice_product, jnp.arange(slices)).sum(0)
 
     return jax.lax.platform_dependent(dW, P, cpu=by_slices, default=product)
 

@@ -115,9 +115,9 @@ def integrate_with_memory(
         return value
 
     field = VectorField(f_with_next_memory, g)
-    for n, of_step in enumerate(weights):
+    for n, step_weights in enumerate(weights):
         step = step_function(lambda _: field, scheme, step_size, scope=f"step {n}")
-        y = step(y, (of_step, None))
+        y = step(y, (step_weights, None))
     return y, after
 
 
@@ -210,7 +210,7 @@ def _scan_and_recompute(
         return y, (args, kept, inputs)
 
     def backward(residuals: tuple, dy: Vector) -> tuple[None, Vector, StepInputs]:
-        args, *of_steps = residuals
+        args, *step_residuals = residuals
         step = step_of(args)
 
         def back(dy: Vector, at: tuple[Vector, StepInputs]) -> tuple[Vector, Tree]:
@@ -220,7 +220,7 @@ def _scan_and_recompute(
             _, pull_back = jax.vjp(lambda y, W: step(y, (W, key)), y.astype(dtype), W)
             return pull_back(dy)
 
-        dy, dW = jax.lax.scan(back, dy, tuple(of_steps), reverse=True, unroll=unroll)
+        dy, dW = jax.lax.scan(back, dy, tuple(step_residuals), reverse=True, unroll=unroll)
         return None, dy, (dW, None)  # neither args nor keys have a gradient
 
     run.defvjp(forward, backward)
@@ -234,11 +234,11 @@ def _scan(step: Step, y: Vector, inputs: StepInputs, unroll: int) -> Vector:
 
 def _keep_policy(remat: str) -> Callable[..., bool]:
     names = kept_names(remat)
-    of_names = jax.checkpoint_policies.save_only_these_names(*names)
+    is_named = jax.checkpoint_policies.save_only_these_names(*names)
     primitives = tuple(p for name, p in _KEPT_PRIMITIVES.items() if name in names)
 
     def keeps(primitive: Any, *arguments: Any, **parameters: Any) -> bool:
-        is_kept: bool = of_names(primitive, *arguments, **parameters)
+        is_kept: bool = is_named(primitive, *arguments, **parameters)
         return is_kept or primitive.name.startswith(primitives)
 
     return keeps

@@ -110,8 +110,8 @@ class TimeDependentWeights(WeightSource):
         def rate(name: str) -> Float[Array, "nodes T"]:
             """e'(t), from one product with the time embedding's derivative."""
             owner = params if self._has_common_embedding else params[name]
-            scales, own = self._scales_of(name), {"params": owner["time_embedding"]}
-            embed = partial(scales.embedding(parent=None).apply, own)
+            scales, variables = self._scales_of(name), {"params": owner["time_embedding"]}
+            embed = partial(scales.embedding(parent=None).apply, variables)
             tangent = (jnp.ones_like(times),)
             return jax.jvp(lambda t: embed(scales.basis(t)), (times,), tangent)[1]
 
@@ -131,7 +131,7 @@ class TimeDependentWeights(WeightSource):
 
     def _scales_of(self, layer: str) -> HyperInit:
         width = self.config.attention_time_embed_dim
-        if width is None or not of_attention(layer):
+        if width is None or not is_attention(layer):
             return self.scales
         return replace(self.scales, T=width)
 
@@ -140,7 +140,7 @@ class TimeDependentWeights(WeightSource):
         groups = groupby(leaves, key=lambda item: item[0][:-1])
         layers = [(path, {p[-1]: leaf for p, leaf in group}) for path, group in groups]
         width = self.config.attention_time_embed_dim
-        if width and not any(of_attention(layer_name(path)) for path, _ in layers):
+        if width and not any(is_attention(layer_name(path)) for path, _ in layers):
             raise InputError(
                 f"model.attention_time_embed_dim={width}: the block has no layer "
                 "whose name begins with attention; leave the key out"
@@ -169,18 +169,18 @@ class TimeDependentWeights(WeightSource):
             products += scales.T * sum(leaf.value.size for leaf in leaves.values())
             embeddings[path] = scales.embedding_products
         common = {(): self.scales.embedding_products}
-        of_each = common if self._has_common_embedding else embeddings
-        return 2.0 * self.num_nodes * (products + sum(of_each.values()))
+        counted = common if self._has_common_embedding else embeddings
+        return 2.0 * self.num_nodes * (products + sum(counted.values()))
 
     @nn.nowrap
     def describe(self) -> str:
         """Its formula, T, and another T of attention."""
-        own = self.config.attention_time_embed_dim
-        attention = "" if own is None else f", of attention {own}"
+        width = self.config.attention_time_embed_dim
+        attention = "" if width is None else f", of attention {width}"
         return f"W(t) = W0 + P e(t), T = {self.config.time_embed_dim}{attention}"
 
 
-def of_attention(layer: str) -> bool:
+def is_attention(layer: str) -> bool:
     """Whether a linear or norm is attention's, by its name in the source's parameters."""
     return layer.startswith("attention")
 

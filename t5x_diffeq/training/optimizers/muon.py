@@ -96,19 +96,21 @@ def kernels_of_block(declared: dict) -> list[Kernel]:
 
 
 def _kernel(path: LeafPath, leaf: Parameter) -> Kernel:
-    of_time = leaf.names[0] == "time_embed"
-    stacked = of_time or leaf.names[0] == "steps"
+    is_time_dependent = leaf.names[0] == "time_embed"
+    stacked = is_time_dependent or leaf.names[0] == "steps"
     shape, names = leaf.value.shape[stacked:], leaf.names[stacked:]
-    of_map = [size for size, name in zip(shape, names, strict=True) if name != "maps"]
+    map_shape = [size for size, name in zip(shape, names, strict=True) if name != "maps"]
     try:
-        inputs = num_inputs(of_map, leaf.fan_in)
+        inputs = num_inputs(map_shape, leaf.fan_in)
     except ValueError as error:
         raise InputError(
             f"optimizer.name=muon: the leading axes of {'/'.join(path)}, a kernel of shape {shape} "
             f"with axes {names}, are not its fan_in={leaf.fan_in} inputs; declare inputs before "
             "outputs, and call an axis that counts separate maps 'maps'"
         ) from error
-    return Kernel(path, offset_path(path) if of_time else None, stacked, shape, names, inputs)
+    return Kernel(
+        path, offset_path(path) if is_time_dependent else None, stacked, shape, names, inputs
+    )
 
 
 def scale_by_muon(kernels: list[Kernel], beta: float) -> optax.GradientTransformationExtraArgs:
@@ -147,8 +149,8 @@ def _directions(
     if kernel.offset is None:
         return {kernel.path: orthogonal(kernel, M if kernel.stacked else M[None]).reshape(M.shape)}
     _, layer, *_ = kernel.path
-    of_P, of_W0 = _steps_of_theta(kernel, M, momentum[kernel.offset], embeddings[layer])
-    return {kernel.path: of_P, kernel.offset: of_W0}
+    step_P, step_W0 = _steps_of_theta(kernel, M, momentum[kernel.offset], embeddings[layer])
+    return {kernel.path: step_P, kernel.offset: step_W0}
 
 
 def _steps_of_theta(
@@ -159,8 +161,8 @@ def _steps_of_theta(
     contract = partial(jnp.tensordot, axes=1, precision="highest")
     R = orthogonal(kernel, contract(inverse[:-1].T, M) + contract(inverse[-1:].T, M0[None]))
     axes = tuple(range(1, R.ndim))
-    of_pairs = jax.lax.dot_general(R, R, ((axes, axes), ((), ())))  # <R_n, R_m>
-    scale = jnp.sqrt(jnp.trace(of_pairs) / jnp.maximum((Q * of_pairs).sum(), 1e-30))
+    products = jax.lax.dot_general(R, R, ((axes, axes), ((), ())))  # <R_n, R_m>
+    scale = jnp.sqrt(jnp.trace(products) / jnp.maximum((Q * products).sum(), 1e-30))
     return contract(scale * inverse[:-1], R), contract(scale * inverse[-1], R)
 
 
@@ -210,8 +212,8 @@ def orthogonal(kernel: Kernel, F: Float[Array, "nodes ..."]) -> Float[Array, "no
         return jnp.moveaxis(R.reshape(stack.shape), range(len(first)), first)
 
     m, k = (prod(kernel.shape[n] for n in these) for these in (inputs, outputs))
-    of_nodes = PartitionSpec(None, *spec)
-    R = on_shards(on_device, (of_nodes,), of_nodes, check_vma=False)(F)
+    node_spec = PartitionSpec(None, *spec)
+    R = on_shards(on_device, (node_spec,), node_spec, check_vma=False)(F)
     return _RMS * max(m, k) ** 0.5 * R
 
 

@@ -165,10 +165,12 @@ def _muon_and_adam(optimizer: OptimizerKeys, declared: dict, multipliers: dict) 
     muon = scale_by_muon(kernels, optimizer.momentum)
     paths = {path for kernel in kernels for path in (kernel.path, kernel.offset)}
     leaves = flatten_dict(multipliers)
-    of_steps = unflatten_dict({path: 1.0 if path in paths else x for path, x in leaves.items()})
+    step_multipliers = unflatten_dict(
+        {path: 1.0 if path in paths else x for path, x in leaves.items()}
+    )
     names = unflatten_dict({path: "muon" if path in paths else "adam" for path in leaves})
     parts = {"muon": muon, "adam": _adam(optimizer, declared)}
-    return optax.partition(parts, names), of_steps
+    return optax.partition(parts, names), step_multipliers
 
 
 # By `optimizer.name`: from the keys, the declared parameters and the multipliers of their steps to

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from t5x_diffeq.system.console import say
+from t5x_diffeq.system.console import log
 from t5x_diffeq.system.files import describe_error
 
 _MOST_CALLS = 10_000  # of a tracker that can wait
@@ -67,7 +67,7 @@ class Worker:
             self.tasks.put_nowait(task)
         except queue.Full:
             if not self.dropped:
-                say(f"warning: {self.name} is too slow; some of its output is left out")
+                log(f"warning: {self.name} is too slow; some of its output is left out")
             self.dropped = True
 
     def _work(self) -> None:
@@ -85,7 +85,7 @@ class Worker:
         consequence = "" if self.tolerant else " and is disabled"
         if reason not in self.reported:
             self.reported.add(reason)
-            say(f"warning: {self.name} failed ({reason}){consequence}; training continues")
+            log(f"warning: {self.name} failed ({reason}){consequence}; training continues")
 
     def stop(self, deadline: float) -> None:
         """Waits for queued tasks until `deadline` (`time.monotonic`); warns if some remain."""
@@ -95,7 +95,7 @@ class Worker:
         except queue.Full:
             pass
         if self.thread.is_alive():
-            say(f"warning: {self.name} was not done in time; some of its output is lost")
+            log(f"warning: {self.name} was not done in time; some of its output is lost")
 
 
 class BackgroundTracker(Worker):

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from t5x_diffeq.system.console import say
+from t5x_diffeq.system.console import log
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.files import AnyPath, GrowingFile, describe_error, parse_json, write_whole
 from t5x_diffeq.training.tracking.interface import Array, Scalar, Tracker
@@ -103,7 +103,7 @@ def warn_if_lost(workdir: AnyPath, step: int, reports: int | None) -> None:
     """Warns if the metrics have fewer lines than checkpoint `step` says, if it says it."""
     there = _lines_up_to(workdir / _METRICS, step).count(b"\n")
     if reports is not None and there < reports:
-        say(
+        log(
             f"warning: {workdir / _METRICS} has {there} of the {reports} lines that it had at "
             f"checkpoint {step}: it was cut or replaced; training continues, those lines are lost"
         )

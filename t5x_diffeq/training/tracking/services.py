@@ -11,7 +11,7 @@ from typing import Any
 
 from etils import epath
 
-from t5x_diffeq.system.console import say
+from t5x_diffeq.system.console import log
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.files import AnyPath, GrowingFile, is_in_bucket
 from t5x_diffeq.training.tracking.interface import Array, Scalar, Tracker
@@ -158,7 +158,7 @@ class WandbTracker(Tracker):
         self.run.define_metric("*", step_metric=_STEP)
         folder = self.run.dir.removesuffix("/files")
         where = f"offline; `wandb sync {folder}` uploads it" if self.run.offline else self.run.url
-        say(f"Weights & Biases: {where}")
+        log(f"Weights & Biases: {where}")
 
     def write_scalars(self, step: int, scalars: Mapping[str, Scalar]) -> None:
         """Writes numbers."""

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jaxtyping import UInt8
 
-from t5x_diffeq.system.console import say
+from t5x_diffeq.system.console import log
 from t5x_diffeq.system.errors import InfrastructureError, InputError, RunError
 from t5x_diffeq.system.extras import need_package
 from t5x_diffeq.system.files import AnyPath, parse_json, write_whole
@@ -115,7 +115,7 @@ class RunWriter:
         try:
             self.flush()
         except (RunError, InfrastructureError) as error:
-            say(f"warning: {error}; the run goes on, and tries again later")
+            log(f"warning: {error}; the run goes on, and tries again later")
 
     def close(self) -> None:
         """Stores everything; waits at most half a minute for the trackers."""
