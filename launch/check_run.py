@@ -21,8 +21,9 @@ from ml_collections import ConfigDict
 from t5x_diffeq.cli import command_line
 from t5x_diffeq.cli.verb_flags import VerbFlags
 from t5x_diffeq.config.config import Config, DataKeys
+from t5x_diffeq.data.named_source import part_configs
 from t5x_diffeq.data.shards import read_manifest
-from t5x_diffeq.data.sources import SOURCES, part_configs
+from t5x_diffeq.data.sources import SOURCES
 from t5x_diffeq.planner.topology import make_topology
 from t5x_diffeq.system.errors import InfrastructureError, InputError
 from t5x_diffeq.system.files import BUCKETS, files_in, files_matching, is_in_bucket, parse_path

@@ -188,7 +188,7 @@ GOOD = {
     "evaluate": (["--workdir={run}"], ["training.load.load_run", "cli.evaluate._evaluate_tasks"]),
     "generate": (["--workdir={run}"], ["training.load.load_run"]),
     "status": (["--workdir={run}"], ["cli.status.RunStatus"]),
-    "prepare_data": (["--config={config}", "--output={new}"], ["data.sources.load_source"]),
+    "prepare_data": (["--config={config}", "--output={new}"], ["data.named_source.load_source"]),
     "benchmark": (
         ["--config={config}"],
         ["planner.comparison.compare_models", "cli.benchmark.show_generation"],

@@ -22,7 +22,7 @@ from t5x_diffeq.cli import command_line
 from t5x_diffeq.config.config import DataKeys
 from t5x_diffeq.data import shards
 from t5x_diffeq.data.stream_files import open_stream
-from t5x_diffeq.system import files, locks, staging
+from t5x_diffeq.system import files, growing_file, locks, staging
 from t5x_diffeq.system.errors import InfrastructureError, InputError, RunError
 from t5x_diffeq.system.files import parse_path
 from t5x_diffeq.training.tracking.jsonl import read_metrics
@@ -165,7 +165,7 @@ def test_metrics_are_rewritten_whole(store, monkeypatch, capsys):
         writer.flush()
         writer.write_scalars(2, {"train/loss": 2.0})
         assert [line["step"] for line in read_metrics(workdir)] == [1]
-        monkeypatch.setattr(files, "SECONDS_BETWEEN_UPLOADS", 0)
+        monkeypatch.setattr(growing_file, "SECONDS_BETWEEN_UPLOADS", 0)
         store.refuse = lambda method, path: 400 if path.startswith(WAYS) else None
         writer.write_scalars(3, {"train/loss": 3.0})  # a warning, for it can be uploaded later
         with pytest.raises(RunError, match=r"metrics.jsonl can't be written: refused, 400"):

@@ -20,12 +20,9 @@ from helpers import small_config
 from t5x_diffeq.config.config import Config
 from t5x_diffeq.data.chat import Chat, TemplateError, parse_sentencepiece
 from t5x_diffeq.data.chat_template import ChatFormat, read_chat_format, read_template
+from t5x_diffeq.data.file_tokenizers import SentencePieceTokenizer, load_tokenizer
 from t5x_diffeq.data.recipe import adopt_tokenizer, make_tokenizer, tokenizer_in, with_template
-from t5x_diffeq.data.tokenizer import (
-    ByteTokenizer,
-    SentencePieceTokenizer,
-    load_tokenizer,
-)
+from t5x_diffeq.data.tokenizer import ByteTokenizer
 from t5x_diffeq.hf.tokenizer_files import write_tokenizer
 from t5x_diffeq.system.errors import InputError
 

@@ -5,12 +5,8 @@ from functools import cache
 from sentencepiece import sentencepiece_model_pb2 as pb2
 
 from t5x_diffeq.data.chat_template import PLAIN_TEMPLATE, ChatFormat
-from t5x_diffeq.data.tokenizer import (
-    ByteTokenizer,
-    HuggingFaceTokenizer,
-    SentencePieceTokenizer,
-    Tokenizer,
-)
+from t5x_diffeq.data.file_tokenizers import HuggingFaceTokenizer, SentencePieceTokenizer
+from t5x_diffeq.data.tokenizer import ByteTokenizer, Tokenizer
 
 # Without marks of what the assistant writes, as most templates are.
 CHATML = """\

@@ -12,10 +12,11 @@ from row import Row
 from t5x_diffeq.config.config import DataKeys
 from t5x_diffeq.data.conversations import conversation_of
 from t5x_diffeq.data.encoding import ConversationEncoder, encode_tokens, is_trained, tokens_of
+from t5x_diffeq.data.named_source import load_source
 from t5x_diffeq.data.packing import Windows
 from t5x_diffeq.data.preparation import tokenise_documents
 from t5x_diffeq.data.rows import Skipped
-from t5x_diffeq.data.sources import _RecordTexts, load_source
+from t5x_diffeq.data.sources import _RecordTexts
 from t5x_diffeq.data.tokenizer import Border, ByteTokenizer
 from t5x_diffeq.system.errors import InputError
 

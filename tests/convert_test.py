@@ -9,7 +9,7 @@ import pytest
 from exported_models import LENGTH, rewrite, save_model
 from safetensors.numpy import save_file
 
-from t5x_diffeq.data.tokenizer import load_tokenizer
+from t5x_diffeq.data.file_tokenizers import load_tokenizer
 from t5x_diffeq.hf.folder import TensorFiles
 from t5x_diffeq.hf.from_pretrained import (
     pretrained_params,

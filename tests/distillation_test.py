@@ -11,7 +11,8 @@ from small_models import small as small_model
 from t5x_diffeq.checkpoints.workdir import save_config
 from t5x_diffeq.cli.train import train_to_end
 from t5x_diffeq.config.config import Config
-from t5x_diffeq.data.tokenizer import ByteTokenizer, HuggingFaceTokenizer
+from t5x_diffeq.data.file_tokenizers import HuggingFaceTokenizer
+from t5x_diffeq.data.tokenizer import ByteTokenizer
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.training.partitioning import mesh_context
 from t5x_diffeq.training.step import lower_train_step, make_gradient

@@ -11,7 +11,8 @@ from safetensors.numpy import load_file, save_file
 
 from configs import default
 from t5x_diffeq.config.config import Config
-from t5x_diffeq.data.tokenizer import ByteTokenizer, HuggingFaceTokenizer, SentencePieceTokenizer
+from t5x_diffeq.data.file_tokenizers import HuggingFaceTokenizer, SentencePieceTokenizer
+from t5x_diffeq.data.tokenizer import ByteTokenizer
 from t5x_diffeq.hf.save_pretrained import save_pretrained
 from t5x_diffeq.inference.sampling import Sampling, generate
 from t5x_diffeq.training.load import Run

@@ -8,10 +8,10 @@ from helpers import small_config
 
 from t5x_diffeq.config.config import Config
 from t5x_diffeq.data.manifest import MANIFEST
+from t5x_diffeq.data.named_source import load_source
 from t5x_diffeq.data.preparation import prepare_shards
 from t5x_diffeq.data.recipe import tokenizer_in
 from t5x_diffeq.data.shards import stem
-from t5x_diffeq.data.sources import load_source
 
 NAMES = [stem("train", number, 2) for number in range(2)]
 CHECKED = (".array_record", ".lengths.npy")  # of these every byte counts

@@ -7,7 +7,8 @@ import os
 import pytest
 
 from t5x_diffeq.system.errors import InputError, RunError
-from t5x_diffeq.system.files import GrowingFile, write_whole
+from t5x_diffeq.system.files import write_whole
+from t5x_diffeq.system.growing_file import GrowingFile
 from t5x_diffeq.system.locks import hold_local_lock, hold_lock
 
 

@@ -17,7 +17,7 @@ from t5x_diffeq.cli.finetune import finetune
 from t5x_diffeq.cli.train import train_to_end
 from t5x_diffeq.config import plugins
 from t5x_diffeq.config.config import Config, flatten
-from t5x_diffeq.data.sources import load_source
+from t5x_diffeq.data.named_source import load_source
 from t5x_diffeq.model.ode.solvers import find_scheme
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.training.tracking.jsonl import read_metrics

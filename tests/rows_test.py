@@ -9,8 +9,8 @@ from configs import default
 from t5x_diffeq.config.config import DataKeys
 from t5x_diffeq.data.corpus import prepare_corpus
 from t5x_diffeq.data.encoding import encoder_of
+from t5x_diffeq.data.named_source import load_source
 from t5x_diffeq.data.rows import Skipped, Unreadable
-from t5x_diffeq.data.sources import load_source
 from t5x_diffeq.data.stream import Lane, LanePosition
 from t5x_diffeq.data.stream_files import open_stream
 from t5x_diffeq.data.tokenizer import ByteTokenizer

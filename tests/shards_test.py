@@ -17,11 +17,11 @@ from t5x_diffeq.cli import prepare_data
 from t5x_diffeq.config.config import DataKeys
 from t5x_diffeq.data import encoding, preparation, shards
 from t5x_diffeq.data.encoding import TextEncoder
+from t5x_diffeq.data.named_source import load_source
 from t5x_diffeq.data.packing import Windows
 from t5x_diffeq.data.preparation import tokenise_documents
 from t5x_diffeq.data.recipe import tokenizer_in
 from t5x_diffeq.data.rows import Skipped
-from t5x_diffeq.data.sources import load_source
 from t5x_diffeq.data.tokenizer import ByteTokenizer
 from t5x_diffeq.system.errors import InputError, RunError
 

@@ -9,8 +9,9 @@ from helpers import run_to_end
 from configs import default
 from t5x_diffeq.config.config import Config, DataKeys
 from t5x_diffeq.data.encoding import TextEncoder
+from t5x_diffeq.data.named_source import check_paths, load_source
 from t5x_diffeq.data.rows import Skipped
-from t5x_diffeq.data.sources import check_paths, find_text_files, load_source, stdlib
+from t5x_diffeq.data.sources import find_text_files, stdlib
 from t5x_diffeq.data.tokenizer import ByteTokenizer
 from t5x_diffeq.system.errors import InputError
 

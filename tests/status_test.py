@@ -12,7 +12,7 @@ from helpers import call, config_with_train, training_of
 from t5x_diffeq.cli import status
 from t5x_diffeq.cli.status import RunStatus
 from t5x_diffeq.system.errors import InputError, RunError
-from t5x_diffeq.system.files import GrowingFile
+from t5x_diffeq.system.growing_file import GrowingFile
 from t5x_diffeq.training import basic_hooks
 from t5x_diffeq.training.basic_hooks import MetricsLog
 from t5x_diffeq.training.goodput import attempts_of, goodput, seconds_left, total_columns

@@ -16,10 +16,11 @@ from row import Row
 from sentencepiece import sentencepiece_model_pb2 as pb2
 
 from t5x_diffeq.data.encoding import encoder_of, is_trained, tokens_of
+from t5x_diffeq.data.file_tokenizers import HuggingFaceTokenizer, SentencePieceTokenizer
 from t5x_diffeq.data.packing import Windows
 from t5x_diffeq.data.rows import Skipped
 from t5x_diffeq.data.token_bytes import NoByteLengthsError, token_bytes
-from t5x_diffeq.data.tokenizer import ByteTokenizer, HuggingFaceTokenizer, SentencePieceTokenizer
+from t5x_diffeq.data.tokenizer import ByteTokenizer
 from t5x_diffeq.training.evaluation import EvalMetrics, evaluate_loss
 
 pytestmark = pytest.mark.slow

@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from t5x_diffeq.config.config import Config
-from t5x_diffeq.data.recipe import make_tokenizer
-from t5x_diffeq.data.tokenizer import (
-    ByteTokenizer,
+from t5x_diffeq.data.file_tokenizers import (
     HuggingFaceTokenizer,
     SentencePieceTokenizer,
     load_tokenizer,
 )
+from t5x_diffeq.data.recipe import make_tokenizer
+from t5x_diffeq.data.tokenizer import ByteTokenizer
 from t5x_diffeq.system.errors import InputError
 
 TEXTS = [

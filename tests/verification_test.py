@@ -12,9 +12,9 @@ from helpers import corpus_of, small_config
 from t5x_diffeq.config.config import DataKeys
 from t5x_diffeq.data.corpus import load_corpus
 from t5x_diffeq.data.manifest import read_manifest
+from t5x_diffeq.data.named_source import load_source
 from t5x_diffeq.data.recipe import tokenizer_in
 from t5x_diffeq.data.shards import ShardedDocuments
-from t5x_diffeq.data.sources import load_source
 from t5x_diffeq.system import files
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.files import file_digest

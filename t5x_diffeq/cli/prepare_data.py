@@ -61,9 +61,10 @@ def prepare_data(
       part: (i, n), the i-th of n parts.
     """
     from t5x_diffeq.data.manifest import MASKS, SPLITS
+    from t5x_diffeq.data.named_source import check_paths, load_source
     from t5x_diffeq.data.preparation import prepare_shards
     from t5x_diffeq.data.recipe import tokenizer_in
-    from t5x_diffeq.data.sources import STREAM, check_paths, load_source
+    from t5x_diffeq.data.sources import STREAM
 
     check_paths(data)
     if data.source == STREAM:

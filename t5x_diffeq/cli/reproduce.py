@@ -120,7 +120,8 @@ def carry_out_at_scale(
 
 
 def _texts(flags: ExperimentFlags) -> dict[str, dict[str, object]]:
-    from t5x_diffeq.data.sources import SOURCES, WITHOUT_PATH
+    from t5x_diffeq.data.named_source import WITHOUT_PATH
+    from t5x_diffeq.data.sources import SOURCES
     from t5x_diffeq.experiments.tokenizers import KEY, OWN
 
     keys_by_text = {}

@@ -11,12 +11,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Integer
 
-from t5x_diffeq.data.tokenizer import (
-    ByteTokenizer,
-    HuggingFaceTokenizer,
-    SentencePieceTokenizer,
-    Tokenizer,
-)
+from t5x_diffeq.data.file_tokenizers import HuggingFaceTokenizer, SentencePieceTokenizer
+from t5x_diffeq.data.tokenizer import ByteTokenizer, Tokenizer
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.extras import need_package
 

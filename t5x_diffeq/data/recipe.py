@@ -8,15 +8,14 @@ from t5x_diffeq.config.config import DataKeys
 from t5x_diffeq.data import chat_template
 from t5x_diffeq.data.conversations import find_text_fault, text_of_conversation
 from t5x_diffeq.data.documents import Documents
-from t5x_diffeq.data.tokenizer import (
-    ByteTokenizer,
+from t5x_diffeq.data.file_tokenizers import (
     FileTokenizer,
     HuggingFaceTokenizer,
     SentencePieceTokenizer,
-    Tokenizer,
     load_tokenizer,
     read_tokenizer,
 )
+from t5x_diffeq.data.tokenizer import ByteTokenizer, Tokenizer
 from t5x_diffeq.system.console import Progress, log
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.extras import need_package

@@ -19,12 +19,8 @@ from unicodedata import is_normalized
 import numpy as np
 from jaxtyping import Bool, Integer
 
-from t5x_diffeq.data.tokenizer import (
-    ByteTokenizer,
-    HuggingFaceTokenizer,
-    SentencePieceTokenizer,
-    Tokenizer,
-)
+from t5x_diffeq.data.file_tokenizers import HuggingFaceTokenizer, SentencePieceTokenizer
+from t5x_diffeq.data.tokenizer import ByteTokenizer, Tokenizer
 
 _SPACE = "\u2581"  # sentencepiece's sign for a space
 _Lengths = Integer[np.ndarray, " vocabulary"]

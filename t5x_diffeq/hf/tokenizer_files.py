@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 from t5x_diffeq.data.chat import fast_tokenizer, parse_sentencepiece
 from t5x_diffeq.data.chat_template import read_settings
-from t5x_diffeq.data.tokenizer import HuggingFaceTokenizer, SentencePieceTokenizer, Tokenizer
+from t5x_diffeq.data.file_tokenizers import HuggingFaceTokenizer, SentencePieceTokenizer
+from t5x_diffeq.data.tokenizer import Tokenizer
 from t5x_diffeq.system.errors import InputError
 
 _MODEL_FILE = "tokenizer.model"

@@ -11,7 +11,6 @@ import json
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -21,7 +20,6 @@ from typing import Any, TypeAlias
 import fsspec
 from etils import epath
 
-from t5x_diffeq.system.console import log
 from t5x_diffeq.system.errors import (
     InfrastructureError,
     InputError,
@@ -31,7 +29,6 @@ from t5x_diffeq.system.errors import (
 from t5x_diffeq.system.extras import install_command
 
 BUCKETS = "gs://"
-SECONDS_BETWEEN_UPLOADS = 30  # of a growing file; an object allows at most one per second
 _SILENCE = 30  # seconds without a byte after which a request to a bucket is retried
 _WAY_OUT = (
     "; check the bucket's name and the credentials: the machine's service account, or "
@@ -261,56 +258,6 @@ def write_whole(path: AnyPath, content: bytes) -> None:
     """Writes `path` whole or not at all, whatever kills the process; a RunError if it can't be."""
     with atomic_file(path) as partial:
         partial.write_bytes(content)
-
-
-class GrowingFile:
-    """A file that grows at its end, from `content` on; only one process may write it.
-
-    On this machine everything written reaches the disk at once. An object can't grow: it is
-    uploaded again by `flush`, and every so often by `write`, where a failure is only a warning.
-
-    Raises:
-      RunError: if it can't be written; the methods raise it too.
-    """
-
-    def __init__(self, path: AnyPath, content: bytes = b""):
-        self.path, self.content = path, bytearray(content)
-        write_whole(path, content)
-        self.uploaded, self.stored = time.monotonic(), len(content)  # when, and how many bytes
-
-    def write(self, content: bytes) -> None:
-        """Appends to the file."""
-        if not is_in_bucket(self.path):
-            check_writable(self.path)
-            try:
-                with os.fdopen(open_to_write(self.path, os.O_WRONLY | os.O_APPEND), "ab") as file:
-                    file.write(content)
-                    file.flush()
-                    os.fsync(file.fileno())
-            except OSError as error:
-                raise RunError(f"{self.path} can't be written: {describe_error(error)}") from error
-            return
-        self.content += content
-        if time.monotonic() - self.uploaded > SECONDS_BETWEEN_UPLOADS:
-            self.try_flush()
-
-    def try_flush(self) -> None:
-        """Calls `flush`; a failure is only a warning, since the file can be uploaded later."""
-        try:
-            GrowingFile.flush(self)
-        except (RunError, InfrastructureError) as error:
-            log(f"warning: {error}; trying again later")
-
-    def flush(self) -> None:
-        """Returns when the whole file is stored."""
-        self.uploaded = time.monotonic()
-        if is_in_bucket(self.path) and self.stored != len(self.content):
-            write_whole(self.path, bytes(self.content))
-            self.stored = len(self.content)
-
-    def close(self) -> None:
-        """Flushes for the last time."""
-        self.flush()
 
 
 def remove_folder(folder: AnyPath) -> None:

@@ -171,7 +171,7 @@ class Saves(Hook):
             drawn=position.batches_consumed,
             reports=training.writer.reports,
             eval_loss=position.values.get("eval/loss"),
-            hooks=training.hooks.states(),
+            hooks=training.hook_states(),
             position=training.data.position(),
         )
         training.checkpoints.save(step, position.state, facts, locally)

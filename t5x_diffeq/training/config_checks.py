@@ -8,7 +8,8 @@ from jax.sharding import Mesh
 
 from t5x_diffeq.config.config import Config, DataKeys, TrainKeys
 from t5x_diffeq.config.plugins import is_plugin
-from t5x_diffeq.data.sources import STREAM, check_paths, part_configs
+from t5x_diffeq.data.named_source import check_paths, part_configs
+from t5x_diffeq.data.sources import STREAM
 from t5x_diffeq.model.block import can_split_length
 from t5x_diffeq.model.config import ModelConfig
 from t5x_diffeq.model.ode.sources import source_of

@@ -27,7 +27,8 @@ import jax
 from t5x_diffeq.checkpoints.writing import FinishedSave
 from t5x_diffeq.system.console import format_count, format_duration, log
 from t5x_diffeq.system.errors import InfrastructureError, RunError
-from t5x_diffeq.system.files import AnyPath, GrowingFile, parse_json
+from t5x_diffeq.system.files import AnyPath, parse_json
+from t5x_diffeq.system.growing_file import GrowingFile
 from t5x_diffeq.training.goodput import (
     COMPILE,
     DATA,

@@ -8,9 +8,8 @@ Every process calls every hook, in the order of the list (`after_step` in revers
 may run programs on all devices. An error in a hook ends the run, in a line that names the hook.
 """
 
-import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
@@ -18,16 +17,13 @@ import jax
 
 from t5x_diffeq.checkpoints.checkpoint import Checkpoints
 from t5x_diffeq.checkpoints.stored import TrainState
-from t5x_diffeq.cluster import recurrence
-from t5x_diffeq.cluster.processes import gather
-from t5x_diffeq.cluster.signals import Interrupted, StopSignals
+from t5x_diffeq.cluster.signals import StopSignals
 from t5x_diffeq.cluster.watchdog import Watchdog
 from t5x_diffeq.config.config import Config
-from t5x_diffeq.config.plugins import load_plugin
 from t5x_diffeq.data.corpus import Corpus
 from t5x_diffeq.data.examples import TrainingData
 from t5x_diffeq.data.packing import Windows
-from t5x_diffeq.system.errors import InfrastructureError, InputError, RunError
+from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.files import AnyPath
 from t5x_diffeq.training.goodput import OTHER
 from t5x_diffeq.training.history import Clock, History, Stopwatch
@@ -55,7 +51,7 @@ class Training:
       watchdog: ends it if it hangs.
       stop: says when it has to stop.
       writer: takes metrics, texts and figures; not there yet when hooks are made.
-      hooks: all hooks; not there yet when hooks are made.
+      hook_states: returns what all hooks keep; not there yet when hooks are made.
     """
 
     config: Config
@@ -72,7 +68,7 @@ class Training:
     watchdog: Watchdog
     stop: StopSignals
     writer: RunWriter = field(init=False)
-    hooks: "Hooks" = field(init=False)
+    hook_states: Callable[[], dict[str, list]] = field(init=False)
 
     @contextmanager
     def instead(self, activity: str, what: str, seconds: float) -> Iterator[None]:
@@ -196,158 +192,3 @@ class Hook:
         That is when a run is resumed, and when it rolls back. If there were fewer processes than
         now, a process gets what the first one returned.
         """
-
-
-class HookClass(NamedTuple):
-    """A class of hooks, and how one is made."""
-
-    cls: type[Hook]  # which checks the config
-    make: Callable[[Training], Hook]  # the class, or with arguments that the config gives
-
-
-def load_hooks(names: Sequence[str]) -> list[HookClass]:
-    """The classes that `train.hooks` names."""
-    hooks = []
-    for name in names:
-        make = load_plugin("train.hooks", name)
-        cls = getattr(make, "func", make)  # of a class with arguments
-        where = f"train.hooks={name}"
-        if not (isinstance(cls, type) and issubclass(cls, Hook)):
-            raise InputError(f"{where} is not a class derived from {Hook.__module__}.Hook")
-        if not getattr(cls, "name", None):
-            raise InputError(f"{where}: the class has no name; give it one")
-        try:
-            inspect.signature(make).bind(None)
-        except (TypeError, ValueError) as error:
-            takes = inspect.signature(cls)
-            raise InputError(
-                f"{where}: its arguments are invalid; the class takes {takes}"
-            ) from error
-        hooks.append(HookClass(cls, make))
-    return hooks
-
-
-class Hooks:
-    """The hooks of a run, called in their order."""
-
-    def __init__(self, training: Training, hooks: Sequence[Hook]):
-        self.training, self.hooks = training, hooks
-        training.hooks = self
-
-    def __enter__(self) -> "Hooks":
-        with ExitStack() as stack:
-            for hook in self.hooks:
-                with _named(hook):
-                    stack.enter_context(hook)
-            self.stack = stack.pop_all()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self.stack.__exit__(*error)
-
-    def due_at_start(self, reported: Sequence[str]) -> list[Hook]:
-        """The hooks to run before the first step of this attempt.
-
-        `reported` is what stands before the / in the names of what was reported at this step; that
-        of process 0 counts.
-        """
-        start = self.training.start
-        reported = gather("reports at the start", list(reported))[0]
-        if start == 0:
-            return [hook for hook in self.due(0) if hook.runs_at_0]
-        return [h for h in self.due(start) if h.runs_later and h.name not in reported]
-
-    def due(self, step: int) -> list[Hook]:
-        """The hooks to run after `step`."""
-        return [hook for hook in self.hooks if hook.is_due(step)]
-
-    def _each(self, step: int, call: Callable[[Hook], None], backwards: bool = False) -> None:
-        for hook in reversed(self.hooks) if backwards else self.hooks:
-            with _named(hook, step):
-                call(hook)
-
-    def before_batch(self, step: int, state: TrainState) -> None:
-        """Calls `before_batch` of each hook."""
-        self._each(step, lambda hook: hook.before_batch(step, state))
-
-    def before_step(self, step: int, state: TrainState, batch: Batch) -> None:
-        """Calls `before_step` of each hook."""
-        self._each(step, lambda hook: hook.before_step(step, state, batch))
-
-    def after_step(self, step: int, state: TrainState, metrics: Mapping[str, jax.Array]) -> None:
-        """Calls `after_step` of each hook, the last one first."""
-        self._each(step, lambda hook: hook.after_step(step, state, metrics), backwards=True)
-
-    def report(self, done: DoneStep) -> None:
-        """Waits for a step, and tells each hook its numbers."""
-        metrics = jax.device_get({n: x for n, x in done.metrics.items() if x.ndim == 0})
-        values = {name: float(x) for name, x in metrics.items()}
-        self._each(done.step, lambda hook: hook.report(done, values))
-        recurrence.at_step(done.step)
-        limit = self.training.config.train.hang_timeout
-        self.training.watchdog.expect(f"step {done.step + 1}", limit)
-
-    def run(self, hooks: Sequence[Hook], position: LoopPosition) -> bool:
-        """Runs these hooks; whether all of them ran to their end, as a signal may stop one."""
-        try:
-            for hook in hooks:
-                with self._instead(hook, position.step):
-                    values = hook.run(position)
-                    if values:
-                        self.training.writer.write_scalars(position.step, values)
-                        position.values |= values
-        except Interrupted:
-            return False
-        return True
-
-    def stop(self, position: LoopPosition) -> None:
-        """Calls `stop` of each hook."""
-        for hook in self.hooks:
-            with self._instead(hook, position.step):
-                hook.stop(position)
-
-    @contextmanager
-    def _instead(self, hook: Hook, step: int) -> Iterator[None]:
-        """A context in which the hook runs instead of steps."""
-        seconds = getattr(self.training.config.train, hook.timeout)
-        what = f"{hook.name} at step {step}"
-        with _named(hook, step), self.training.instead(hook.activity, what, seconds):
-            yield
-
-    def go_back(self, step: int) -> None:
-        """Calls `go_back` of each hook."""
-        self._each(step, lambda hook: hook.go_back(step))
-
-    def states(self) -> dict[str, list]:
-        """What hooks keep, by their names: a value of each process; all processes must call it."""
-        keeping = [hook for hook in self.hooks if type(hook).to_save is not Hook.to_save]
-        if not keeping:
-            return {}
-        by_process = gather("what hooks keep", {hook.name: hook.to_save() for hook in keeping})
-        return {hook.name: [each[hook.name] for each in by_process] for hook in keeping}
-
-    def restore(self, states: Mapping[str, list]) -> None:
-        """Gives each hook what it kept."""
-        for hook in self.hooks:
-            if kept := states.get(hook.name):
-                index = jax.process_index()
-                saved = kept[index] if index < len(kept) else kept[0]
-                if saved is not None:
-                    hook.restore(saved)
-
-
-@contextmanager
-def _named(hook: Hook, step: int | None = None) -> Iterator[None]:
-    """A context whose errors get a note that names the hook.
-
-    The project's own hooks raise some errors whose messages need no note.
-    """
-    try:
-        yield
-    except Exception as error:
-        foreseen = isinstance(error, InputError | RunError | InfrastructureError)
-        is_builtin = type(hook).__module__.startswith("t5x_diffeq.training.")
-        if not (isinstance(error, Interrupted) or (foreseen and is_builtin)):
-            where = "" if step is None else f" at step {step}"
-            error.add_note(f"in the hook {hook.name}{where}")
-        raise

@@ -24,15 +24,8 @@ from t5x_diffeq.training.config_checks import check_combinations
 from t5x_diffeq.training.depths import depths_of, depths_to_come
 from t5x_diffeq.training.goodput import CHECKPOINT, COMPILE, OTHER, STEPS
 from t5x_diffeq.training.history import Clock, History, Stopwatch
-from t5x_diffeq.training.hooks import (
-    DoneStep,
-    Hook,
-    HookClass,
-    Hooks,
-    LoopPosition,
-    Training,
-    load_hooks,
-)
+from t5x_diffeq.training.hook_list import HookClass, Hooks, load_hooks
+from t5x_diffeq.training.hooks import DoneStep, Hook, LoopPosition, Training
 from t5x_diffeq.training.objective import Batch
 from t5x_diffeq.training.setup import (
     Setup,

@@ -14,7 +14,8 @@ import numpy as np
 
 from t5x_diffeq.system.console import log
 from t5x_diffeq.system.errors import InputError
-from t5x_diffeq.system.files import AnyPath, GrowingFile, describe_error, parse_json, write_whole
+from t5x_diffeq.system.files import AnyPath, describe_error, parse_json, write_whole
+from t5x_diffeq.system.growing_file import GrowingFile
 from t5x_diffeq.training.tracking.interface import Array, Scalar, Tracker
 
 _METRICS, _CURVES, _SAMPLES = "metrics.jsonl", "curves.jsonl", "samples.jsonl"

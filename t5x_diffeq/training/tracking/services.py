@@ -13,7 +13,8 @@ from etils import epath
 
 from t5x_diffeq.system.console import log
 from t5x_diffeq.system.errors import InputError
-from t5x_diffeq.system.files import AnyPath, GrowingFile, is_in_bucket
+from t5x_diffeq.system.files import AnyPath, is_in_bucket
+from t5x_diffeq.system.growing_file import GrowingFile
 from t5x_diffeq.training.tracking.interface import Array, Scalar, Tracker
 
 _STEP = "step"  # the optimizer step: the horizontal axis of every chart of W&B

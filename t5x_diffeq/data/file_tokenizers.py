@@ -1,0 +1,238 @@
+"""Tokenizers that are read from a file, or trained into one; and those that a run has saved."""
+
+import io
+import os
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+import sentencepiece
+from jaxtyping import Integer
+
+from t5x_diffeq.data.chat_template import read_chat_format
+from t5x_diffeq.data.tokenizer import (
+    BYTES_FILE,
+    END_FILE,
+    IMPORTED_FILE,
+    OPENER_FILE,
+    ByteTokenizer,
+    Tokenizer,
+    TokenSequence,
+)
+from t5x_diffeq.system.errors import InputError
+from t5x_diffeq.system.extras import need_package
+from t5x_diffeq.system.files import AnyPath, describe_error, digest, parse_json
+
+_MODEL_FILE = "sentencepiece.model"
+_JSON_FILE = "tokenizer.json"
+ENDS_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
+_LINE_CHARACTERS = 1000  # sentencepiece skips lines longer than about 4000 bytes
+
+
+class FileTokenizer(Tokenizer):
+    """The base class of tokenizers that are read from a file, which names its tokens."""
+
+    @abstractmethod
+    def token_id(self, name: str) -> int | None:
+        """The token of this name, if there is one."""
+
+    @abstractmethod
+    def token_name(self, token: int) -> str:
+        """The name of a token."""
+
+    def open_with(self, token: int | None) -> None:
+        """Opens every text with this token; None: with none."""
+        self.opener = token
+        if token is not None:
+            self.special_tokens = {**self.special_tokens, "bos_token": self.token_name(token)}
+
+
+class SentencePieceTokenizer(FileTokenizer):
+    """A sentencepiece model (Kudo and Richardson 2018), such as Llama's and T5's.
+
+    `end_of_text` names the token that ends a document; None is the model's own.
+
+    Raises:
+      InputError: if the model has no such token.
+      RuntimeError: if the content isn't a sentencepiece model.
+    """
+
+    _file = _MODEL_FILE
+
+    def __init__(self, model: bytes, end_of_text: str | None = None):
+        self.processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+        self.vocab_size = self.processor.get_piece_size()
+        self.end_of_text = self.processor.eos_id()
+        if end_of_text is not None:
+            self.end_of_text = self.processor.piece_to_id(end_of_text)
+        unknown = self.processor.unk_id()
+        if self.end_of_text < 0 or (end_of_text is not None and self.end_of_text == unknown):
+            raise InputError(
+                f"the tokenizer has no token {end_of_text or 'of its own'} to end a document; "
+                "name one that it has with --config.data.end_of_text"
+            )
+        super().__init__(model, self.processor.id_to_piece(self.end_of_text))
+        if (start := self.processor.bos_id()) >= 0:
+            named = {"bos_token": self.processor.id_to_piece(start)}
+            self.special_tokens = {**named, **self.special_tokens}
+        self.fingerprint = digest([model, str(self.end_of_text).encode()])
+
+    @classmethod
+    def train(cls, texts: Iterable[str], vocab_size: int) -> "SentencePieceTokenizer":
+        """Trains a byte-pair encoding that preserves text: newlines, indents, any character.
+
+        The exception is U+2581, sentencepiece's own symbol for a space: it decodes as a space.
+        There are fewer tokens than `vocab_size` if the texts have no more to merge.
+
+        Raises:
+          InputError: if the vocabulary is smaller than the texts' set of characters.
+        """
+        model = io.BytesIO()
+        try:
+            sentencepiece.SentencePieceTrainer.train(
+                sentence_iterator=_lines(texts),
+                model_writer=model,
+                vocab_size=vocab_size,
+                hard_vocab_limit=False,
+                model_type="bpe",
+                normalization_rule_name="identity",
+                remove_extra_whitespaces=False,
+                add_dummy_prefix=False,
+                allow_whitespace_only_pieces=True,
+                byte_fallback=True,
+                split_digits=True,
+                user_defined_symbols=["\n"],
+                num_threads=os.cpu_count(),
+                minloglevel=2,
+            )
+        except RuntimeError as error:
+            raise InputError(
+                f"data.tokenizer_vocab_size={vocab_size}: sentencepiece can't train it on this "
+                f"text: {describe_error(error)}; choose another, or data.tokenizer=bytes"
+            ) from error
+        return cls(model.getvalue())
+
+    def token_id(self, name: str) -> int | None:
+        """The token of this name, if there is one."""
+        token: int = self.processor.piece_to_id(name)
+        return None if token == self.processor.unk_id() else token
+
+    def token_name(self, token: int) -> str:
+        """The name of a token."""
+        return str(self.processor.id_to_piece(token))
+
+    def encode(self, texts: Sequence[str]) -> list[Integer[np.ndarray, " length"]]:
+        """The tokens of each text."""
+        encoded = self.processor.encode(list(texts), num_threads=self.threads)
+        return [np.asarray(tokens, np.int32) for tokens in encoded]
+
+    def decode(self, tokens: TokenSequence) -> str:
+        """The text of the tokens."""
+        return self.processor.decode([int(token) for token in tokens])
+
+
+class HuggingFaceTokenizer(FileTokenizer):
+    """A `tokenizer.json` of the Hugging Face library, such as GPT-2's byte-pair encoding.
+
+    `end_of_text` names the token that ends a document; None is the first of `ENDS_OF_TEXT` it has.
+
+    Raises:
+      InputError: if it has no such token, or the library isn't installed.
+      ValueError: if the content isn't a `tokenizer.json`.
+    """
+
+    _file = _JSON_FILE
+
+    def __init__(self, model: bytes, end_of_text: str | None = None):
+        need_package("tokenizers", "tokenizer.json")
+        import tokenizers
+
+        try:
+            self.processor = tokenizers.Tokenizer.from_str(model.decode("utf-8"))
+        except Exception as error:  # the library raises bare Exceptions
+            raise ValueError(f"{error}") from error
+        first = self.processor.encode("a")
+        puts_before = first.ids[0] if first.special_tokens_mask[0] else None
+        # With add_special_tokens=False all that it would do is leave spaces out of offsets.
+        self.processor.post_processor = tokenizers.processors.ByteLevel(trim_offsets=False)
+        self.processor.no_padding()
+        self.processor.no_truncation()
+        self.vocab_size = self.processor.get_vocab_size(with_added_tokens=True)
+        candidates = ENDS_OF_TEXT if end_of_text is None else (end_of_text,)
+        vocabulary = self.processor.get_vocab(with_added_tokens=True)
+        end = next((token for token in candidates if token in vocabulary), None)
+        if end is None:
+            raise InputError(
+                f"the tokenizer has none of the tokens {', '.join(candidates)} to end a document; "
+                "name one that it has with --config.data.end_of_text"
+            )
+        super().__init__(model, end)
+        self.end_of_text = vocabulary[end]
+        self.open_with(puts_before)
+        self.fingerprint = digest([model, str(self.end_of_text).encode()])
+
+    def token_id(self, name: str) -> int | None:
+        """The token of this name, if there is one."""
+        token: int | None = self.processor.token_to_id(name)
+        return token
+
+    def token_name(self, token: int) -> str:
+        """The name of a token."""
+        return str(self.processor.id_to_token(token))
+
+    def encode(self, texts: Sequence[str]) -> list[Integer[np.ndarray, " length"]]:
+        """The tokens of each text."""
+        if self.threads == 1:
+            encoded = [self.processor.encode(text, add_special_tokens=False) for text in texts]
+        else:
+            encoded = self.processor.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [np.asarray(tokens.ids, np.int32) for tokens in encoded]
+
+    def decode(self, tokens: TokenSequence) -> str:
+        """The text of the tokens, including special tokens."""
+        return self.processor.decode([int(token) for token in tokens], skip_special_tokens=False)
+
+
+def _lines(texts: Iterable[str]) -> Iterator[str]:
+    for text in texts:
+        for line in text.splitlines():
+            for start in range(0, len(line), _LINE_CHARACTERS):
+                yield line[start : start + _LINE_CHARACTERS]
+
+
+def read_tokenizer(path: AnyPath, end_of_text: str | None = None) -> FileTokenizer:
+    """The tokenizer in a file: a `tokenizer.json`, else a sentencepiece model."""
+    kind = HuggingFaceTokenizer if path.suffix == ".json" else SentencePieceTokenizer
+    try:
+        tokenizer: FileTokenizer = kind(path.read_bytes(), end_of_text)
+    except (RuntimeError, ValueError, OSError) as error:
+        raise InputError(
+            f"{path} is neither a sentencepiece model nor a tokenizer.json "
+            f"({describe_error(error)}); restore it or name another"
+        ) from error
+    tokenizer.chat = read_chat_format(path.parent)
+    return tokenizer
+
+
+def load_tokenizer(folder: AnyPath) -> Tokenizer | None:
+    """The tokenizer saved in `folder`, or None; an InputError if it is damaged."""
+    try:
+        end, imported, opener = (
+            parse_json((folder / name).read_bytes()) if (folder / name).exists() else None
+            for name in (END_FILE, IMPORTED_FILE, OPENER_FILE)
+        )
+    except ValueError as error:
+        raise InputError(
+            f"a JSON file in {folder} is damaged: {error}; restore it, or start in a new --workdir"
+        ) from error
+    for name in (_MODEL_FILE, _JSON_FILE):
+        if (folder / name).exists():
+            tokenizer = read_tokenizer(folder / name, end)
+            tokenizer.imported = imported or {}
+            tokenizer.open_with(opener)
+            return tokenizer
+    if not (folder / BYTES_FILE).exists():
+        return None
+    byte_tokenizer = ByteTokenizer()
+    byte_tokenizer.chat, byte_tokenizer.imported = read_chat_format(folder), imported or {}
+    return byte_tokenizer
