@@ -35,8 +35,8 @@ _TABLES = tuple(
 def _rung(width: int, keys: Keys) -> Experiment:
     return Experiment(
         trainings=tuple(
-            at_rate(Training(f"{variant}-{width}", {**own, **keys}, name, "ladder.py"), rate)
-            for name, (variant, own, rate) in _MODELS.items()
+            at_rate(Training(f"{variant}-{width}", {**preset, **keys}, name, "ladder.py"), rate)
+            for name, (variant, preset, rate) in _MODELS.items()
         ),
         tables=_TABLES,
         seeds=1,

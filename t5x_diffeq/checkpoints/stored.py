@@ -44,9 +44,7 @@ class RunFacts(NamedTuple):
     """
 
     fingerprint: str  # of the data
-    drawn: int | None = (
-        None  # batches read, those that a rollback left behind included; None: as steps
-    )
+    drawn: int | None = None  # batches read, also those that a rollback undid; None: as steps
     reports: int | None = None  # lines that `metrics.jsonl` had, if that is known
     eval_loss: float | None = None  # at this step, if it was evaluated
     hooks: dict[str, list] = {}  # noqa: RUF012  # by their names, of each process
