@@ -110,7 +110,7 @@ def test_the_base_installation_runs_the_commands_of_the_readme(wheel, tmp_path):
 
     # A process reads what others have compiled.
     code = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)[1]
-    code = code.replace("workdirs/tiny", "run") + textwrap.dedent(
+    code = code.replace("examples/smooth", "run") + textwrap.dedent(
         """
         from t5x_diffeq.system.compilation_cache import enable_cache
         print(enable_cache())

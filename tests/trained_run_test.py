@@ -88,7 +88,7 @@ def test_the_lines_of_the_readme(run_on_lines, run, capsys):
     text = (ROOT / "README.md").read_text()
     (code,) = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     assert code.count("run.") == 4
-    code = code.replace("workdirs/tiny", str(run_on_lines))
+    code = code.replace("examples/smooth", str(run_on_lines))
     names = {}
     exec(code.replace("def main():", "line"), names)
     assert {len(leaf) for leaf in jax.tree.leaves(names["W"])} == {3}
