@@ -50,6 +50,13 @@ def _weights_at(model: LanguageModel, params: dict, time: Float[Array, ""]) -> W
     return jax.tree.map(lambda leaf: leaf[0], W)
 
 
+@partial(jax.jit, static_argnames="model")
+def _weights_at_nodes(model: LanguageModel, params: dict) -> list[Weights]:
+    W = nn.apply(LanguageModel.merged_weights, model)({"params": params})
+    count = model.config.num_nodes
+    return [jax.tree.map(lambda leaf, n=n: leaf[n], W) for n in range(count)]
+
+
 @partial(jax.jit, static_argnames=("model", "name"))
 def _sub_field(model: LanguageModel, name: str, places: Places, W: Weights, y: State) -> State:
     value: State = getattr(vector_field(model.config, places)(None), name)(W, y)
@@ -99,15 +106,12 @@ class Stepper:
         """The weights at the nodes of each step."""
         model = self._model_on(grid)
         times = nodes(model.config).reshape(model.config.num_steps, -1)
-        if source_of(model.config).any_time:
-            make = partial(_weights_at, self.compiled, self.run.params)
-            at = {t: make(jnp.asarray(t)) for t in np.unique(times)}
-            return [tuple(at[t] for t in of_step) for of_step in times]
-        by_step = nn.apply(LanguageModel.merged_weights_by_step, model)
-        return [
-            tuple(jax.tree.map(lambda leaf, n=n: leaf[n], W) for n in range(times.shape[1]))
-            for W in by_step({"params": self.run.params})
-        ]
+        if not source_of(model.config).any_time:
+            by_node = iter(_weights_at_nodes(model, self.run.params))
+            return [tuple(next(by_node) for _ in of_step) for of_step in times]
+        make = partial(_weights_at, self.compiled, self.run.params)
+        at = {t: make(jnp.asarray(t)) for t in np.unique(times)}
+        return [tuple(at[t] for t in of_step) for of_step in times]
 
     def states(
         self, tokens: Tokens, grid: Depth, places: Places | None = None
