@@ -41,7 +41,7 @@ def test_all(workdir, tmp_path, capsys, monkeypatch):
         for number in ("first", "last", "ratio", "rank_correlation", "radius_ratio")
     }
     text = page.read_text()
-    assert text.count("<h2") == 3
+    assert text.count("<h2") == 3 and "not done" not in text
     assert "2 draws" in text and text.count("rank correlation of the largest exponents") == 2
     measured = float(re.search(r"validation split is ([\d.]+) with 2 steps", text)[1])
     assert measured == pytest.approx(read_metrics(workdir)[-1]["eval/perplexity"], rel=1e-3)
@@ -60,6 +60,28 @@ def test_all(workdir, tmp_path, capsys, monkeypatch):
             k: about["shape"] for k, about in manifest["arrays"].items()
         }
     assert not list(page.parent.glob(".*"))  # nothing half-written
+
+
+def test_what_is_done_stays(workdir, tmp_path, monkeypatch):
+    """A run that ends in its third analysis leaves two, and a page that names the third."""
+
+    def section(name):
+        arrays = {"x": (np.arange(2), "[x]")}
+        return report.Section(name, f"The {name}", ["How."], [], {}, arrays)
+
+    def stop():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(analyze, "_make_spectra_section", lambda *_: section("spectra"))
+    monkeypatch.setattr(analyze, "_make_lyapunov_section", lambda *_: section("lyapunov"))
+    monkeypatch.setattr(analyze, "_make_clustering_section", stop)
+    with pytest.raises(KeyboardInterrupt):
+        call(analyze, "--what=all", f"--workdir={workdir}", f"--output={tmp_path}")
+    files = {f"{name}.{kind}" for name in ("spectra", "lyapunov") for kind in ("npz", "json")}
+    assert {path.name for path in tmp_path.iterdir()} == {"report.html", *files}
+    page = (tmp_path / "report.html").read_text()
+    assert page.count("<h2") == 2 and page.endswith("</html>")
+    assert page.count("not done yet") == 1 and "<li>Clustering: not done yet</li>" in page
 
 
 @pytest.mark.slow

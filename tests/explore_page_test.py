@@ -93,8 +93,8 @@ def test_type_slide_hover_compare_and_reload(page, origin):
     slider.send_keys(Keys.ARROW_RIGHT)
     assert page.texts(".depth output") == ["3"]
     page.wait_for(".note", "says little about the model")
-    prompt = len(page.texts(".continuation .prompt")[0])
-    page.wait(lambda: len(page.texts(".continuation")[0]) > prompt)
+    page.wait_for(".continuation .prompt", "line 9 of")
+    page.wait(lambda: len(page.texts(".continuation")[0]) > len("line 9 of"))
     ActionChains(page.driver).move_to_element(page.all(".tokens span")[3]).perform()
     page.wait_for("#token_title", "Token 3: e")
     assert len(page.all(".lens tbody tr")) == 4 and "%" in page.texts(".lens td.piece")[0]
@@ -118,6 +118,73 @@ def test_type_slide_hover_compare_and_reload(page, origin):
     page.all("#colour [value=sensitivity]")[0].click()
     page.wait_for("#legend", "The largest Lyapunov exponent")
     assert page.errors() == []
+
+
+@pytest.mark.slow
+@in_browser
+def test_what_is_shown_while_a_text_is_read(page, origin, explorer, monkeypatch):
+    """First the tokens, and what is computed; then the reading, and only then the whole run."""
+    read, done, analysed = Explorer.read, threading.Event(), []
+
+    def wait(*arguments):
+        assert done.wait(patience(120))
+        return read(*arguments)
+
+    def validation(*_):
+        analysed.append(done.is_set())
+        return validate(*_)
+
+    validate = Explorer.validation
+    monkeypatch.setattr(Explorer, "read", wait)
+    monkeypatch.setattr(Explorer, "validation", validation)
+    grids = {"a": "lines,2,euler", "b": "lines,4,euler"}
+    page.driver.get(f"{origin}/#{urlencode({'token': TOKEN, 'text': 'line 17', **grids})}")
+    page.wait(lambda: len(page.all(".tokens span")) == 2 * (len("line 17") + 1))
+    page.wait_for(".view:last-child .progress", "reading the text in 4 steps of euler … 1 s")
+    assert page.texts(".summary") == ["", ""]
+    page.wait_for("#losses_note", "Computed once the text is read.")
+    done.set()
+    page.wait_for(".summary", "nats per token")
+    page.wait(lambda: page.all("#paths svg") and page.all("#losses circle"))
+    assert all(analysed) and page.texts(".progress") == ["", ""]
+    assert page.errors() == []
+
+
+@pytest.mark.slow
+@in_browser
+def test_an_emptied_and_a_full_text(page, origin, explorer):
+    """Nothing is shown of a text that is gone; and where nothing can follow, a line says so."""
+    most = explorer.config.max_length
+    page.driver.get(f"{origin}/#{urlencode({'token': TOKEN, 'max_tokens': 5, 'text': 'x' * most})}")
+    page.wait_for(".room", f"at most {most} tokens: after this text there is room for none.")
+    page.wait_for(".summary", "nats per token")
+    (text,) = page.all("#text")
+    text.send_keys(Keys.BACKSPACE)
+    page.wait_for(".room", "there is room for 1.")
+    page.wait_for("#token_title", "The next token")
+    text.send_keys(Keys.CONTROL, "a")
+    text.send_keys(Keys.BACKSPACE)
+    page.wait_for("#failure", "the text has no tokens; write something")
+    for shown in (".summary", ".tokens", ".continuation", ".room", ".note", "#lenses", "#legend"):
+        assert page.texts(shown) == [""], shown
+    text.send_keys("line 3")
+    page.wait_for(".summary", "nats per token")
+    assert not page.all("#failure")[0].is_displayed() and page.texts(".room") == [""]
+
+
+@pytest.mark.slow
+@in_browser
+@pytest.mark.parametrize("offered", [[2], [1, 2]])
+def test_the_marks_of_a_slider_are_inside_the_page(page, origin, explorer, monkeypatch, offered):
+    monkeypatch.setattr(explorer, "offered", offered)
+    page.driver.get(f"{origin}/#{urlencode({'token': TOKEN, 'max_tokens': 0, 'text': 'line 3'})}")
+    page.wait_for(".marks span", "2 trained")
+    inside = """
+    const box = (selector) => document.querySelector(selector).getBoundingClientRect();
+    const mark = box(".marks span"), room = box(".marks");
+    return mark.left >= room.left && mark.right <= room.right;
+    """
+    assert page.run(inside)
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from starlette.requests import ClientDisconnect
 from starlette.testclient import TestClient
 
 import t5x_diffeq as td
+from t5x_diffeq.inference.explorer import stepping
 from t5x_diffeq.inference.explorer.answers import Explorer
 from t5x_diffeq.inference.explorer.app import MOST_BYTES, Worker, make_app
 from t5x_diffeq.inference.sampling import Sampling
@@ -42,7 +43,7 @@ def ask(client, path, **body):
 def test_data_are_for_those_who_have_the_token(client):
     for shown in ("", "Bearer", "Bearer wrong", f"Bearer {TOKEN}x"):
         assert client.get("/api/runs", headers={"authorization": shown}).status_code == 401
-        for path in ("read", "continue", "validation", "sensitivity", "paths"):
+        for path in ("tokens", "read", "continue", "validation", "sensitivity", "paths"):
             answer = client.post(f"/api/{path}", json={}, headers={"authorization": shown})
             assert answer.status_code == 401
     assert client.get("/api/runs").status_code == 200
@@ -81,6 +82,40 @@ def test_a_reading_is_that_of_the_run(client, run, num_steps, scheme):
     assert answer["times"] == pytest.approx(np.arange(num_steps + 1) / num_steps, abs=1e-4)
     assert answer["trained"] is (num_steps == 2)
     assert ("says little about the model" in answer["note"]) is (num_steps != 2)
+
+
+def test_a_reading_on_another_grid_compiles_nothing(run):
+    """Neither another number of steps nor another scheme does."""
+    explorer = Explorer("lines", run)
+
+    def read(*grid):
+        explorer.read(TEXT, grid)
+        explorer.validation(grid)
+        return [each._cache_size() for each in (stepping._sub_field, stepping._weights_at)]
+
+    assert read(2, "euler") == read(3, "heun") == read(5, "strang")
+
+
+def test_the_tokens_are_known_while_a_text_is_read(client, monkeypatch):
+    """And they are those of the reading."""
+    begun, done = threading.Event(), threading.Event()
+    read, asked = Explorer.read, {"text": "line 321", "num_steps": 3}
+
+    def wait(*arguments):
+        begun.set()
+        assert done.wait(60)
+        return read(*arguments)
+
+    monkeypatch.setattr(Explorer, "read", wait)
+    readings = []
+    slow = threading.Thread(target=lambda: readings.append(ask(client, "/api/read", **asked)))
+    slow.start()
+    assert begun.wait(60)
+    known = ask(client, "/api/tokens", **asked)
+    done.set()
+    slow.join()
+    assert "".join(known["tokens"]) == "line 321" and known["trained"] is False
+    assert known.items() <= readings[0].items()
 
 
 def test_characters_of_several_bytes(client):
@@ -149,6 +184,7 @@ def test_a_continuation_ends_with_the_document(run, monkeypatch):
         ("read", {"text": 1}, "text is 1; it must be a text"),
         ("read", {"text": "x" * 1000}, "the text has 1000 tokens, and the model's length is 160"),
         ("read", {"text": "\ud800"}, "not UTF-8"),
+        ("tokens", {"text": ""}, "the text has no tokens"),
         ("read", {"text": "a", "num_steps": 10**9}, "num_steps is 1000000000; it must be at most"),
         ("read", {"text": "a", "scheme": "oiler"}, "scheme is 'oiler'; it can be euler"),
         ("read", {"text": "a", "scheme": "os:abort"}, "scheme is 'os:abort'"),

@@ -57,21 +57,28 @@ class Section:
 
 
 def write_report(
-    folder: AnyPath, page: str, title: str, facts: dict[str, object], sections: Sequence[Section]
+    folder: AnyPath,
+    page: str,
+    title: str,
+    facts: dict[str, object],
+    sections: Sequence[Section],
+    missing: Sequence[str] = (),
 ) -> AnyPath:
-    """Writes the page, and for each section its arrays, its figures and its manifest.
+    """Writes the page of some sections, which says that those `missing` aren't done.
+
+    Raises:
+      RunError: if the file can't be written.
+    """
+    write_whole(folder / page, _page_markup(title, facts, sections, missing).encode())
+    return folder / page
+
+
+def write_section(folder: AnyPath, section: Section, facts: dict[str, object]) -> None:
+    """Writes `NAME.npz`, `NAME.json` (its manifest), and `NAME_FIGURE.png` and `.pdf`.
 
     Raises:
       RunError: if a file can't be written.
     """
-    for section in sections:
-        _write_section(folder, section, facts)
-    write_whole(folder / page, _page_markup(title, facts, sections).encode())
-    return folder / page
-
-
-def _write_section(folder: AnyPath, section: Section, facts: dict[str, object]) -> None:
-    """Writes `NAME.npz`, `NAME.json` (its manifest), and `NAME_FIGURE.png` and `.pdf`."""
     content = io.BytesIO()
     named = {name: array for name, (array, _) in section.arrays.items()}
     np.savez_compressed(content, **named)  # type: ignore[arg-type]  # none is `allow_pickle`
@@ -95,7 +102,9 @@ def _write_section(folder: AnyPath, section: Section, facts: dict[str, object]) 
         write_whole(folder / f"{section.name}_{name}.pdf", drawing.pdf)
 
 
-def _page_markup(title: str, facts: dict[str, object], sections: Sequence[Section]) -> str:
+def _page_markup(
+    title: str, facts: dict[str, object], sections: Sequence[Section], missing: Sequence[str]
+) -> str:
     about = "".join(
         f"<dt>{html.escape(key)}</dt><dd>{html.escape(str(value))}</dd>"
         for key, value in facts.items()
@@ -103,6 +112,7 @@ def _page_markup(title: str, facts: dict[str, object], sections: Sequence[Sectio
     contents = "".join(
         f'<li><a href="#{each.name}">{html.escape(each.title)}</a></li>' for each in sections
     )
+    undone = "".join(f"<li>{html.escape(each)}: not done yet</li>" for each in missing)
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -110,7 +120,7 @@ def _page_markup(title: str, facts: dict[str, object], sections: Sequence[Sectio
         f"<style>{_STYLE.read_text('utf-8')}</style></head>"
         '<body><header><p class="over">Neural ODE transformer</p>'
         f"<h1>{html.escape(title)}</h1><dl>{about}</dl></header>"
-        f'<nav aria-label="Contents"><p class="over">Contents</p><ul>{contents}</ul></nav>'
+        f'<nav aria-label="Contents"><p class="over">Contents</p><ul>{contents}{undone}</ul></nav>'
         f"<main>{''.join(map(_section_markup, sections))}</main></body></html>"
     )
 

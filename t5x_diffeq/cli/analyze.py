@@ -3,13 +3,16 @@
 KIND is spectra, lyapunov, clustering or all. With --interactive it also writes explore.html: one
 file that shows a text at several depths, token by token, without a server.
 Writes arrays, figures (PNG and PDF) and one page that shows them: report.html for `all`, otherwise
-spectra.html and so on. Prints how spectra grow with depth as JSON, and then the path of the page.
+spectra.html and so on. Each analysis is written once it is done, and the page names those that
+aren't. Prints how spectra grow with depth as JSON, and then the path of the page.
 Needs matplotlib: pip install 't5x_diffeq[analysis]'. Clustering simulates particles
 independently of a run; with --output it needs no --workdir.
 """
 
 import datetime
 import json
+from collections.abc import Callable
+from functools import partial
 
 from t5x_diffeq.cli import command_line
 from t5x_diffeq.cli.verb_flags import VerbFlags
@@ -19,7 +22,7 @@ from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.extras import __version__, need_package
 from t5x_diffeq.system.files import AnyPath, absolute_path
 
-_KINDS = ("spectra", "lyapunov", "clustering")
+_KINDS = {"spectra": "Spectra", "lyapunov": "Lyapunov exponents", "clustering": "Clustering"}
 _OPENING = 24  # tokens of the validation text that form the prompt if none is given
 _EVAL_BATCH_SIZE = 32  # sequences per batch, for the perplexity between the nodes
 
@@ -75,12 +78,12 @@ def main() -> None:
     import jax  # which takes seconds
     import jax.numpy as jnp
 
-    from t5x_diffeq.analysis.report import write_report
+    from t5x_diffeq.analysis.report import Section, write_report, write_section
     from t5x_diffeq.data.corpus import load_corpus
     from t5x_diffeq.training.load import load_run
 
     facts: dict[str, object] = {}
-    sections = []
+    make: dict[str, Callable[[], Section]] = {"clustering": _make_clustering_section}
     if workdir is not None:
         corpus = load_corpus(workdir)
         vocab_size = corpus.tokenizer.vocab_size
@@ -95,28 +98,27 @@ def main() -> None:
         trained, run = run, run.at_depth(_NUM_STEPS.value)
         facts = _facts_of(workdir, run)
         params = jax.tree.map(jnp.asarray, jax.device_get(run.params))  # off the mesh
-        if "spectra" in kinds:
-            log("spectra")
-            sections.append(_make_spectra_section(corpus, run, params))
-        if "lyapunov" in kinds:
-            log("Lyapunov exponents")
-            sections.append(_make_lyapunov_section(corpus, run, params))
-    if "clustering" in kinds:
-        from t5x_diffeq.analysis.clustering_section import clustering_section
-
-        sections.append(clustering_section(_SEEDS.value))
-    if _INTERACTIVE.value:
-        print(_write_page(corpus, trained, workdir, folder), flush=True)
-        if not kinds:
-            return
-    if numbers := {key: value for each in sections for key, value in each.numbers.items()}:
-        print(json.dumps(numbers))
-    page, title = f"{_WHAT.value}.html", _WHAT.value.capitalize()
+        make["spectra"] = partial(_make_spectra_section, corpus, run, params)
+        make["lyapunov"] = partial(_make_lyapunov_section, corpus, run, params)
+    page, title = f"{_WHAT.value}.html", f"{_WHAT.value}".capitalize()
     if _WHAT.value == "all":
         page, title = "report.html", "Analysis"
     title += f" of {absolute_path(workdir).name}" if workdir is not None else ""
     made = f"on {datetime.date.today()} by t5x_diffeq {__version__} and jax {jax.__version__}"
-    print(write_report(folder, page, title, {**facts, "made": made}, sections), flush=True)
+    sections: list[Section] = []
+    for n, kind in enumerate(kinds, 1):
+        log(_KINDS[kind])
+        sections.append(make[kind]())
+        write_section(folder, sections[-1], facts)
+        missing = [_KINDS[other] for other in kinds[n:]]
+        write_report(folder, page, title, {**facts, "made": made}, sections, missing)
+    if _INTERACTIVE.value:
+        print(_write_page(corpus, trained, workdir, folder), flush=True)
+    if not kinds:
+        return
+    if numbers := {key: value for each in sections for key, value in each.numbers.items()}:
+        print(json.dumps(numbers))
+    print(folder / page, flush=True)
 
 
 def _encode_prompt(tokenizer, text: str, limit: int) -> list[int]:
@@ -154,6 +156,12 @@ def _make_lyapunov_section(corpus, run, params: dict):
     prompts = prompts or [[int(token) for token in opening]]
     texts = [corpus.tokenizer.pieces(prompt) for prompt in prompts]
     return lyapunov_section(run.placed.model, params, prompts, texts, _CONVENTION.value)
+
+
+def _make_clustering_section():
+    from t5x_diffeq.analysis.clustering_section import clustering_section
+
+    return clustering_section(_SEEDS.value)
 
 
 def _write_page(corpus, run, workdir: AnyPath, folder: AnyPath) -> AnyPath:

@@ -117,21 +117,31 @@ class Explorer:
             raise InputError("the text has no tokens; write something")
         return tokens
 
+    def tokens(self, text: str, grid: Depth) -> Answer:
+        """What is known of a reading before it is computed: its tokens, and what its grid means.
+
+        Raises:
+          InputError: if the text can't be read.
+        """
+        tokens = self._tokens(text)
+        pieces = self.tokenizer.pieces(tokens)
+        return {**self._describe(grid), "tokens": pieces, "ids": tokens}
+
     def read(self, text: str, grid: Depth) -> Answer:
         """The text at a depth: each token's loss, predictions and speed at every node.
 
         Raises:
           InputError: if the text can't be read, or the run doesn't exist on the grid.
         """
-        tokens = self._tokens(text)
-        count = len(tokens)
+        known = self.tokens(text, grid)
+        tokens, count = known["ids"], len(known["ids"])
         inputs = self.stepper.pad(tokens)
         targets = jnp.asarray(np.roll(inputs, -1, axis=1))
         top, log_p, losses, speeds = [], [], [], []
         before: Float[np.ndarray, "L D"] | None = None
         with self.placed.context():
             for state in self.stepper.states(jnp.asarray(inputs), grid):
-                look = jax.device_get(self.stepper.look(state, targets, grid))
+                look = self.stepper.look(state, targets)
                 top.append(look.top[0, :count])
                 log_p.append(look.log_p[0, :count])
                 losses.append(look.loss[0, : count - 1])
@@ -140,18 +150,17 @@ class Explorer:
                     speeds.append(np.sqrt(np.square(y - before).mean(-1)) * grid[0])
                 before = y
         token_losses = np.stack(losses, 1)
-        known = np.unique(top).tolist()
         return {
-            **self._describe(grid),
+            **known,
             "times": _to_json(np.arange(len(top)) / grid[0]),
-            "tokens": self.tokenizer.pieces(tokens),
-            "ids": tokens,
             "loss": [None, *_to_json(token_losses[:, -1])],
             "loss_at": [None, *_to_json(token_losses)],
             "top": np.stack(top, 1).tolist(),
             "p": _to_json(np.exp(np.stack(log_p, 1))),
             "speed": _to_json(np.stack(speeds, 1)),
-            "pieces": {str(each): self.tokenizer.decode([each]) for each in known},
+            "pieces": {
+                str(each): self.tokenizer.decode([each]) for each in np.unique(top).tolist()
+            },
             "mean_loss": _to_json(float(token_losses[:, -1].mean())) if count > 1 else None,
         }
 
@@ -173,16 +182,19 @@ class Explorer:
     def validation(self, grid: Depth) -> Answer:
         """The loss on the first sequences of the validation split."""
         parts = eval_examples(self.placed.config.data, self.trained.corpus)
-        rows = self.placed.eval_batch_size(min(_VALIDATION_ROWS, sum(map(len, parts))))
-        batch = next(eval_batches(parts, rows, self.placed.batch_sharding, limit=1))
-        with self.placed.context():
-            y = self.stepper.last_state(batch["inputs"], grid, places_of(batch))
-            losses, mask = self.stepper.look(y, batch["targets"], grid).loss, batch["mask"]
-        tokens = int(mask.sum())
-        loss = float((losses * mask).sum()) / max(tokens, 1)
+        rows = min(_VALIDATION_ROWS, sum(map(len, parts)))
+        losses, tokens = 0.0, 0
+        with self.placed.context():  # a row at a time, by the programs that read a text
+            on_devices = eval_batches(parts, 1, self.placed.batch_sharding, limit=rows)
+            for each in on_devices:
+                batch = jax.tree.map(jnp.asarray, jax.device_get(each))  # off the mesh
+                y = self.stepper.last_state(batch["inputs"], grid, places_of(batch))
+                loss = self.stepper.look(y, batch["targets"]).loss
+                losses += float((loss * np.asarray(batch["mask"])).sum())
+                tokens += int(batch["mask"].sum())
         return {
             **self._describe(grid),
-            "loss": _to_json(loss),
+            "loss": _to_json(losses / max(tokens, 1)),
             "tokens": tokens,
             "sequences": rows,
         }

@@ -33,7 +33,7 @@ _MOST_WAITING = 32
 _SECONDS_BETWEEN_LOOKS = 0.2  # at whether the client is still there
 _RUN = {"run": Values(str)}
 _GRID = {**_RUN, "num_steps": Values(int, 1, MOST_STEPS), "scheme": Values(str)}
-_TEXT = {"text": Values(str)}
+_TEXT = {"text": Values(str, can_be_empty=True)}
 _TOKEN = {**_TEXT, "output": Values(int, 0, INT32)}
 _CONTINUATION = {
     **_TEXT,
@@ -129,10 +129,11 @@ class Worker:
 
 
 class _Server:
-    """The endpoints. Readings and analyses have a thread each: neither waits for the other."""
+    """The endpoints. Tokens, readings and analyses have a thread each: none waits for another."""
 
     def __init__(self, explorers: Mapping[str, Explorer], token: str):
         self.explorers, self.token = explorers, token
+        self.tokens = Worker("tokens")
         self.readings, self.analyses = Worker("readings"), Worker("analyses")
         self._answers: dict[tuple, Answer] = {}  # given last, by path and fields
 
@@ -263,6 +264,9 @@ def make_app(explorers: Mapping[str, Explorer], token: str) -> Starlette:
     readings, analyses = server.readings, server.analyses
     handlers: dict[str, _Handler] = {
         "runs": server.runs,
+        "tokens": server.on_grid(
+            server.tokens, _TEXT, lambda it, grid, f: it.tokens(f["text"], grid)
+        ),
         "read": server.on_grid(readings, _TEXT, lambda it, grid, f: it.read(f["text"], grid)),
         "continue": server.continuation,
         "validation": server.on_grid(analyses, {}, lambda it, grid, f: it.validation(grid)),

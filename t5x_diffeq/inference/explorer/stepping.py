@@ -1,8 +1,8 @@
-"""A trained model one solver step at a time, by programs that don't depend on the number of steps.
+"""A trained model one solver step at a time, by programs that don't depend on the grid.
 
-A forward pass as one program is compiled again for every number of steps, which takes seconds: too
-slow for a slider. Here the programs are those of one step: its weights at the times that it reads,
-and the state after it. Each is compiled once for a scheme and a length of text.
+A forward pass as one program is compiled again for every number of steps and scheme, which takes
+seconds: too slow for a slider. Here the programs are the weights at one time and the two sub-fields
+f and g, of which a scheme's step sums the values. Each is compiled once for a length of text.
 """
 
 from collections.abc import Iterator
@@ -20,9 +20,8 @@ from t5x_diffeq.inference.sampling import Sampling
 from t5x_diffeq.inference.scoring import padded_length
 from t5x_diffeq.model.adapters import merge
 from t5x_diffeq.model.language_model import LanguageModel, in_one_document, nodes
-from t5x_diffeq.model.layers.array_types import Logits, Places, State, Times, Tokens, Weights
-from t5x_diffeq.model.ode.integrate import step_function
-from t5x_diffeq.model.ode.solvers import VectorField
+from t5x_diffeq.model.layers.array_types import Logits, Places, State, Tokens, Weights
+from t5x_diffeq.model.ode.solvers import VectorField, find_scheme
 from t5x_diffeq.model.ode.sources import source_of
 from t5x_diffeq.model.sub_fields import vector_field
 from t5x_diffeq.training.load import Run
@@ -46,22 +45,22 @@ def _start(model: LanguageModel, params: dict, tokens: Tokens, places: Places) -
 
 
 @partial(jax.jit, static_argnames="model")
-def _weights_at(model: LanguageModel, params: dict, times: Times) -> Weights:
-    return nn.apply(lambda it: merge(it.weights(times)), model)({"params": params})
+def _weights_at(model: LanguageModel, params: dict, time: Float[Array, ""]) -> Weights:
+    W = nn.apply(lambda it: merge(it.weights(time[None])), model)({"params": params})
+    return jax.tree.map(lambda leaf: leaf[0], W)
 
 
 @partial(jax.jit, static_argnames="model")
-def _step(
-    model: LanguageModel, y: State, W: Weights, places: Places, dt: Float[Array, ""]
-) -> State:
-    """A step of size dt: one of size 1 of dt times the field, so that dt can be an argument."""
-    make_field = vector_field(model.config, places)
+def _weights_at_nodes(model: LanguageModel, params: dict) -> list[Weights]:
+    W = nn.apply(LanguageModel.merged_weights, model)({"params": params})
+    count = model.config.num_nodes
+    return [jax.tree.map(lambda leaf, n=n: leaf[n], W) for n in range(count)]
 
-    def scaled(key: Array | None) -> VectorField:
-        f, g = make_field(key)
-        return VectorField(lambda W, y: dt * f(W, y), lambda W, y: dt * g(W, y))
 
-    return step_function(scaled, model.config.scheme, 1.0)(y, (W, None))
+@partial(jax.jit, static_argnames=("model", "name"))
+def _sub_field(model: LanguageModel, name: str, places: Places, W: Weights, y: State) -> State:
+    value: State = getattr(vector_field(model.config, places)(None), name)(W, y)
+    return value
 
 
 @partial(jax.jit, static_argnames="model")
@@ -86,7 +85,8 @@ def _draw(
     key: Array,
 ) -> Int[Array, ""]:
     at_last = jax.lax.dynamic_slice_in_dim(y, last, 1, axis=1)
-    return sampling(_logits(model, params, at_last)[0], key)[0]
+    (of_row,) = jax.random.split(key, 1)
+    return sampling(_logits(model, params, at_last)[0], jax.random.fold_in(of_row, last))[0]
 
 
 class Stepper:
@@ -95,34 +95,35 @@ class Stepper:
     def __init__(self, run: Run):
         self.run = run
         self._weights = lru_cache(_GRIDS_KEPT)(self._make_weights)
-
-    def _on(self, grid: Depth) -> tuple[LanguageModel, LanguageModel]:
-        """The model on a grid, and the one that is compiled: the same for all numbers of steps."""
-        config = self.run.placed.model.config.at_depth(*grid)
         # XLA's attention takes any shape, and nothing is stored for a backward pass.
-        plain = replace(config, attention="xla", remat="none")
-        compiled = replace(plain, num_steps=self.run.placed.model.config.num_steps)
-        return LanguageModel(plain), LanguageModel(compiled)
+        plain = replace(run.placed.model.config, attention="xla", remat="none")
+        self.compiled = LanguageModel(plain)  # the same for all grids
 
-    def _make_weights(self, grid: Depth) -> list[Weights]:
-        """The weights of each step, leaves `[nodes per step, ...]`."""
-        model, compiled = self._on(grid)
+    def _model_on(self, grid: Depth) -> LanguageModel:
+        return self.run.placed.model.at_depth(*grid)
+
+    def _make_weights(self, grid: Depth) -> list[tuple[Weights, ...]]:
+        """The weights at the nodes of each step."""
+        model = self._model_on(grid)
         times = nodes(model.config).reshape(model.config.num_steps, -1)
         if not source_of(model.config).any_time:
-            by_step = nn.apply(LanguageModel.merged_weights_by_step, model)
-            return by_step({"params": self.run.params})
-        return [_weights_at(compiled, self.run.params, row) for row in times]
+            by_node = iter(_weights_at_nodes(model, self.run.params))
+            return [tuple(next(by_node) for _ in of_step) for of_step in times]
+        make = partial(_weights_at, self.compiled, self.run.params)
+        at = {t: make(jnp.asarray(t)) for t in np.unique(times)}
+        return [tuple(at[t] for t in of_step) for of_step in times]
 
     def states(
         self, tokens: Tokens, grid: Depth, places: Places | None = None
     ) -> Iterator[Float[Array, "B L D"]]:
         """The states at t = 0, 1/N, ..., 1, each once it is computed; within `placed.context()`."""
-        model, compiled = self._on(grid)
+        config = self._model_on(grid).config
         places = in_one_document(tokens) if places is None else places
-        y = _start(compiled, self.run.params, tokens, places)
+        f, g = (partial(_sub_field, self.compiled, name, places) for name in ("f", "g"))
+        y = _start(self.compiled, self.run.params, tokens, places)
         yield y
         for W in self._weights(grid):
-            y = _step(compiled, y, W, places, model.config.dt)
+            y = find_scheme(config.scheme).step(VectorField(f, g), W, y, config.dt)
             yield y
 
     def last_state(self, tokens: Tokens, grid: Depth, places: Places | None = None) -> State:
@@ -130,9 +131,10 @@ class Stepper:
         *_, y = self.states(tokens, grid, places)
         return y
 
-    def look(self, y: State, targets: Tokens, grid: Depth) -> Look:
-        """What the head reads from a state; within `placed.context()`."""
-        return _look(self._on(grid)[1], self.run.params, y, targets)
+    def look(self, y: State, targets: Tokens) -> Look:
+        """What the head reads from a state, on the host; within `placed.context()`."""
+        look: Look = jax.device_get(_look(self.compiled, self.run.params, y, targets))
+        return look
 
     def pad(self, tokens: list[int]) -> Int[np.ndarray, "1 L"]:
         """A row of the tokens, with zeros after them up to one of a few lengths."""
@@ -146,15 +148,12 @@ class Stepper:
 
         The tokens are those that `inference.sampling.generate` draws for this prompt alone.
         """
-        (key,) = jax.random.split(jax.random.key(seed), 1)
+        key = jax.random.key(seed)
         limit = self.run.placed.model.config.max_length
         while len(tokens) < limit:
-            last = len(tokens) - 1
             with self.run.placed.context():
                 y = self.last_state(jnp.asarray(self.pad(tokens)), grid)
-                place = jax.random.fold_in(key, last)
-                token = _draw(
-                    self._on(grid)[1], sampling, self.run.params, y, jnp.asarray(last), place
-                )
+                last = jnp.asarray(len(tokens) - 1)
+                token = _draw(self.compiled, sampling, self.run.params, y, last, key)
             tokens = [*tokens, int(token)]
             yield tokens[-1]

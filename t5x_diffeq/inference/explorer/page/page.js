@@ -47,30 +47,45 @@ function later(action, milliseconds) {
   };
 }
 
-const readAll = later(() => views.forEach((view) => view.read()), 300);
+/** Reads the text in every view; what is shown of the whole run is computed afterwards, since it would slow the reading. */
+async function readNow() {
+  const shown = views;
+  await Promise.all(views.map((view) => view.read()));
+  if (shown === views) computeRun();
+}
+
+function computeRun() {
+  computeLosses();
+  showPaths();
+}
+
+const readAll = later(readNow, 300);
 
 function makeViews() {
   const tell = {
     changed(view) {
       writeAddress();
+      showLosses();
       view.readSoon();
-      computeLosses();
-      showPaths();
     },
     read() {
       $("failure").hidden = true;
       showTexts();
     },
-    failed: fail,
+    failed(error) {
+      fail(error);
+      showTexts();
+    },
     take(text) {
       $("text").value = state.text += text;
       writeAddress();
       readAll();
     },
   };
+  views.forEach((view) => view.stop());
   views = state.choices.map((choice, n) => {
     const view = new View(n, runs, choice, tell);
-    view.readSoon = later(() => view.read(), 100);
+    view.readSoon = later(() => view.read().then(computeRun), 100);
     view.parts.tokens.addEventListener("pointerover", (event) => preview(event.target));
     view.parts.tokens.addEventListener("pointerleave", () => showToken(state.at));
     view.parts.tokens.addEventListener("focusin", (event) => choose(event.target));
@@ -107,7 +122,7 @@ function move(event, view) {
 
 function showTexts() {
   const ready = views.filter((view) => view.reading);
-  if (!ready.length) return;
+  if (!ready.length) return showNothing();
   const last = Math.max(...ready.map((view) => view.reading.tokens.length));
   if (state.at === null || state.at > last) state.at = last;
   for (const view of ready) {
@@ -129,6 +144,11 @@ function showTexts() {
     if (state.colour === "sensitivity") computeSensitivity(view, key);
   }
   showToken(state.at);
+}
+
+function showNothing() {
+  $("token_title").textContent = "Token";
+  for (const id of ["legend", "token_note", "lenses", "token_charts"]) $(id).replaceChildren();
 }
 
 const signed = (value) => `${value < 0 ? "−" : "+"}${Math.abs(value).toFixed(4)}`;
@@ -196,7 +216,7 @@ async function computeLosses() {
       for (const num_steps of [...run.offered].sort((x, y) => first(x) - first(y))) {
         const body = { run: run.name, num_steps, scheme }, key = JSON.stringify(body);
         if (losses.has(key)) continue;
-        const answer = await ask("/api/validation", body, signal);
+        const answer = await telling($("losses_note"), `Computing the loss for N = ${num_steps}`, ask("/api/validation", body, signal));
         losses.set(key, answer);
         if (signal.aborted) return;
         $("losses_note").textContent = `On the first ${answer.sequences} validation sequences (${answer.tokens} tokens). Full dots: trained.`;
@@ -221,8 +241,11 @@ function showLosses() {
 }
 
 async function showPaths() {
+  const shown = views;
   try {
-    const answers = await Promise.all(views.map((view) => ask("/api/paths", { run: view.choice.run })));
+    const asked = Promise.all(views.map((view) => ask("/api/paths", { run: view.choice.run })));
+    const answers = await telling($("paths_note"), "Computing the path of W(t)", asked);
+    if (shown !== views) return;
     const names = Object.keys(answers[0].kernels), before = $("kernel").value;
     if ([...$("kernel").options].map((each) => each.value).join() !== names.join()) {
       $("kernel").replaceChildren(...names.map((name) => new Option(name)));
@@ -279,9 +302,9 @@ function begin() {
   for (const name of Object.keys(NUMBERS)) $(name).value = state[name];
   makeViews();
   writeAddress();
-  views.forEach((view) => view.read());
-  computeLosses();
-  showPaths();
+  showLosses();
+  for (const id of ["losses_note", "paths_note"]) $(id).textContent ||= "Computed once the text is read.";
+  readNow();
 }
 
 async function open() {

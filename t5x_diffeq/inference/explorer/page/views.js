@@ -8,9 +8,14 @@ const held = new Map(); // answers, by request
 async function ask(path, body, signal) {
   const key = requestKey(path, body);
   if (held.has(key)) return held.get(key);
-  const response = await send(path, body, signal);
-  const answer = await response.json();
-  held.set(key, answer);
+  const answer = send(path, body, signal).then((response) => response.json());
+  if (!signal) held.set(key, answer); // whoever asks again waits for this one
+  try {
+    held.set(key, await answer);
+  } catch (error) {
+    held.delete(key);
+    throw error;
+  }
   if (held.size > 200) held.delete(held.keys().next().value);
   return answer;
 }
@@ -39,6 +44,22 @@ async function send(path, body, signal) {
   return response;
 }
 
+/** What a promise gives. If it takes longer, an element says what is being computed, and for how long already. */
+async function telling(element, words, promise) {
+  const start = performance.now();
+  const tell = () => (element.textContent = `${words} … ${Math.round((performance.now() - start) / 1000)} s`);
+  clearInterval(element.telling); // of an earlier promise
+  const timer = (element.telling = setInterval(tell, 500));
+  try {
+    return await promise;
+  } finally {
+    clearInterval(timer);
+    if (element.telling === timer) element.textContent = "";
+  }
+}
+
+const compiled = new Set(); // runs that have been read, whose model is compiled
+
 class View {
   /**
    * @param {number} index 0 for A, 1 for B.
@@ -51,7 +72,7 @@ class View {
     this.element = document.getElementById("view").content.firstElementChild.cloneNode(true);
     const part = (name) => this.element.querySelector(name);
     this.parts = { run: part(".run"), scheme: part(".scheme"), slider: part(".slider"), output: part("output"), marks: part(".marks"),
-      note: part(".note"), summary: part(".summary"), tokens: part(".tokens"), continuation: part(".continuation") };
+      note: part(".note"), progress: part(".progress"), room: part(".room"), summary: part(".summary"), tokens: part(".tokens"), continuation: part(".continuation") };
     part(".title").textContent = `View ${this.name}`;
     this.parts.tokens.setAttribute("aria-label", `The text in view ${this.name}, token by token`);
     this.parts.run.append(...runs.map((run) => new Option(run.name)));
@@ -95,28 +116,62 @@ class View {
     parts.marks.replaceChildren(...trained.map((steps, n) => {
       const mark = document.createElement("span");
       mark.textContent = n ? steps : `${steps} trained`;
-      mark.style.left = `${(100 * offered.indexOf(steps)) / Math.max(1, offered.length - 1)}%`;
+      mark.style.setProperty("--at", `${(100 * offered.indexOf(steps)) / Math.max(1, offered.length - 1)}%`);
       return mark;
     }));
   }
 
-  /** Reads the text; then it is continued. A later call ends an earlier one. */
-  async read() {
+  /** Ends what is under way. */
+  stop() {
     this.reader?.abort();
     this.writer?.abort();
-    const { signal } = (this.reader = new AbortController());
+  }
+
+  /** Forgets the reading, and shows nothing of it. */
+  clear() {
+    this.reading = null;
+    for (const name of ["note", "summary", "tokens", "room", "continuation"]) this.parts[name].replaceChildren();
+    this.parts.note.classList.remove("trained");
+  }
+
+  /** Shows what is known before the reading is there. */
+  showTokens(known) {
+    if (this.reading?.ids.join() === known.ids.join()) return; // the earlier reading, dimmed, says more
+    this.clear();
+    this.showNote(known);
+    writeTokens(this.parts.tokens, { ...known, loss: [] }, { values: [] }, known.tokens.length);
+  }
+
+  showNote({ note, trained }) {
+    this.parts.note.textContent = note;
+    this.parts.note.classList.toggle("trained", trained);
+  }
+
+  /** Reads the text; then continuing it begins. A later call ends an earlier one. */
+  async read() {
+    this.stop();
+    const { signal } = (this.reader = new AbortController()), { run, steps, scheme } = this.choice;
+    const body = { text: state.text, ...this.grid };
     this.element.classList.add("busy");
+    let pending = true;
+    const early = setTimeout(async () => {
+      const known = await ask("/api/tokens", body, signal).catch(() => null);
+      if (known && pending) this.showTokens(known);
+    }, 200);
     try {
-      const reading = await ask("/api/read", { text: state.text, ...this.grid }, signal);
-      if (signal.aborted) return;
-      this.reading = reading;
-      this.parts.note.textContent = reading.note;
-      this.parts.note.classList.toggle("trained", reading.trained);
+      const words = `${compiled.has(run) ? "Reading" : "Compiling the model and reading"} the text in ${steps} steps of ${scheme}`;
+      this.reading = await telling(this.parts.progress, words, ask("/api/read", body, signal));
+      compiled.add(run);
+      this.showNote(this.reading);
       this.tell.read(this);
-      await this.continue();
+      this.continue();
     } catch (error) {
-      if (error.name !== "AbortError") this.tell.failed(error);
+      if (error.name === "AbortError") return;
+      this.clear();
+      this.tell.failed(error);
     } finally {
+      pending = false;
+      clearTimeout(early);
       if (!signal.aborted) this.element.classList.remove("busy");
     }
   }
@@ -125,20 +180,22 @@ class View {
   async continue() {
     this.writer?.abort();
     const { signal } = (this.writer = new AbortController());
-    const prompt = document.createElement("span"), { continuation } = this.parts;
+    const prompt = document.createElement("span"), text = document.createTextNode(""), { continuation, room } = this.parts;
     prompt.className = "prompt";
     prompt.textContent = state.text.slice(-80);
     this.continued = "";
-    const { max_tokens, temperature, seed } = state;
+    const { max_tokens, temperature, seed } = state, most = this.run.max_tokens, left = most - (this.reading?.tokens.length ?? 0);
+    room.textContent = left < max_tokens ? `The model reads at most ${most} tokens: after this text there is room for ${left || "none"}.` : "";
     try {
-      const response = await send("/api/continue", { text: state.text, ...this.grid, max_tokens, temperature, seed }, signal);
-      this.element.classList.remove("busy");
-      const text = document.createTextNode(""), reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+      const body = { text: state.text, ...this.grid, max_tokens, temperature, seed };
+      const response = await telling(this.parts.progress, "Computing the first new token", send("/api/continue", body, signal));
+      const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
       continuation.replaceChildren(prompt, text);
       for (let part = await reader.read(); !part.done && !signal.aborted; part = await reader.read()) {
         text.data = this.continued += part.value;
         continuation.scrollTop = continuation.scrollHeight;
       }
+      if (!this.continued && !signal.aborted && left && max_tokens) room.textContent = "The model ends the document here.";
     } catch (error) {
       if (error.name !== "AbortError") continuation.replaceChildren(error.message);
     }
