@@ -13,6 +13,7 @@ from t5x_diffeq.checkpoints.workdir import check_config, read_config, save_confi
 from t5x_diffeq.config.config import Config
 from t5x_diffeq.config.config_files import default_config
 from t5x_diffeq.model.config import ModelConfig
+from t5x_diffeq.model.config_layers import attention_of, mlp_of
 from t5x_diffeq.model.language_model import LanguageModel
 from t5x_diffeq.system.chips import CHIPS
 from t5x_diffeq.system.errors import InputError
@@ -68,14 +69,30 @@ def test_makes_a_model(name, variant):
 def test_loops_are_unrolled_on_gpus(platform, steps, expected):
     config = importlib.import_module("configs.tiny").get_config()
     config.model.update(num_steps=steps, remat="full")
-    of_full = ModelConfig.of(Config.of(config).model, 256, 64).with_loop_for(platform)
+    of_full = ModelConfig.of(Config.of(config).model, 256, 64).for_platform(platform)
     assert of_full.scan_unroll == 1  # in which it takes a fifth of the memory
     config.model.remat = "keep:qkv"
     for unroll, chosen in ((None, expected), (2, 2)):
         config.model.scan_unroll = unroll
         keys = Config.of(config)
-        model = ModelConfig.of(keys.model, 256, 64).with_loop_for(platform)
+        model = ModelConfig.of(keys.model, 256, 64).for_platform(platform)
         assert model.scan_unroll == chosen
+
+
+def test_tokens_are_merged_but_on_tpus():
+    """A config says for which platform, and the layers take it; fp8 needs merged tokens."""
+    config = importlib.import_module("configs.tiny").get_config()
+    config.model.dtype = "bfloat16"
+    for platform, products, merged in (
+        ("cpu", "dtype", True),
+        ("gpu", "dtype", True),
+        ("tpu", "dtype", False),
+        ("tpu", "fp8", True),
+    ):
+        config.model.products = products
+        model = ModelConfig.of(Config.of(config).model, 256, 64).for_platform(platform)
+        mlp, attention = mlp_of(model), attention_of(model)
+        assert mlp.merge_tokens == attention.merge_tokens == merged
 
 
 @pytest.mark.parametrize(

@@ -25,10 +25,11 @@ _LLAMAS = {"qkv_bias": False, "rope_theta": BASE, "rope_scaling": (), "tied_head
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig(ModelKeys):
-    """The keys of `config.model`, with what its data determine."""
+    """The keys of `config.model`, with what its data and the platform determine."""
 
     vocab_size: VocabSize = field()  # the vocabulary size of the tokenizer
     max_length: int  # the longest sequence, in tokens: `config.data.sequence_length`
+    merge_tokens: bool = True  # whether linears merge batch and length (`Linear.merge_tokens`)
 
     @classmethod
     def of(cls, keys: ModelKeys, vocab_size: int, max_length: int) -> "ModelConfig":
@@ -66,19 +67,21 @@ class ModelConfig(ModelKeys):
         kernel, reason = choose(*shapes, *rows)
         return replace(self, attention=kernel), reason
 
-    def with_loop_for(self, platform: str) -> "ModelConfig":
-        """The config with `scan_unroll` chosen, if it isn't set.
+    def for_platform(self, platform: str) -> "ModelConfig":
+        """The config with `scan_unroll` chosen, if it isn't set, and `merge_tokens`.
 
         On an H100, a step whose loop is unrolled takes 0.82 to 0.89 of the time
         (docs/lab/h100.md): what the loop stacks is neither zeroed nor copied. With `remat=full`
         little is stacked, and the compiler would recompute many unrolled steps at once, in five
-        times the memory.
+        times the memory. A TPU's compiler writes products into the loop's stack only if their
+        tokens aren't merged (docs/lab/tpu_step.md).
         """
+        config = replace(self, merge_tokens=platform != "tpu")
         if self.scan_unroll is not None:
-            return self
+            return config
         unrolled = platform == "gpu" and self.remat != "full"
         parts = -(-self.num_steps // _MOST_UNROLLED)
-        return replace(self, scan_unroll=-(-self.num_steps // parts) if unrolled else 1)
+        return replace(config, scan_unroll=-(-self.num_steps // parts) if unrolled else 1)
 
     def at_depth(self, num_steps: int | None, scheme: str | None = None) -> "ModelConfig":
         """The same model, with the same parameters, on another grid; None: its own N, or scheme.

@@ -63,10 +63,12 @@ def output_std(config: ModelConfig) -> float:
 
 
 def _common(config: ModelConfig) -> dict[str, Any]:
+    fp8 = config.products == "fp8"
     return {
         "use_bias": config.architecture == "gpt",
         "writes_residual": config.norm_position == "before",
         "output_std": output_std(config),
         "dtype": config.compute_dtype,
-        "fp8": config.products == "fp8",
+        "fp8": fp8,
+        "merge_tokens": config.merge_tokens or fp8,
     }

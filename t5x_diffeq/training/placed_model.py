@@ -112,7 +112,7 @@ def place_model(config: Config, vocab_size: int, mesh: Mesh) -> PlacedModel:
     )
     if is_plugin(model_config.weights):
         check_source(model_config)
-    model_config = model_config.with_loop_for(device.platform)
+    model_config = model_config.for_platform(device.platform)
     check_context(model_config, mesh)
     model, rules = LanguageModel(model_config), partitioning.logical_rules(config.mesh)
     return PlacedModel(

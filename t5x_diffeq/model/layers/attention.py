@@ -39,6 +39,7 @@ class Attention(nn.Module):
     output_std: float = 0.02
     dtype: DTypeLike = jnp.float32
     fp8: bool = False  # whether the products with weights are computed on fp8 operands
+    merge_tokens: bool = True  # whether these products merge batch and length
 
     def setup(self):  # noqa: D102
         if self.fused:
@@ -58,6 +59,7 @@ class Attention(nn.Module):
             writes_residual=self.writes_residual,
             dtype=self.dtype,
             fp8=self.fp8,
+            merge_tokens=self.merge_tokens,
         )
 
     def _norm(self) -> Norm:
@@ -72,6 +74,7 @@ class Attention(nn.Module):
             use_bias=self.qkv_bias,
             dtype=self.dtype,
             fp8=self.fp8,
+            merge_tokens=self.merge_tokens,
         )
 
     def __call__(self, x: State, places: Places, cache: Cache | None = None) -> tuple[State, Cache]:

@@ -32,14 +32,13 @@ class Linear(nn.Module):
     dtype: DTypeLike = jnp.float32
     # whether `x W` is computed on fp8 operands (`fp8.fp8_tensordot`); a branch's never is
     fp8: bool = False
+    # whether batch and length are one axis of the product. The gradient of W contracts over them,
+    # and with two axes a CPU first transposes the whole output, which outlasts the product.
+    merge_tokens: bool = True
 
     @nn.compact
     def __call__(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
-        """Maps `[..., *inputs]` to `[..., *outputs]`.
-
-        Batch and length are merged into one axis: the gradient of W contracts over them, and with
-        two axes it would first transpose the whole output, which on CPU outlasts the product.
-        """
+        """Maps `[..., *inputs]` to `[..., *outputs]`."""
         kernel = declare(
             self,
             "kernel",
@@ -52,7 +51,8 @@ class Linear(nn.Module):
             takes_adapter=True,
         )
         leading = x.shape[: x.ndim - self.num_inputs]
-        x = x.reshape(-1, *x.shape[len(leading) :])
+        if self.merge_tokens:
+            x = x.reshape(-1, *x.shape[len(leading) :])
         product = fp8_tensordot if self.fp8 else jnp.tensordot
         y = product(x, kernel.astype(self.dtype), self.num_inputs)
         if self.has_variable(ADAPTERS, "a"):
@@ -71,4 +71,4 @@ class Linear(nn.Module):
             )
             # Added in float32, as the bias's gradient is a sum over all tokens; rounded once.
             y = (y.astype(jnp.float32) + bias.astype(jnp.float32)).astype(self.dtype)
-        return y.reshape(*leading, *y.shape[1:])
+        return y.reshape(*leading, *self.shape[self.num_inputs :])

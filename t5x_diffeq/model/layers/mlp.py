@@ -53,12 +53,19 @@ class MLP(nn.Module):
     output_std: float = 0.02
     dtype: DTypeLike = jnp.float32
     fp8: bool = False  # whether the products are computed on fp8 operands
+    merge_tokens: bool = True  # whether the products merge batch and length
     unrolled: bool = False  # whether a program has several MLPs outside of any loop
 
     @nn.compact
     def __call__(self, x: State) -> State:
         """The MLP's output, not yet scaled by the step size."""
-        linear = partial(Linear, use_bias=self.use_bias, dtype=self.dtype, fp8=self.fp8)
+        linear = partial(
+            Linear,
+            use_bias=self.use_bias,
+            dtype=self.dtype,
+            fp8=self.fp8,
+            merge_tokens=self.merge_tokens,
+        )
         widen = partial(linear, (self.embed_dim, self.mlp_dim), ("embed", "mlp"))
         up = checkpoint_name(widen(name="up")(x), "mlp")
         if self.gated:
