@@ -1,6 +1,7 @@
 """The Python interface to a trained run."""
 
 import re
+import shutil
 import subprocess
 import sys
 import warnings
@@ -232,6 +233,30 @@ def test_grids_of_a_training():
     assert is_trained_grid(tiny, "euler", 4) and not is_trained_grid(tiny, "heun", 4)
     assert not is_trained_grid(tiny, "euler", 3) and not is_trained_grid(tiny, "dopri5", None)
     assert [is_smooth(td.load_config(f"configs/tiny.py{v}")) for v in ("", ":smooth")] == [0, 1]
+
+
+def test_runs_beside_each_other(run, run_on_lines, tmp_path):
+    """By workdirs or loaded; two workdirs of one name are told apart."""
+    other = tmp_path / run_on_lines.name
+    shutil.copytree(run_on_lines, other, ignore=shutil.ignore_patterns("checkpoints"))
+    compared = td.compare([run, str(other), run_on_lines])
+    head, *lines = repr(compared).splitlines()
+    assert re.split("  +", head) == list(compared.rows[0])
+    assert [line.split()[0] for line in lines] == [str(run_on_lines), str(other)]
+    row = compared.rows[0]
+    losses = [line["eval/loss"] for line in read_metrics(run_on_lines) if "eval/loss" in line]
+    assert (row["last loss"], row["lowest loss"]) == (f"{losses[-1]:.4f}", f"{min(losses):.4f}")
+    assert row["steps"] == "20" and row["model"].endswith("2 heads, 2 steps of euler")
+    assert f"parameters       {row['parameters']}\n" in repr(run)
+    assert float(row["tokens/s"].rstrip("kM")) > 0
+    assert compared._repr_html_().count("<tr>") == 3
+    assert compared.plot()._repr_png_().startswith(b"\x89PNG")
+    (other / "hyperparameters.json").unlink()  # an older run's
+    assert td.compare([other]).rows[0]["parameters"] == "-"
+    with pytest.raises(InputError, match="holds no run"):
+        td.compare([tmp_path / "nothing"])
+    with pytest.raises(InputError, match="give at least one workdir"):
+        td.compare([])
 
 
 @pytest.mark.slow

@@ -363,6 +363,14 @@ def _parse_folder(text: str, name: str) -> AnyPath:
     return path
 
 
+def check_plot(flag: flags.FlagHolder) -> None:
+    """Checks the file that `--plot` names, if it is given: its suffix, and that it is no folder."""
+    if flag.value and not flag.value.endswith((".png", ".pdf", ".svg")):
+        raise InputError(f"--plot={flag.value} must end in .png, .pdf or .svg")
+    if flag.value and parse_path(flag.value, "--plot").is_dir():
+        raise InputError(f"--plot={flag.value} is a folder; name a file")
+
+
 def parse_part(flag: flags.FlagHolder | flags.Flag) -> tuple[int, int]:
     """(i, n) of a flag's `i/n`, the i-th of n parts; without a value, the whole.
 

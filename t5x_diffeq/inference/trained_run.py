@@ -25,6 +25,7 @@ from jaxtyping import Array, Float, Int
 
 from t5x_diffeq.checkpoints.workdir import read_config
 from t5x_diffeq.config.config import Config
+from t5x_diffeq.config.keys.model import ModelKeys
 from t5x_diffeq.data.corpus import Corpus, load_corpus
 from t5x_diffeq.data.tokenizer import Tokenizer
 from t5x_diffeq.inference import validation
@@ -87,8 +88,7 @@ class TrainedRun:
         losses = [x["eval/loss"] for x in lines if x["step"] == self.step and "eval/loss" in x]
         return {
             "run": ", ".join(filter(None, (f"{self.workdir}, step {self.step}", self.loaded_with))),
-            "model": f"{c.block or c.architecture}, {c.weights} weights, width {c.embed_dim}, "
-            f"{c.num_heads} heads, {c.vocab_size} tokens",
+            "model": f"{describe_model(c)}, {c.vocab_size} tokens",
             "parameters": format_count(sum(leaf.size for leaf in leaves)),
             "grid": f"{c.num_steps} steps of {c.scheme}, {trained}",
             "validation loss": f"{losses[-1]:.4f} nats per token when it was trained"
@@ -131,7 +131,7 @@ class TrainedRun:
         return Figures(
             self.run,
             (trained.scheme, trained.num_steps),
-            self.metric_lines,
+            lambda: {self.workdir.name: self.metric_lines()},
             self.trajectory,
             perplexity,
         )
@@ -327,6 +327,12 @@ class TrainedRun:
     def _apply(self, method: Callable, *arguments: ArrayLike) -> Any:
         with self.run.placed.context():
             return _apply(method, self.run.placed.model, self.run.params, *arguments)
+
+
+def describe_model(c: ModelConfig | ModelKeys) -> str:
+    """`gpt, time_dependent weights, width 128, 4 heads`."""
+    name = c.block or c.architecture
+    return f"{name}, {c.weights} weights, width {c.embed_dim}, {c.num_heads} heads"
 
 
 @partial(jax.jit, static_argnames=("method", "model"))
