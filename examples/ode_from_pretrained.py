@@ -48,4 +48,4 @@ ode = td.load("workdirs/ode")
 text = "def main():"
 print(f"layers {layers.loss(text):.5f}, ode {ode.loss(text):.5f} nats per token")
 for steps in (3, 4, 5, 8):
-    print(steps, "steps:", ode.at_depth(steps).evaluate(limit=2)["perplexity"])
+    print(steps, "steps:", ode.at_depth(steps).evaluate(eval_batches=2)["perplexity"])

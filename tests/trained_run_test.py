@@ -75,7 +75,7 @@ def test_another_grid(run_on_lines, run):
     assert len(finer.trajectory("line")) == double + 1
     loaded = td.load(run_on_lines, num_steps=double, scheme="heun")
     np.testing.assert_array_equal(finer.logits("line"), loaded.logits("line"))
-    assert finer.evaluate(limit=1)["loss"] != run.evaluate(limit=1)["loss"]
+    assert finer.evaluate(eval_batches=1)["loss"] != run.evaluate(eval_batches=1)["loss"]
 
 
 def test_evaluate_is_what_training_reported(run, run_on_lines):
@@ -105,7 +105,7 @@ def test_the_five_lines_on_the_first_run(tmp_path):
     run = td.train(config, tmp_path / "tiny")
     assert {len(leaf) for leaf in jax.tree.leaves(run.weights(t=[0.0, 0.5, 1.0]))} == {3}
     assert run.trajectory("def main():").shape == (7, len(run.tokens("def main():")), 128)
-    assert run.at_depth(12, scheme="heun").evaluate(limit=1)["loss"] > 0
+    assert run.at_depth(12, scheme="heun").evaluate(eval_batches=1)["loss"] > 0
     (text,) = run.generate(["def main():"], max_tokens=40)
     assert text.startswith("def main():") and len(run.tokens(text)) > 10
     again = td.train(config, tmp_path / "tiny")  # it is finished: loaded, not trained
@@ -186,7 +186,7 @@ def test_what_is_known_of_a_run(run, monkeypatch):
         (lambda run: run.generate("line", 0), "max_tokens=0; it must be at least 1"),
         (lambda run: run.generate("line", temperature=-1.0), "temperature=-1.0; it must be 0"),
         (lambda run: run.generate("line", top_p=2.0), "top_p=2.0; it must be above 0"),
-        (lambda run: run.evaluate(limit=0), "limit=0; it must be at least 1"),
+        (lambda run: run.evaluate(eval_batches=0), "eval_batches=0; it must be at least 1"),
     ],
 )
 def test_arguments_that_can_not_be_used(run, call, message):
@@ -218,10 +218,10 @@ def test_off_the_trained_grid_it_warns_once(run):
     trained_run._warn_once.cache_clear()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        run.evaluate(limit=1)
+        run.evaluate(eval_batches=1)
         assert not caught
-        run.at_depth(4).evaluate(limit=1)
-        run.at_depth(2, scheme="heun").evaluate(limit=1)
+        run.at_depth(4).evaluate(eval_batches=1)
+        run.at_depth(2, scheme="heun").evaluate(eval_batches=1)
     (warning,) = caught
     assert "trained only with 2 steps of euler" in str(warning.message)
     assert ":smooth" in str(warning.message)

@@ -176,14 +176,14 @@ class Figures:
         self,
         num_steps: Sequence[int] | None = None,
         schemes: Sequence[str] | None = None,
-        limit: int | None = 4,
+        eval_batches: int | None = 4,
     ) -> "Figure":
         """The perplexity on validation against the number of solver steps, a line per scheme.
 
         Args:
           num_steps: numbers of steps; None for half, once, twice and four times the run's own.
           schemes: schemes; None for the run's own.
-          limit: only the first `limit` batches; None for the whole split.
+          eval_batches: number of batches, from the first; None for the whole split.
 
         Raises:
           InputError: if the weights don't exist on one of the grids.
@@ -195,7 +195,7 @@ class Figures:
             {
                 "scheme": each,
                 "num_steps": count,
-                "eval/perplexity": self._perplexity(count, each, limit),
+                "eval/perplexity": self._perplexity(count, each, eval_batches),
             }
             for each in schemes or [scheme]
             for count in counts

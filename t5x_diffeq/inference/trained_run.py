@@ -125,8 +125,9 @@ class TrainedRun:
         """Figures: `plot()` of the losses; `plot.weights`, `plot.states` and `plot.depths`."""
         trained = self.config.model
 
-        def perplexity(num_steps: int, scheme: str, limit: int | None) -> float:
-            return self.at_depth(num_steps, scheme).evaluate(limit=limit)["perplexity"]
+        def perplexity(num_steps: int, scheme: str, eval_batches: int | None) -> float:
+            on_grid = self.at_depth(num_steps, scheme)
+            return on_grid.evaluate(eval_batches=eval_batches)["perplexity"]
 
         return Figures(
             self.run,
@@ -213,7 +214,7 @@ class TrainedRun:
         logits = self.logits(text)[:-1, : self.tokenizer.vocab_size]
         return float(optax.softmax_cross_entropy_with_integer_labels(logits, tokens[1:]).mean())
 
-    def evaluate(self, batch_size: int = 32, limit: int | None = None) -> dict[str, float]:
+    def evaluate(self, batch_size: int = 32, eval_batches: int | None = None) -> dict[str, float]:
         """`loss` (nats per token), `perplexity`, `bits_per_byte` and `tokens` on validation.
 
         `bits_per_byte` is there if the bytes of tokens are known (see `data.token_bytes`). On a
@@ -221,17 +222,17 @@ class TrainedRun:
 
         Args:
           batch_size: sequences per batch.
-          limit: only the first `limit` batches; None for the whole split.
+          eval_batches: number of batches, from the first; None for the whole split.
 
         Raises:
-          InputError: if `batch_size` or `limit` is less than 1.
+          InputError: if `batch_size` or `eval_batches` is less than 1.
         """
-        for name, value in (("batch_size", batch_size), ("limit", limit)):
+        for name, value in (("batch_size", batch_size), ("eval_batches", eval_batches)):
             if value is not None and value < 1:
                 raise InputError(f"{name}={value}; it must be at least 1")
         if not self.on_trained_grid and not validation.is_smooth(self.config):
             _warn_once(validation.off_grid_warning(self.config))
-        return validation.evaluate_split(self.run, self.corpus, batch_size, limit)
+        return validation.evaluate_split(self.run, self.corpus, batch_size, eval_batches)
 
     def generate(
         self,
