@@ -157,7 +157,10 @@ def test_a_run_says_what_it_is(run, run_on_lines, monkeypatch):
     loss = read_metrics(run_on_lines)[-1]["eval/loss"]
     assert f"{loss:.4f} nats" in repr(run)
     assert run._repr_html_().count("<tr>") == 5
-    assert "not a grid that it was trained on" in repr(run.at_depth(4))
+    for other in (run.at_depth(4), run.at_depth(2, "heun")):
+        assert "not a grid that it was trained on" in repr(other)
+        assert repr(other).endswith("validation loss  unknown: evaluate()")
+    assert repr(run.at_depth(4).at_depth(2)) == repr(run)
     monkeypatch.setattr(trained_run, "read_metrics", unreadable)
     assert "unknown" in repr(run)
 

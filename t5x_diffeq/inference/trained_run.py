@@ -81,8 +81,10 @@ class TrainedRun:
         c = self._model
         leaves = jax.tree.leaves(self.run.params)
         trained = "as trained" if self.on_trained_grid else "not a grid that it was trained on"
+        own = self.config.model
+        is_evaluated = (c.scheme, c.num_steps) == (own.scheme, own.num_steps)  # by the training
         try:
-            lines = [] if self.loaded_with else self.metric_lines()
+            lines = self.metric_lines() if is_evaluated and not self.loaded_with else []
         except InputError:  # a run is shown even if its metrics can't be read
             lines = []
         losses = [x["eval/loss"] for x in lines if x["step"] == self.step and "eval/loss" in x]
