@@ -167,7 +167,7 @@ def format_help(verb_flags: flags.FlagValues) -> str:
     for name in verb_flags:
         flag = verb_flags[name]
         is_config = config_flags.is_config_flag(flag)
-        has_default = not is_config and flag.default not in (None, False, [])
+        has_default = not (is_config or flag.boolean) and flag.default not in (None, [])
         meaning = flag.help.partition(";\n")[0]  # absl adds a note that it may be repeated
         text = f"{meaning} [default: {flag.default}]" if has_default else meaning
         head = f"  --{name:<{width}}"

@@ -253,7 +253,7 @@ class TrainedRun:
           prompts: a text to continue, or several, which are continued at once.
           max_tokens: most tokens to add to each.
           sampling: how tokens are drawn; None for what the last three arguments say.
-          seed: seed of the random draws.
+          seed: seed of the random draws; the same arguments with the same seed give the same text.
           temperature: temperature of the softmax; 0 takes the likeliest token.
           top_k: draw among this many likeliest tokens; None for all.
           top_p: draw among the likeliest that together have this probability.
