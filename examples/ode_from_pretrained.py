@@ -5,7 +5,7 @@
 The per-layer model is trained here, and exported in Hugging Face's format. For a folder of a Llama
 or another supported model (docs/huggingface.md), set FOLDER to it, drop data.tokenizer
 from TEXT, skip the second cell, and leave out what uses `layers`. Needs safetensors:
-pip install 't5x_diffeq[export]'.
+pip install -e '.[export]'.
 """
 
 # %%
