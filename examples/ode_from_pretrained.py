@@ -5,7 +5,7 @@
 The per-layer model is trained here, and exported in Hugging Face's format. For a folder of a Llama
 or another supported model (docs/huggingface.md), set FOLDER to it, drop data.tokenizer
 from TEXT, skip the second cell, and leave out what uses `layers`. Needs safetensors:
-pip install 't5x_diffeq[export]'.
+pip install -e '.[export]'.
 """
 
 # %%
@@ -48,4 +48,4 @@ ode = td.load("workdirs/ode")
 text = "def main():"
 print(f"layers {layers.loss(text):.5f}, ode {ode.loss(text):.5f} nats per token")
 for steps in (3, 4, 5, 8):
-    print(steps, "steps:", ode.at_depth(steps).evaluate(limit=2)["perplexity"])
+    print(steps, "steps:", ode.at_depth(steps).evaluate(eval_batches=2)["perplexity"])

@@ -83,4 +83,4 @@ if __name__ == "__main__":
     for variant in ("ode", "baseline"):
         config = td.load_config(f"configs/tiny.py:{variant}", SIZES)
         run = td.train(config, f"workdirs/own_block_{variant}")
-        print(variant, run.evaluate(limit=2))
+        print(variant, run.evaluate(eval_batches=2))

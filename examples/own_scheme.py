@@ -65,4 +65,4 @@ if __name__ == "__main__":
         },
     )
     run = td.train(config, "workdirs/own_scheme")
-    print(run.evaluate(limit=2))
+    print(run.evaluate(eval_batches=2))

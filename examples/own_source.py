@@ -70,4 +70,4 @@ if __name__ == "__main__":
         "train.eval_all_at_end": False,
     }
     run = td.train(td.load_config("configs/tiny.py", SIZES), "workdirs/own_source")
-    print(run.evaluate(limit=2))
+    print(run.evaluate(eval_batches=2))

@@ -40,8 +40,8 @@ print("mean |dy/dt| of each step:", np.round(speed, 2))
 # %% Its loss on a text, and the perplexity of its validation split on other grids.
 print(f"{run.loss('import numpy as np'):.3f} nats per token")
 for steps in (2, 4, 8):
-    print(steps, "steps:", run.at_depth(steps).evaluate(limit=2))
-print("Heun:", run.at_depth(4, scheme="heun").evaluate(limit=2))
+    print(steps, "steps:", run.at_depth(steps).evaluate(eval_batches=2))
+print("Heun:", run.at_depth(4, scheme="heun").evaluate(eval_batches=2))
 
 # %% And text. The model has seen 41 thousand characters, so don't expect much.
 for text in run.generate(["def main():", "import "], max_tokens=20):

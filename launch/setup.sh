@@ -1,8 +1,8 @@
 # shellcheck shell=bash
 # Sourced by the other scripts: makes $VENV with the project installed, once.
 #
-#   PYTHON   the interpreter to use (default: the first of python3, python3.13, .12, .11 that is
-#            new enough)
+#   PYTHON   the interpreter to use (default: the first of python3.12, python3.13, python3.11 and
+#            python3 that is there and new enough; of JAX, Python 3.11 gets no new versions)
 #   VENV     where the environment lies (default: .venv in the project). One of your own, in which
 #            the project runs already, is left as it is.
 #
@@ -25,7 +25,7 @@ new_enough() {
 
 find_python() {
   local candidate
-  for candidate in ${PYTHON:+"$PYTHON"} python3 python3.13 python3.12 python3.11; do
+  for candidate in ${PYTHON:+"$PYTHON"} python3.12 python3.13 python3.11 python3; do
     if command -v "$candidate" >/dev/null && new_enough "$candidate"; then
       echo "$candidate"
       return

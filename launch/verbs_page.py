@@ -45,8 +45,8 @@ def _section(verb: str) -> str:
 def _row(flag: flags.Flag) -> str:
     text = re.sub(r"^<\S+>: ", "", flag.help.partition(";\n")[0])  # absl's notes
     meaning, _, default = text.partition(" [default: ")
-    has_default = not config_flags.is_config_flag(flag) and flag.default not in (None, False, [])
-    if has_default and not default:
+    has_none = config_flags.is_config_flag(flag) or flag.boolean or flag.default in (None, [])
+    if not has_none and not default:
         default = f"`{flag.default}`"
     cells = (f"`--{flag.name}`", default.rstrip("]"), meaning)
     return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"

@@ -8,6 +8,7 @@ from t5x_diffeq.system.extras import __version__
 if TYPE_CHECKING:
     from t5x_diffeq.cli.train import train
     from t5x_diffeq.config.config_files import load_config
+    from t5x_diffeq.inference.compare import compare
     from t5x_diffeq.inference.sampling import Sampling
     from t5x_diffeq.inference.trained_run import TrainedRun, load
     from t5x_diffeq.model.block import Block
@@ -27,6 +28,7 @@ __all__ = [
     "VectorField",
     "WeightSource",
     "__version__",
+    "compare",
     "grid",
     "integrate",
     "load",
@@ -42,6 +44,7 @@ _HOMES = {  # the module of each name, and its name there
     "TrainedRun": ("inference.trained_run", "TrainedRun"),
     "VectorField": ("model.ode.solvers", "VectorField"),
     "WeightSource": ("model.ode.weight_source", "WeightSource"),
+    "compare": ("inference.compare", "compare"),
     "grid": ("model.ode.solvers", "grid"),
     "integrate": ("model.ode.integrate", "integrate_field"),
     "load": ("inference.trained_run", "load"),

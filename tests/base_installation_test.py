@@ -55,6 +55,9 @@ def test_extras_have_their_packages():
     for package, extra in EXTRAS.items():
         wanted = {Requirement(line).name for line in project["optional-dependencies"][extra]}
         assert package in {name.replace("-", "_") for name in wanted}, package
+    for path in (ROOT / "t5x_diffeq").rglob("*.py"):
+        named = re.findall(r"install_command\([\"'](\w+)", path.read_text())
+        assert {*named} <= project["optional-dependencies"].keys(), path
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +127,7 @@ def test_the_base_installation_runs_the_commands_of_the_readme(wheel, tmp_path):
         refused = run_verb(*command)
         assert refused.returncode == 2, refused.stderr
         assert refused.stderr.count("\n") == 1, refused.stderr
-        assert f"pip install 't5x_diffeq[{extra}]'" in refused.stderr, refused.stderr
+        assert f"python -m pip install 't5x_diffeq[{extra}]'" in refused.stderr, refused.stderr
 
     install = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--python", python]
     subprocess.run([*install, f"{wheel}[export]"], check=True)

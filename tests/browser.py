@@ -13,7 +13,7 @@ def why_not() -> str:
     """Why pages can't be opened here; empty if they can."""
     missing = [name for name, path in _PROGRAMS.items() if not path]
     if not importlib.util.find_spec("selenium"):
-        missing.append("selenium (pip install 't5x_diffeq[test]')")
+        missing.append("selenium (pip install -e '.[test]')")
     return f"needs {', '.join(missing)}: launch/ci_packages.sh" if missing else ""
 
 

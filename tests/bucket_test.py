@@ -69,9 +69,7 @@ def test_places(store, monkeypatch):
     files.bucket_files.cache_clear()
     monkeypatch.setitem(__import__("sys").modules, "gcsfs", None)
     monkeypatch.setattr(files.fsspec, "filesystem", lambda *_, **__: __import__("gcsfs"))
-    with pytest.raises(
-        InputError, match=r"needs the package gcsfs .*pip install 't5x_diffeq\[gcs\]'"
-    ):
+    with pytest.raises(InputError, match=r"needs the package gcsfs .*pip install -e '/.*\[gcs\]'"):
         parse_path("gs://b/x", "--workdir")
     files.bucket_files.cache_clear()
 

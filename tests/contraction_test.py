@@ -59,7 +59,7 @@ def update(e, P, m, v, dW):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not LIBTPU, reason="needs libtpu: pip install t5x_diffeq[tpu]")
+@pytest.mark.skipif(not LIBTPU, reason="needs libtpu: pip install -e '.[tpu]'")
 def test_a_tpu_copies_neither_p_nor_its_moments():
     """Nothing but products and the update itself touches what is as large as P."""
     devices = np.array(make_topology("v5e:2x2").devices).reshape(

@@ -19,7 +19,7 @@ from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.training.partitioning import arrange_mesh, axes_across_slices, batch_sharding
 
 LIBTPU = importlib.util.find_spec("libtpu") is not None
-needs_libtpu = pytest.mark.skipif(not LIBTPU, reason="needs libtpu: pip install 't5x_diffeq[tpu]'")
+needs_libtpu = pytest.mark.skipif(not LIBTPU, reason="needs libtpu: pip install -e '.[tpu]'")
 # A small and a large shape of each kind (cloud.google.com/tpu/docs).
 TOPOLOGIES = {
     "v2": ("2x2", "16x16"),

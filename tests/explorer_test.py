@@ -127,7 +127,7 @@ def test_characters_of_several_bytes(client):
 
 def test_the_loss_on_validation_text(client, run):
     for num_steps in (2, 3):
-        there = run.at_depth(num_steps).evaluate(batch_size=8, limit=1)
+        there = run.at_depth(num_steps).evaluate(batch_size=8, eval_batches=1)
         answer = ask(client, "/api/validation", num_steps=num_steps)
         assert answer["loss"] == pytest.approx(there["loss"], rel=1e-4)
         assert answer["tokens"] == there["tokens"]

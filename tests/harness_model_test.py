@@ -20,7 +20,7 @@ from t5x_diffeq.training.evaluation import evaluate_loss, make_eval_step
 from t5x_diffeq.training.load import load_run
 from t5x_diffeq.training.setup import make_setup
 
-pytest.importorskip("lm_eval", reason="lm_eval is not installed: pip install 't5x_diffeq[eval]'")
+pytest.importorskip("lm_eval", reason="lm_eval is not installed: pip install -e '.[eval]'")
 
 from lm_eval.api.instance import Instance
 

@@ -24,7 +24,7 @@ from t5x_diffeq.inference.hooks import DownstreamTasks
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.training.tracking.jsonl import read_metrics
 
-pytest.importorskip("lm_eval", reason="lm_eval is not installed: pip install 't5x_diffeq[eval]'")
+pytest.importorskip("lm_eval", reason="lm_eval is not installed: pip install -e '.[eval]'")
 
 from t5x_diffeq.inference import harness
 
@@ -192,7 +192,7 @@ def test_the_papers_tasks_each_once():
 
 def test_without_the_harness(run_on_lines, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    with pytest.raises(InputError, match="--tasks needs the package lm_eval; pip install"):
+    with pytest.raises(InputError, match=r"--tasks needs the package lm_eval; .* -m pip install"):
         call(evaluate_verb, f"--workdir={run_on_lines}", "--tasks=piqa")
 
 

@@ -144,6 +144,8 @@ def forget_flags(verb) -> None:
     """Lets a verb's command line be parsed as if for the first time: overrides are defined once."""
     for override in [name for name in verb.FLAGS if "." in name]:
         delattr(verb.FLAGS, override)
+    if "config" in verb.FLAGS:
+        vars(verb.FLAGS["config"]).get("_override_values", {}).clear()
     verb.FLAGS.unparse_flags()
 
 

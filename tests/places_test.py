@@ -10,8 +10,8 @@ from absl import flags
 
 from t5x_diffeq.cli.command_line import parse_folder
 from t5x_diffeq.system.errors import InputError
+from t5x_diffeq.system.extras import python_command
 from t5x_diffeq.system.files import parse_path
-from t5x_diffeq.training.progress import python_command
 
 
 @pytest.fixture

@@ -73,7 +73,7 @@ def test_on_virtual_cpu_devices():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not LIBTPU, reason="needs libtpu: pip install t5x_diffeq[tpu]")
+@pytest.mark.skipif(not LIBTPU, reason="needs libtpu: pip install -e '.[tpu]'")
 def test_on_tpus_that_are_not_there():
     keys = ("--config.model.dtype=bfloat16", "--config.data.sequence_length=128")
     done = run_plan("v5e:2x2", "--slices=2", *keys)
@@ -90,11 +90,11 @@ def test_on_tpus_that_are_not_there():
 
 @pytest.mark.skipif(LIBTPU, reason="libtpu is installed")
 def test_without_libtpu():
-    with pytest.raises(InputError, match=r"pip install 't5x_diffeq\[tpu\]'"):
+    with pytest.raises(InputError, match=r"pip install -e '/.*\[tpu\]'"):
         make_topology("v5p:4x4x4")
 
 
-@pytest.mark.skipif(not LIBTPU, reason="needs libtpu: pip install t5x_diffeq[tpu]")
+@pytest.mark.skipif(not LIBTPU, reason="needs libtpu: pip install -e '.[tpu]'")
 def test_a_topology_that_is_not():
     with pytest.raises(InputError, match="--topology=v5p:3x5x7 is not known to the TPU's compil"):
         make_topology("v5p:3x5x7")
@@ -109,7 +109,7 @@ def test_a_topology_that_is_not():
         ("cpu:2x2", "give a count of devices, as in cpu:8"),
         ("cpu:0", "give a count of devices, as in cpu:8"),
         ("cpu:99", "JAX has 8 CPU devices"),
-        ("h100:64", r"pip install 't5x_diffeq\[gpu_compiler\]'"),
+        ("h100:64", r"pip install -e '/.*\[gpu_compiler\]'"),
     ],
 )
 def test_bad_topologies(name, message):

@@ -40,7 +40,7 @@ def test_a_recorded_workdir(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     workdir = tmp_path / "run"
     run = td.load(workdir)
-    np.testing.assert_allclose(run.evaluate(limit=2)["loss"], LOSS_AT_4, rtol=1e-5)
+    np.testing.assert_allclose(run.evaluate(eval_batches=2)["loss"], LOSS_AT_4, rtol=1e-5)
     assert run.generate("ab", max_tokens=3).startswith("ab")
 
     td.train(td.load_config("configs/tiny.py", CONFIG), workdir)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import pytest
 from helpers import call, config_with_train, training_of
 
+from t5x_diffeq.analysis import run_plots
 from t5x_diffeq.cli import status
 from t5x_diffeq.cli.status import RunStatus
 from t5x_diffeq.system.errors import InputError, RunError
@@ -157,6 +158,35 @@ def test_the_verb_on_a_run_and_on_a_folder_of_runs(tmp_path, capsys):
     ]
     with pytest.raises(InputError, match="neither it nor a folder in it holds a run"):
         call(status, f"--workdir={tmp_path / 'nothing'}")
+
+
+def test_the_losses_of_several_runs_in_one_figure(tmp_path, capsys, monkeypatch):
+    write_history(tmp_path / "one", CRASHED)
+    (tmp_path / "more").mkdir()
+    write_history(tmp_path / "more" / "two", ROLLED_BACK)
+    workdirs = [f"--workdir={tmp_path / name}" for name in ("one", "more", "one")]
+    drawn = []
+    draw = run_plots.losses_over_steps
+    monkeypatch.setattr(
+        run_plots, "losses_over_steps", lambda runs: drawn.append(draw(runs)) or drawn[-1]
+    )
+    for name, start in (("a.png", b"\x89PNG"), ("a.svg", b"<?xml"), ("a.pdf", b"%PDF")):
+        call(status, *workdirs, f"--plot={tmp_path / name}")
+        assert (tmp_path / name).read_bytes().startswith(start)
+    out, err = capsys.readouterr()
+    assert [line.split()[0] for line in out.splitlines()[:3]] == ["run", "one", "two"]
+    assert f"figure in {tmp_path / 'a.pdf'}" in err
+    lines = drawn[0].axes[0].lines
+    assert [line.get_label() for line in lines] == ["one, validation", "two, validation"]
+    assert [list(line.get_ydata()) for line in lines] == [[7.5, 3.0]] * 2
+    (tmp_path / "one" / "metrics.jsonl").unlink()
+    with pytest.raises(InputError, match="one: no loss has been reported yet"):
+        call(status, workdirs[0], f"--plot={tmp_path / 'a.png'}")
+    with pytest.raises(InputError, match=r"--plot=a.gif must end in"):
+        call(status, workdirs[0], "--plot=a.gif")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(InputError, match="--plot needs the package matplotlib; "):
+        call(status, workdirs[0], "--plot=a.png")
 
 
 def test_a_history_grows_over_attempts(tmp_path):

@@ -189,7 +189,7 @@ def test_figures_are_drawn_in_another_thread(capsys):
 
 def test_what_is_missing_is_said_before_the_run(small, monkeypatch, tmp_path):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    message = r"wandb needs the package wandb; pip install 't5x_diffeq\[trackers\]'"
+    message = r"wandb needs the package wandb; .*python.* -m pip install -e '/.*\[trackers\]'"
     with pytest.raises(InputError, match=message):
         check_trackers(("tensorboard", "wandb"))
     small.train.figure_every = 5

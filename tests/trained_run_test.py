@@ -1,6 +1,7 @@
 """The Python interface to a trained run."""
 
 import re
+import shutil
 import subprocess
 import sys
 import warnings
@@ -74,7 +75,7 @@ def test_another_grid(run_on_lines, run):
     assert len(finer.trajectory("line")) == double + 1
     loaded = td.load(run_on_lines, num_steps=double, scheme="heun")
     np.testing.assert_array_equal(finer.logits("line"), loaded.logits("line"))
-    assert finer.evaluate(limit=1)["loss"] != run.evaluate(limit=1)["loss"]
+    assert finer.evaluate(eval_batches=1)["loss"] != run.evaluate(eval_batches=1)["loss"]
 
 
 def test_evaluate_is_what_training_reported(run, run_on_lines):
@@ -104,7 +105,7 @@ def test_the_five_lines_on_the_first_run(tmp_path):
     run = td.train(config, tmp_path / "tiny")
     assert {len(leaf) for leaf in jax.tree.leaves(run.weights(t=[0.0, 0.5, 1.0]))} == {3}
     assert run.trajectory("def main():").shape == (7, len(run.tokens("def main():")), 128)
-    assert run.at_depth(12, scheme="heun").evaluate(limit=1)["loss"] > 0
+    assert run.at_depth(12, scheme="heun").evaluate(eval_batches=1)["loss"] > 0
     (text,) = run.generate(["def main():"], max_tokens=40)
     assert text.startswith("def main():") and len(run.tokens(text)) > 10
     again = td.train(config, tmp_path / "tiny")  # it is finished: loaded, not trained
@@ -156,7 +157,10 @@ def test_a_run_says_what_it_is(run, run_on_lines, monkeypatch):
     loss = read_metrics(run_on_lines)[-1]["eval/loss"]
     assert f"{loss:.4f} nats" in repr(run)
     assert run._repr_html_().count("<tr>") == 5
-    assert "not a grid that it was trained on" in repr(run.at_depth(4))
+    for other in (run.at_depth(4), run.at_depth(2, "heun")):
+        assert "not a grid that it was trained on" in repr(other)
+        assert repr(other).endswith("validation loss  unknown: evaluate()")
+    assert repr(run.at_depth(4).at_depth(2)) == repr(run)
     monkeypatch.setattr(trained_run, "read_metrics", unreadable)
     assert "unknown" in repr(run)
 
@@ -185,7 +189,7 @@ def test_what_is_known_of_a_run(run, monkeypatch):
         (lambda run: run.generate("line", 0), "max_tokens=0; it must be at least 1"),
         (lambda run: run.generate("line", temperature=-1.0), "temperature=-1.0; it must be 0"),
         (lambda run: run.generate("line", top_p=2.0), "top_p=2.0; it must be above 0"),
-        (lambda run: run.evaluate(limit=0), "limit=0; it must be at least 1"),
+        (lambda run: run.evaluate(eval_batches=0), "eval_batches=0; it must be at least 1"),
     ],
 )
 def test_arguments_that_can_not_be_used(run, call, message):
@@ -217,10 +221,10 @@ def test_off_the_trained_grid_it_warns_once(run):
     trained_run._warn_once.cache_clear()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        run.evaluate(limit=1)
+        run.evaluate(eval_batches=1)
         assert not caught
-        run.at_depth(4).evaluate(limit=1)
-        run.at_depth(2, scheme="heun").evaluate(limit=1)
+        run.at_depth(4).evaluate(eval_batches=1)
+        run.at_depth(2, scheme="heun").evaluate(eval_batches=1)
     (warning,) = caught
     assert "trained only with 2 steps of euler" in str(warning.message)
     assert ":smooth" in str(warning.message)
@@ -232,6 +236,30 @@ def test_grids_of_a_training():
     assert is_trained_grid(tiny, "euler", 4) and not is_trained_grid(tiny, "heun", 4)
     assert not is_trained_grid(tiny, "euler", 3) and not is_trained_grid(tiny, "dopri5", None)
     assert [is_smooth(td.load_config(f"configs/tiny.py{v}")) for v in ("", ":smooth")] == [0, 1]
+
+
+def test_runs_beside_each_other(run, run_on_lines, tmp_path):
+    """By workdirs or loaded; two workdirs of one name are told apart."""
+    other = tmp_path / run_on_lines.name
+    shutil.copytree(run_on_lines, other, ignore=shutil.ignore_patterns("checkpoints"))
+    compared = td.compare([run, str(other), run_on_lines])
+    head, *lines = repr(compared).splitlines()
+    assert re.split("  +", head) == list(compared.rows[0])
+    assert [line.split()[0] for line in lines] == [str(run_on_lines), str(other)]
+    row = compared.rows[0]
+    losses = [line["eval/loss"] for line in read_metrics(run_on_lines) if "eval/loss" in line]
+    assert (row["last loss"], row["lowest loss"]) == (f"{losses[-1]:.4f}", f"{min(losses):.4f}")
+    assert row["steps"] == "20" and row["model"].endswith("2 heads, 2 steps of euler")
+    assert f"parameters       {row['parameters']}\n" in repr(run)
+    assert float(row["tokens/s"].rstrip("kM")) > 0
+    assert compared._repr_html_().count("<tr>") == 3
+    assert compared.plot()._repr_png_().startswith(b"\x89PNG")
+    (other / "hyperparameters.json").unlink()  # an older run's
+    assert td.compare([other]).rows[0]["parameters"] == "-"
+    with pytest.raises(InputError, match="holds no run"):
+        td.compare([tmp_path / "nothing"])
+    with pytest.raises(InputError, match="give at least one workdir"):
+        td.compare([])
 
 
 @pytest.mark.slow

@@ -120,6 +120,11 @@ def test_generate(workdir, capsys):
     call(generate, *greedy, "--seed=7")
     assert capsys.readouterr().out == first
     assert first.startswith("line 1")
+    sampled, texts = [*greedy[:2], "--temperature=5", "--max_tokens=5"], []
+    for seed in (0, 0, 1):
+        call(generate, *sampled, f"--seed={seed}")
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1] != texts[2]
     call(generate, *greedy[:2], "--temperature=5", "--max_tokens=5", "--num_steps=4")
     assert capsys.readouterr().out != first
 

@@ -15,16 +15,19 @@ from t5x_diffeq.analysis.report import RETURN
 _MOST_NAMES = 12  # of tokens in a legend
 
 
-def losses_over_steps(metrics: Sequence[Mapping[str, float]]) -> Figure:
-    """The training and validation losses over optimizer steps, from a run's metrics."""
-    figure = make_figure(2.4)
+def losses_over_steps(runs: Mapping[str, Sequence[Mapping[str, float]]]) -> Figure:
+    """The training and validation losses over optimizer steps, from runs' metrics by name."""
+    figure = make_figure(2.4 + 0.2 * len(runs))
     axes = figure.subplots()
-    for key, name, form in (("train/loss", "training", "-"), ("eval/loss", "validation", "o-")):
-        points = [(line["step"], line[key]) for line in metrics if key in line]
-        if points:
-            axes.plot(*zip(*points, strict=True), form, markersize=3, label=name)
+    for number, (run, metrics) in enumerate(runs.items()):
+        for kind, name, form in (("train", "training", "-"), ("eval", "validation", "o-")):
+            key, label = f"{kind}/loss", f"{escape_piece(run)}, {name}"
+            points = [(line["step"], line[key]) for line in metrics if key in line]
+            if points:
+                (line,) = axes.plot(*zip(*points, strict=True), form, markersize=3, label=label)
+                line.set(color=f"C{number}", alpha=0.4 if kind == "train" else 1)
     axes.set(xlabel="optimizer step", ylabel="loss, nats per token")
-    axes.legend()
+    figure.legend(fontsize=7, loc="outside lower center", ncols=2)
     return figure
 
 

@@ -1,7 +1,7 @@
 """The workdir of a run: its config, and whether another command may continue the run."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 import jax
@@ -24,6 +24,12 @@ _VERSION = "t5x_diffeq"  # the key for the version that wrote the config
 _PLUGINS = "plugins"  # the key for what identifies the packages that the config names
 _SECTIONS = SECTIONS.keys() - {"tasks"}  # which older runs lack
 _logged: set[tuple[AnyPath, str]] = set()  # the notes that this process has printed
+
+
+def short_names(workdirs: Sequence[AnyPath]) -> list[str]:
+    """The names of workdirs, or their whole paths where two have the same name."""
+    names = [workdir.name or str(workdir) for workdir in workdirs]
+    return names if len({*names}) == len(names) else [str(workdir) for workdir in workdirs]
 
 
 def check_config(config: Config, workdir: AnyPath) -> bool:

@@ -5,7 +5,7 @@ file that shows a text at several depths, token by token, without a server.
 Writes arrays, figures (PNG and PDF) and one page that shows them: report.html for `all`, otherwise
 spectra.html and so on. Each analysis is written once it is done, and the page names those that
 aren't. Prints how spectra grow with depth as JSON, and then the path of the page.
-Needs matplotlib: pip install 't5x_diffeq[analysis]'. Clustering simulates particles
+Needs matplotlib: pip install -e '.[analysis]'. Clustering simulates particles
 independently of a run; with --output it needs no --workdir.
 """
 

@@ -167,7 +167,7 @@ def format_help(verb_flags: flags.FlagValues) -> str:
     for name in verb_flags:
         flag = verb_flags[name]
         is_config = config_flags.is_config_flag(flag)
-        has_default = not is_config and flag.default not in (None, False, [])
+        has_default = not (is_config or flag.boolean) and flag.default not in (None, [])
         meaning = flag.help.partition(";\n")[0]  # absl adds a note that it may be repeated
         text = f"{meaning} [default: {flag.default}]" if has_default else meaning
         head = f"  --{name:<{width}}"
@@ -361,6 +361,14 @@ def _parse_folder(text: str, name: str) -> AnyPath:
         if not there.is_dir():
             raise InputError(f"--{name}={path}: {there} is a file; name a folder")
     return path
+
+
+def check_plot(flag: flags.FlagHolder) -> None:
+    """Checks the file that `--plot` names, if it is given: its suffix, and that it is no folder."""
+    if flag.value and not flag.value.endswith((".png", ".pdf", ".svg")):
+        raise InputError(f"--plot={flag.value} must end in .png, .pdf or .svg")
+    if flag.value and parse_path(flag.value, "--plot").is_dir():
+        raise InputError(f"--plot={flag.value} is a folder; name a file")
 
 
 def parse_part(flag: flags.FlagHolder | flags.Flag) -> tuple[int, int]:

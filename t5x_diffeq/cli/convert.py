@@ -2,12 +2,12 @@
 
 FOLDER holds a Llama, Mistral, Qwen2, Qwen3, OLMo 2, Gemma 1 or GPT-2 model, saved as safetensors;
 docs/huggingface.md has a table of what is supported. A model's name on the Hub instead,
-such as Qwen/Qwen3-0.6B, is fetched first (pip install 't5x_diffeq[data]'). The new workdir
+such as Qwen/Qwen3-0.6B, is fetched first (pip install -e '.[data]'). The new workdir
 is a complete run at step 0, for evaluate, generate, analyze, export and finetune. With --to_ode the
 layers become the values of W(t) at the nodes of a neural ODE, which is the same model at that
 number of steps. --config.data.source and --config.data.path name the text for its perplexity;
 model, length and tokenizer come from FOLDER.
-Needs safetensors: pip install 't5x_diffeq[export]'.
+Needs safetensors: pip install -e '.[export]'.
 """
 
 from dataclasses import replace

@@ -18,7 +18,7 @@ from t5x_diffeq.config.keys.values import ADAPTIVE_SOLVERS, INT32, SCHEMES, STEP
 from t5x_diffeq.system.console import format_count, log
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.extras import need_package
-from t5x_diffeq.system.files import AnyPath, parse_path, write_whole
+from t5x_diffeq.system.files import AnyPath, parse_path
 
 # Schemes and numbers of steps; None: as trained.
 _Grids: TypeAlias = list[tuple[str | None, int | None]]
@@ -31,7 +31,7 @@ _SCHEME = FLAGS.define_words(
     "scheme",
     f"Schemes, or one of {', '.join(ADAPTIVE_SOLVERS)} (adaptive). [default: the trained one]",
 )
-_PLOT = FLAGS.define_text("plot", "File for a plot of perplexity over depth: .png, .pdf or .svg.")
+_PLOT = FLAGS.define_plot("perplexity over depth")
 _RTOL = FLAGS.define_number("rtol", "Tolerance of an adaptive solver.", 1e-3, 1e-12, 1.0)
 _BATCH_SIZE = FLAGS.define_integer(
     "batch_size", "Sequences per batch, over all devices.", 32, 1, INT32
@@ -97,10 +97,7 @@ def main() -> None:
             f"--scheme={adaptive[0]} chooses its own steps: give it alone, without --num_steps "
             "and --plot"
         )
-    if _PLOT.value and not _PLOT.value.endswith((".png", ".pdf", ".svg")):
-        raise InputError(f"--plot={_PLOT.value} must end in .png, .pdf or .svg")
-    if _PLOT.value and parse_path(_PLOT.value, "--plot").is_dir():
-        raise InputError(f"--plot={_PLOT.value} is a folder; name a file")
+    command_line.check_plot(_PLOT)
     _check_tasks(bool(adaptive))
     grids = list(product(schemes, _parse_num_steps(_NUM_STEPS.value)))
     (_evaluate_tasks if _TASKS.value else _evaluate_grids)(workdir, grids)
@@ -142,7 +139,7 @@ def _evaluate_grid(run, corpus, num_steps: int | None, scheme: str | None) -> di
 
 
 def _show_table(results: list[dict], trained: Config) -> None:
-    from t5x_diffeq.inference.notebook import import_plots
+    from t5x_diffeq.inference.notebook import import_plots, write_figure
 
     per_byte = "eval/bits_per_byte" in results[0]
     wide = 11 if per_byte else 0
@@ -160,13 +157,10 @@ def _show_table(results: list[dict], trained: Config) -> None:
             f"{'  trained grid' if _is_trained(values, trained) else ''}"
         )
     if _PLOT.value:
-        path = parse_path(_PLOT.value, "--plot")
         figure = import_plots("--plot", "depth_plots").perplexity_over_depth(
             results, (trained.model.scheme, trained.model.num_steps)
         )
-        image = import_plots("--plot", "figures").render_image(figure, path.suffix[1:])
-        write_whole(path, image)
-        log(f"figure in {path}")
+        write_figure(figure, parse_path(_PLOT.value, "--plot"))
 
 
 def _is_trained(values: dict, trained: Config) -> bool:

@@ -3,7 +3,7 @@
 Prints the page's address, and serves it until Ctrl-C. The page shows the loss of each token of a
 text, what each node predicts, and a continuation. Several runs are compared side by side.
 Its endpoints are described in docs/depth.md.
-Needs Starlette and uvicorn: pip install 't5x_diffeq[explore]'.
+Needs Starlette and uvicorn: pip install -e '.[explore]'.
 """
 
 import secrets

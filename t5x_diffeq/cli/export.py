@@ -5,7 +5,7 @@ there is one: Llama, Mistral, Qwen2, Qwen3, OLMo 2, Gemma or GPT-2. Any other mo
 Lie-Trotter steps comes with its own PyTorch file, which
 AutoModelForCausalLM.from_pretrained(OUT, trust_remote_code=True) loads. With --form=hypernetwork
 from_pretrained also takes num_steps=24 or any other number, for models such as the variant :smooth.
-Needs safetensors: pip install 't5x_diffeq[export]'.
+Needs safetensors: pip install -e '.[export]'.
 """
 
 from t5x_diffeq.cli import command_line

@@ -36,7 +36,13 @@ _TOP_P = FLAGS.define_number(
     "top_p", "Sample only from the likeliest tokens that together have this probability.", 1.0
 )
 _NUM_STEPS = FLAGS.define_num_steps()
-_SEED = FLAGS.define_integer("seed", "Seed for sampling.", 0, 0, 2**32 - 1)
+_SEED = FLAGS.define_integer(
+    "seed",
+    "Seed of the draws; with the same one, the same command samples the same.",
+    0,
+    0,
+    2**32 - 1,
+)
 _CHECKPOINT = FLAGS.define_checkpoint()
 _AVERAGES = FLAGS.define_averages()
 _ADAPTERS = FLAGS.define_adapters()

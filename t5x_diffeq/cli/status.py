@@ -1,7 +1,8 @@
-"""Shows the progress of a run, or of all runs in a folder: --workdir=DIR, here or in a bucket.
+"""Shows the progress of a run, or of several: --workdir=DIR, which may be repeated.
 
 Prints its step, its losses, how each attempt spent its time, its goodput, and when it will finish;
-with --json one JSON object per run instead. It changes nothing, also while the run trains.
+with --json one JSON object per run instead. --plot=FILE draws the losses of all runs in one figure.
+It changes nothing in a run, also while that trains.
 """
 
 import json
@@ -13,36 +14,59 @@ from t5x_diffeq.cli import command_line
 from t5x_diffeq.cli.verb_flags import VerbFlags
 from t5x_diffeq.system.console import align, format_duration
 from t5x_diffeq.system.errors import InputError
-from t5x_diffeq.system.files import AnyPath
+from t5x_diffeq.system.extras import need_package
+from t5x_diffeq.system.files import AnyPath, parse_path
 from t5x_diffeq.training import goodput
 
 _LOSS, _BITS = "eval/loss", "eval/bits_per_byte"
 _SECONDS_OF_SILENCE = 600  # after which a run that never said that it ended may have been killed
 
 FLAGS = VerbFlags(__name__)
-_WORKDIR = FLAGS.define_text("workdir", "Folder of a run, or a folder of several runs' folders.")
+_WORKDIR = FLAGS.define_texts(
+    "workdir",
+    "Folder of a run, or of several runs' folders, here or in a bucket; may be repeated.",
+)
 _JSON = FLAGS.define_switch("json", "Print a JSON object per run.")
+_PLOT = FLAGS.define_plot("training and validation losses over optimizer steps")
 
 
 def main() -> None:
     """Runs the verb."""
-    folder, now = command_line.parse_folder(_WORKDIR, "status"), time.time()
+    folders, now = command_line.parse_folders(_WORKDIR, "status"), time.time()
+    command_line.check_plot(_PLOT)
+    if _PLOT.value:
+        need_package("matplotlib", "--plot", "leave it out")
+    workdirs = list(dict.fromkeys(workdir for folder in folders for workdir in _runs_in(folder)))
+    runs = [RunStatus(workdir, now) for workdir in workdirs]
+    if _JSON.value:
+        print(*(json.dumps(run.facts()) for run in runs), sep="\n")
+    else:
+        alone = workdirs == folders[:1]
+        print(*(_lines_of_run(runs[0]) if alone else _table_of_runs(runs)), sep="\n")
+    if _PLOT.value:
+        from t5x_diffeq.inference.compare import Comparison
+        from t5x_diffeq.inference.notebook import write_figure
 
+        write_figure(Comparison(workdirs).plot(), parse_path(_PLOT.value, "--plot"))
+
+
+def _runs_in(folder: AnyPath) -> list[AnyPath]:
+    """The folder, if it is that of a run, else the runs' folders in it."""
     from t5x_diffeq.checkpoints.workdir import CONFIG_FILE
     from t5x_diffeq.training.history import FILE  # importing JAX takes seconds
 
-    alone = _is_run(folder)
-    candidates = [folder] if alone else sorted(folder.iterdir()) if folder.is_dir() else []
-    runs = [RunStatus(path, now) for path in candidates if alone or _is_run(path)]
-    if not runs:
+    def is_run(path: AnyPath) -> bool:
+        return (path / FILE).exists() or (path / CONFIG_FILE).exists()
+
+    if is_run(folder):
+        return [folder]
+    found = [path for path in sorted(folder.iterdir()) if is_run(path)] if folder.is_dir() else []
+    if not found:
         raise InputError(
             f"--workdir={folder}: neither it nor a folder in it holds a run ({FILE} or "
             f"{CONFIG_FILE}); name the --workdir of a training"
         )
-    if _JSON.value:
-        print(*(json.dumps(run.facts()) for run in runs), sep="\n")
-    else:
-        print(*(_lines_of_run(runs[0]) if alone else _table_of_runs(runs)), sep="\n")
+    return found
 
 
 @dataclass(frozen=True)
@@ -143,13 +167,6 @@ class RunStatus:
         return facts
 
 
-def _is_run(folder: AnyPath) -> bool:
-    from t5x_diffeq.checkpoints.workdir import CONFIG_FILE
-    from t5x_diffeq.training.history import FILE
-
-    return (folder / FILE).exists() or (folder / CONFIG_FILE).exists()
-
-
 def _lines_of_run(run: RunStatus) -> list[str]:
     title = f"{run.workdir}: {run.state} at step {run.step}"
     if not run.attempts:
@@ -200,14 +217,16 @@ def _table_of_attempts(run: RunStatus) -> list[str]:
 
 
 def _table_of_runs(runs: list[RunStatus]) -> list[str]:
+    from t5x_diffeq.checkpoints.workdir import short_names
+
     lines = [["run", "state", "step", "loss", "lowest", "bits/byte", "goodput", "time", "left"]]
-    for run in runs:
+    for name, run in zip(short_names([run.workdir for run in runs]), runs, strict=True):
         losses, bits = list(run.losses.values()), run.bits_per_byte
         known = run.attempts
         wall = goodput.wall_seconds(known) if known else 0.0
         lines.append(
             [
-                run.workdir.name,
+                name,
                 run.state,
                 f"{run.step}/{known[-1].total_steps}" if known else str(run.step),
                 f"{losses[-1]:.4f}" if losses else "-",

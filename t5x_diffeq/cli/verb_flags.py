@@ -116,6 +116,10 @@ class VerbFlags(flags.FlagValues):
         meaning = f"{what}; may be repeated. [default: the start of the validation text]"
         return self.define_texts("prompt", meaning)
 
+    def define_plot(self, what: str) -> flags.FlagHolder:
+        """Defines `--plot`, for `command_line.check_plot`; `what` says what is plotted."""
+        return self.define_text("plot", f"File for a plot of {what}: .png, .pdf or .svg.")
+
     def define_part(self) -> flags.FlagHolder:
         """Defines `--part`, for `command_line.parse_part`."""
         meaning = "Do only part i of n, as i/n, for an array of jobs."

@@ -25,7 +25,7 @@ search: {boost: 6}
 # Every key
 
 A config has the sections below. `--config.model.num_steps=12` on the command line sets a key;
-[Configuring](configuring.md) has the other ways, and the twenty keys that you will touch most.
+[Configuring](configuring.md) has the other ways, and the keys that you will touch most.
 
 Below its name stand a key's default, the values that it can take, and where it may differ:
 

@@ -229,7 +229,7 @@ def fetch_model(name: str) -> Path:
     except ImportError as error:
         raise InputError(
             f"--input={name}: there is no such folder; to fetch the model of that name from the "
-            f"Hugging Face Hub, {install_command('huggingface')}, or {by_hand}"
+            f"Hugging Face Hub, {install_command('data')}, or {by_hand}"
         ) from error
     try:
         return Path(snapshot_download(name, allow_patterns=_FILES))

@@ -13,7 +13,9 @@ from jaxtyping import Float, Shaped
 
 from t5x_diffeq.analysis.weight_paths import make_weight_paths
 from t5x_diffeq.model.layers.array_types import Weights
+from t5x_diffeq.system.console import log
 from t5x_diffeq.system.extras import need_package
+from t5x_diffeq.system.files import AnyPath, write_whole
 from t5x_diffeq.training.load import Run
 
 if TYPE_CHECKING:
@@ -135,7 +137,7 @@ class Figures:
     Args:
       run: the model and its parameters.
       trained_grid: the scheme and the number of steps with which it was trained.
-      metric_lines: returns the reports of the training.
+      metrics: returns the reports of the training by the run's name.
       trajectory: returns the states of a text.
       perplexity: returns that of the run with a number of steps, a scheme and a most of batches.
     """
@@ -144,44 +146,44 @@ class Figures:
         self,
         run: Run,
         trained_grid: tuple[str, int],
-        metric_lines: Callable[[], list[dict[str, float]]],
+        metrics: Callable[[], dict[str, list[dict[str, float]]]],
         trajectory: Callable[[str], Trajectory],
         perplexity: Callable[[int, str, int | None], float],
     ):
         self._run, self._trained_grid = run, trained_grid
-        self._metric_lines, self._trajectory = metric_lines, trajectory
+        self._metrics, self._trajectory = metrics, trajectory
         self._perplexity = perplexity
 
     def __call__(self) -> "Figure":
         """The training and validation losses over optimizer steps."""
         run_plots = import_plots("run.plot()", "run_plots")
-        return _shown_in_notebooks(run_plots.losses_over_steps(self._metric_lines()))
+        return shown_in_notebooks(run_plots.losses_over_steps(self._metrics()))
 
     def weights(self) -> "Figure":
         """W(t) at the grid's nodes: the path of each kernel, its norm, and its direction."""
         plots, placed = import_plots("run.plot.weights()", "depth_plots"), self._run.placed
         with placed.context():
             paths = make_weight_paths(placed.model, placed.mesh)(self._run.params)
-        return _shown_in_notebooks(plots.weight_paths(paths))
+        return shown_in_notebooks(plots.weight_paths(paths))
 
     def states(self, text: str) -> "Figure":
         """|y(t)| and |dy/dt| of each token of a text, as `trajectory` takes it."""
         run_plots = import_plots("run.plot.states()", "run_plots")
         y = self._trajectory(text)
-        return _shown_in_notebooks(run_plots.states_over_time(np.asarray(y), y.t, y.tokens))
+        return shown_in_notebooks(run_plots.states_over_time(np.asarray(y), y.t, y.tokens))
 
     def depths(
         self,
         num_steps: Sequence[int] | None = None,
         schemes: Sequence[str] | None = None,
-        limit: int | None = 4,
+        eval_batches: int | None = 4,
     ) -> "Figure":
         """The perplexity on validation against the number of solver steps, a line per scheme.
 
         Args:
           num_steps: numbers of steps; None for half, once, twice and four times the run's own.
           schemes: schemes; None for the run's own.
-          limit: only the first `limit` batches; None for the whole split.
+          eval_batches: number of batches, from the first; None for the whole split.
 
         Raises:
           InputError: if the weights don't exist on one of the grids.
@@ -193,15 +195,22 @@ class Figures:
             {
                 "scheme": each,
                 "num_steps": count,
-                "eval/perplexity": self._perplexity(count, each, limit),
+                "eval/perplexity": self._perplexity(count, each, eval_batches),
             }
             for each in schemes or [scheme]
             for count in counts
         ]
-        return _shown_in_notebooks(plots.perplexity_over_depth(results, self._trained_grid))
+        return shown_in_notebooks(plots.perplexity_over_depth(results, self._trained_grid))
 
 
-def _shown_in_notebooks(figure: "Figure") -> "Figure":
+def write_figure(figure: "Figure", path: AnyPath) -> None:
+    """Writes a figure to a file, whose suffix says as what: .png, .pdf or .svg."""
+    image = import_plots("a figure", "figures").render_image(figure, path.suffix[1:])
+    write_whole(path, image)
+    log(f"figure in {path}")
+
+
+def shown_in_notebooks(figure: "Figure") -> "Figure":
     """The figure, which IPython shows without pyplot."""
     render_image = import_plots("a figure", "figures").render_image
     figure._repr_png_ = partial(render_image, figure)  # type: ignore[attr-defined]

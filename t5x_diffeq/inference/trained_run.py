@@ -25,6 +25,7 @@ from jaxtyping import Array, Float, Int
 
 from t5x_diffeq.checkpoints.workdir import read_config
 from t5x_diffeq.config.config import Config
+from t5x_diffeq.config.keys.model import ModelKeys
 from t5x_diffeq.data.corpus import Corpus, load_corpus
 from t5x_diffeq.data.tokenizer import Tokenizer
 from t5x_diffeq.inference import validation
@@ -80,15 +81,16 @@ class TrainedRun:
         c = self._model
         leaves = jax.tree.leaves(self.run.params)
         trained = "as trained" if self.on_trained_grid else "not a grid that it was trained on"
+        own = self.config.model
+        is_evaluated = (c.scheme, c.num_steps) == (own.scheme, own.num_steps)  # by the training
         try:
-            lines = [] if self.loaded_with else self.metric_lines()
+            lines = self.metric_lines() if is_evaluated and not self.loaded_with else []
         except InputError:  # a run is shown even if its metrics can't be read
             lines = []
         losses = [x["eval/loss"] for x in lines if x["step"] == self.step and "eval/loss" in x]
         return {
             "run": ", ".join(filter(None, (f"{self.workdir}, step {self.step}", self.loaded_with))),
-            "model": f"{c.block or c.architecture}, {c.weights} weights, width {c.embed_dim}, "
-            f"{c.num_heads} heads, {c.vocab_size} tokens",
+            "model": f"{describe_model(c)}, {c.vocab_size} tokens",
             "parameters": format_count(sum(leaf.size for leaf in leaves)),
             "grid": f"{c.num_steps} steps of {c.scheme}, {trained}",
             "validation loss": f"{losses[-1]:.4f} nats per token when it was trained"
@@ -125,13 +127,14 @@ class TrainedRun:
         """Figures: `plot()` of the losses; `plot.weights`, `plot.states` and `plot.depths`."""
         trained = self.config.model
 
-        def perplexity(num_steps: int, scheme: str, limit: int | None) -> float:
-            return self.at_depth(num_steps, scheme).evaluate(limit=limit)["perplexity"]
+        def perplexity(num_steps: int, scheme: str, eval_batches: int | None) -> float:
+            on_grid = self.at_depth(num_steps, scheme)
+            return on_grid.evaluate(eval_batches=eval_batches)["perplexity"]
 
         return Figures(
             self.run,
             (trained.scheme, trained.num_steps),
-            self.metric_lines,
+            lambda: {self.workdir.name: self.metric_lines()},
             self.trajectory,
             perplexity,
         )
@@ -213,7 +216,7 @@ class TrainedRun:
         logits = self.logits(text)[:-1, : self.tokenizer.vocab_size]
         return float(optax.softmax_cross_entropy_with_integer_labels(logits, tokens[1:]).mean())
 
-    def evaluate(self, batch_size: int = 32, limit: int | None = None) -> dict[str, float]:
+    def evaluate(self, batch_size: int = 32, eval_batches: int | None = None) -> dict[str, float]:
         """`loss` (nats per token), `perplexity`, `bits_per_byte` and `tokens` on validation.
 
         `bits_per_byte` is there if the bytes of tokens are known (see `data.token_bytes`). On a
@@ -221,17 +224,17 @@ class TrainedRun:
 
         Args:
           batch_size: sequences per batch.
-          limit: only the first `limit` batches; None for the whole split.
+          eval_batches: number of batches, from the first; None for the whole split.
 
         Raises:
-          InputError: if `batch_size` or `limit` is less than 1.
+          InputError: if `batch_size` or `eval_batches` is less than 1.
         """
-        for name, value in (("batch_size", batch_size), ("limit", limit)):
+        for name, value in (("batch_size", batch_size), ("eval_batches", eval_batches)):
             if value is not None and value < 1:
                 raise InputError(f"{name}={value}; it must be at least 1")
         if not self.on_trained_grid and not validation.is_smooth(self.config):
             _warn_once(validation.off_grid_warning(self.config))
-        return validation.evaluate_split(self.run, self.corpus, batch_size, limit)
+        return validation.evaluate_split(self.run, self.corpus, batch_size, eval_batches)
 
     def generate(
         self,
@@ -250,7 +253,7 @@ class TrainedRun:
           prompts: a text to continue, or several, which are continued at once.
           max_tokens: most tokens to add to each.
           sampling: how tokens are drawn; None for what the last three arguments say.
-          seed: seed of the random draws.
+          seed: seed of the random draws; the same arguments with the same seed give the same text.
           temperature: temperature of the softmax; 0 takes the likeliest token.
           top_k: draw among this many likeliest tokens; None for all.
           top_p: draw among the likeliest that together have this probability.
@@ -327,6 +330,12 @@ class TrainedRun:
     def _apply(self, method: Callable, *arguments: ArrayLike) -> Any:
         with self.run.placed.context():
             return _apply(method, self.run.placed.model, self.run.params, *arguments)
+
+
+def describe_model(c: ModelConfig | ModelKeys) -> str:
+    """`gpt, time_dependent weights, width 128, 4 heads`."""
+    name = c.block or c.architecture
+    return f"{name}, {c.weights} weights, width {c.embed_dim}, {c.num_heads} heads"
 
 
 @partial(jax.jit, static_argnames=("method", "model"))

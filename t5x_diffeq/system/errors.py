@@ -132,12 +132,14 @@ def platform_error(error: BaseException) -> InputError | None:
     )
     if not wordless and (not str(error).startswith(_BACKEND) or is_infrastructure_failure(error)):
         return None
+    from t5x_diffeq.system.extras import install_command  # which imports this module
+
     reason = "" if wordless else f" ({error})"
     platforms = os.environ.get("JAX_PLATFORMS", "")
-    extra = "tpu" if platforms.startswith("tpu") else "gpu"
+    install = install_command("tpu" if platforms.startswith("tpu") else "gpu")
     return InputError(
         f"JAX_PLATFORMS={platforms}: JAX finds no such device on this machine{reason}; if there is "
-        f"one, pip install 't5x_diffeq[{extra}]'; if not, unset JAX_PLATFORMS, or set it to cpu"
+        f"one, {install}; if not, unset JAX_PLATFORMS, or set it to cpu"
     )
 
 

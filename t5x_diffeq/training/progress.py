@@ -3,11 +3,9 @@
 And what describes it in a tracker: config, code, packages, devices, size, cost.
 """
 
-import os
 import platform
 import shlex
 import subprocess
-import sys
 from importlib import metadata
 from math import prod
 from pathlib import Path
@@ -29,6 +27,7 @@ from t5x_diffeq.system import allocator
 from t5x_diffeq.system.chips import chip
 from t5x_diffeq.system.compilation_cache import Programs
 from t5x_diffeq.system.console import format_count, format_duration, log, print_table
+from t5x_diffeq.system.extras import python_command
 from t5x_diffeq.system.files import AnyPath, write_whole
 from t5x_diffeq.training.depths import full_grid_from
 from t5x_diffeq.training.partitioning import axes_across_slices, describe_mesh, num_slices
@@ -193,15 +192,6 @@ def log_summary(workdir: AnyPath, seconds: float) -> None:
         f"(lowest {min(curve):.4f})"
     )
     log_next_commands(workdir)
-
-
-def python_command() -> str:
-    """The interpreter, as the user types it."""
-    try:
-        relative = os.path.relpath(sys.executable)
-    except OSError:  # the current folder was deleted
-        return shlex.quote(sys.executable)
-    return shlex.quote(min(sys.executable, relative, key=len))
 
 
 def log_next_commands(workdir: AnyPath) -> None:

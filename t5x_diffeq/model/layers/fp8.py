@@ -3,7 +3,7 @@
 The operands are e4m3, the gradient that arrives is e5m2 (Micikevicius et al. 2022); each is scaled
 so that its largest entry is the largest that its dtype holds. The scale is of the array itself and
 not of earlier steps' (delayed scaling), so there is no state, and W(t) can differ from step to step
-of the solver. Sums are in float32, and results are rounded to bfloat16.
+of the solver. GPUs sum in float32 (CPUs may sum in bfloat16); results are rounded to bfloat16.
 """
 
 from functools import partial

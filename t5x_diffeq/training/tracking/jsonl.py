@@ -14,7 +14,13 @@ import numpy as np
 
 from t5x_diffeq.system.console import log
 from t5x_diffeq.system.errors import InputError
-from t5x_diffeq.system.files import AnyPath, describe_error, parse_json, write_whole
+from t5x_diffeq.system.files import (
+    AnyPath,
+    describe_error,
+    parse_json,
+    read_json_object,
+    write_whole,
+)
 from t5x_diffeq.system.growing_file import GrowingFile
 from t5x_diffeq.training.tracking.interface import Array, Scalar, Tracker
 
@@ -133,3 +139,11 @@ def read_metrics(workdir: AnyPath) -> list[dict[str, float]]:
     """All reports in a workdir, oldest first."""
     lines = _lines_of(workdir / _METRICS)
     return [parse_json(line) for line in lines if _step_of(line) < float("inf")]
+
+
+def read_hyperparameters(workdir: AnyPath) -> dict[str, Any]:
+    """What describes the run in a workdir; empty if that can't be read."""
+    try:
+        return read_json_object(workdir / _HYPERPARAMETERS)
+    except (OSError, ValueError):
+        return {}
