@@ -35,7 +35,6 @@ from t5x_diffeq.model.config import ModelConfig
 from t5x_diffeq.model.language_model import LanguageModel, nodes
 from t5x_diffeq.model.ode.sources import source_of
 from t5x_diffeq.model.sub_fields import declared_leaves
-from t5x_diffeq.system.compilation_cache import enable_cache
 from t5x_diffeq.system.console import format_count
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.files import AnyPath, parse_path
@@ -384,7 +383,6 @@ def load(
     folder = parse_path(str(workdir), "workdir")
     corpus = load_corpus(folder)
     trained = read_config(folder, trust_plugins=trust_plugins)
-    enable_cache()
     run = load_run(
         folder,
         corpus.tokenizer.vocab_size,

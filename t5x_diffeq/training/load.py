@@ -34,6 +34,7 @@ from t5x_diffeq.model.language_model import LanguageModel
 from t5x_diffeq.model.layers.array_types import Weights
 from t5x_diffeq.model.ode.sources import source_of
 from t5x_diffeq.model.sub_fields import need_methods
+from t5x_diffeq.system.compilation_cache import enable_cache
 from t5x_diffeq.system.console import Progress, format_count, log
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.files import AnyPath, parse_json, write_whole
@@ -153,6 +154,8 @@ def load_run(
 ) -> Run:
     """The run in `workdir`, on its own grid and as many devices as divide `batch_size`.
 
+    From here on, compiled programs are kept, and those of earlier processes are read.
+
     Args:
       workdir: the run's workdir.
       vocab_size: the vocabulary size of its tokenizer.
@@ -166,6 +169,7 @@ def load_run(
     """
     if adapters and averages:
         raise InputError("--averages excludes --adapters, which fit the last weights; omit one")
+    enable_cache()
     run = PretrainedRun(workdir, vocab_size, checkpoint)
     adapter_keys = read_adapter_facts(adapters).model if adapters else {}
     config = run.config.with_values(
