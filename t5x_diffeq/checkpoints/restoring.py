@@ -226,7 +226,7 @@ def _agree_on_steps(local: LocalCheckpoints) -> set[int]:
         )
     if others := [path.name for path in local.root.iterdir() if path != local.folder.parent]:
         listed = ", ".join(others)
-        log(f"note: {local.root} also holds {listed}, not of this run; remove what no run needs")
+        log(f"note: {local.root} also holds {listed}, of other runs; delete what no run needs")
     return agreed
 
 
@@ -280,8 +280,8 @@ def _read_params(folder: AnyPath, abstract_params: dict, verify: bool, averages:
         averaged = there.get("averages")
         if averaged is None:
             raise InputError(
-                f"--averages: checkpoint {folder} has no averages of the parameters; training "
-                "makes them with train.ema_decay, which a run can take up when it is resumed"
+                f"--averages: checkpoint {folder} has no averages of the parameters; leave the "
+                "flag out, or resume the run with train.ema_decay, which makes them"
             )
         others = {name: part for name, part in abstract_params.items() if name not in averaged}
         asked = {"averages": {name: abstract_params[name] for name in averaged}}

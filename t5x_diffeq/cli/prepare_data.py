@@ -44,8 +44,8 @@ def main() -> None:
     )
     if part[1] > 2 * _SHARDS.value:
         raise InputError(
-            f"--shard={_SHARD.value}: --shards={_SHARDS.value} of each split are too few for "
-            f"{part[1]} parts; give every part, and the last command, --shards={part[1]}"
+            f"--shard={_SHARD.value}: {part[1]} parts need more than --shards={_SHARDS.value}; set "
+            f"--shards={part[1]} for every part, and in the last command"
         )
     prepare_data(data, folder, _SHARDS.value, _WORKERS.value, part)
 

@@ -81,9 +81,9 @@ def check_returns(key: str, name: str, plugin: Any, *kinds: type) -> None:
         return
     names = " or ".join(f"{each.__module__}.{each.__qualname__}" for each in kinds)
     raise InputError(
-        f"{key}={name} is not called, because it doesn't say that it returns {names}; name a "
-        f"function that does, by its annotation (def {name.partition(':')[2].partition('(')[0]}"
-        f"(...) -> {kinds[0].__name__})"
+        f"{key}={name} is not called, because it doesn't say that it returns {names}; annotate its "
+        f"result (def {name.partition(':')[2].partition('(')[0]}(...) -> {kinds[0].__name__}), or "
+        "name another function"
     )
 
 
