@@ -1,8 +1,9 @@
-"""Reads a checkpoint: verified first, by as few processes as needed, with one outcome for all.
+"""Verifies and reads a checkpoint, in as few processes as needed, with one outcome for all.
 
-A checkpoint that is damaged is so for all processes. A process that can't read what the others can
-read (a lost disk, a missing permission) ends the run, and all processes say which one it was.
-Nobody waits for another in a collective of the devices until all have read their parts.
+If one process finds damage, the checkpoint is damaged for all processes. A process that can't read
+what the others can read (a lost disk, a missing permission) ends the run, and all processes say
+which one it was. Nobody waits for another in a collective of the devices until all have read their
+parts.
 """
 
 import json
@@ -41,10 +42,9 @@ def read_newest(
     abstract_state: TrainState,
     verify: bool,
 ) -> tuple[RestoredCheckpoint | None, dict[int, str]]:
-    """The newest checkpoint that is undamaged, local or not; every process must call it.
+    """The newest undamaged checkpoint, local or not, and the damage of newer ones in the workdir.
 
-    And what is wrong with each damaged one of the workdir that is newer. The workdir's `steps` must
-    be the same on all processes.
+    Every process must call it. The workdir's `steps` must be the same on all processes.
     """
     failures: dict[int, str] = {}
     local_steps = _agree_on_steps(local) if local else set()

@@ -1,6 +1,6 @@
 """Turns documents into token shards: --config=FILE --output=DIR [--shard=3/64].
 
-Tokenises the documents that `config.data` describes once, on all cores. Then train with
+Tokenises the documents of `config.data` once, on all cores. Then train with
 --config.data.source=tokens --config.data.path=DIR. The same command again makes only the shards
 that are missing. The same input gives the same bytes with any number of workers. --shard=3/64 makes
 part 3 of 64 (0 to 63), for an array of jobs; afterwards the command without --shard completes the

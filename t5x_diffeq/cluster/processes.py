@@ -1,4 +1,4 @@
-"""Several processes as one run: how they find each other, and which does work done once.
+"""Several processes as one run: how they find each other, and which does one-time work.
 
 Processes are found, in this order, from
 

@@ -65,7 +65,7 @@ def load_plugin(key: str, name: str) -> Any:
 
 
 def check_returns(key: str, name: str, plugin: Any, *kinds: type) -> None:
-    """Raises an InputError unless a function says by its annotation that it returns such a kind.
+    """Raises an InputError unless a function's annotation says that it returns one of these kinds.
 
     A class returns itself. Anything else that a name may stand for, such as `subprocess:run`, is
     not called.

@@ -116,7 +116,7 @@ class FileDocuments(Documents):
 
 
 class DocumentRange(Documents):
-    """Documents from one (number, character) to another; those that a cut empties are left out."""
+    """Documents from one (number, character) to another, without those that the cut empties."""
 
     def __init__(self, documents: Documents, start: tuple[int, int], stop: tuple[int, int]):
         self.documents, self.start, self.stop = documents, start, stop

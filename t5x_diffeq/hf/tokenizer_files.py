@@ -162,7 +162,7 @@ _NOT_KEPT = {
 
 
 def read_imported(folder: Path, config_json: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """What the folder says: by file, the keys that are kept; InputError if a file is damaged."""
+    """The folder's settings that are kept, by file and key; InputError if a file is damaged."""
     kept = {"config.json": {key: config_json[key] for key in _IDS if key in config_json}}
     for file, left_out in _NOT_KEPT.items():
         content = read_settings(folder / file)

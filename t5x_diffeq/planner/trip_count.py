@@ -1,8 +1,8 @@
-"""How often the loops of a compiled program run, and thus every instruction.
+"""Counts how often each loop of a compiled program runs, and so each instruction.
 
-A loop's trip count is the compiler's annotation (`known_trip_count`), or is found by running the
-loop's counter: the few scalar instructions that its condition depends on. A count that depends on
-data is an error, never a guess.
+The trip count of a loop is the number of its iterations. The compiler annotates it
+(`known_trip_count`), or it is found by running the loop's counter: the few scalar instructions that
+the loop's condition depends on. A count that depends on data is an error, never a guess.
 """
 
 import operator

@@ -1,8 +1,8 @@
 """Local copies of objects in buckets, in a cache of bounded size.
 
-T5X_DIFFEQ_CACHE is its folder; T5X_DIFFEQ_CACHE_GIB its size, by default 20 or half of the free
-space on its disk. A copy must have the checksum that the bucket reports, or the hash that is known
-of it, whenever it is used. Copies stay until a person deletes them.
+T5X_DIFFEQ_CACHE is the folder of the cache. T5X_DIFFEQ_CACHE_GIB is its size, by default 20 or half
+of the free space on its disk. Whenever a copy is used, it must have the checksum that the bucket
+reports, or the known hash of the object. Copies stay until a person deletes them.
 """
 
 import base64
@@ -46,7 +46,7 @@ class Copy:
 
 
 def stage(paths: Sequence[AnyPath], sha256: Sequence[str] | None = None) -> list[Path]:
-    """Local paths of the files, whose hashes may be known; those in buckets are copied once.
+    """Local paths of the files; those in buckets are copied once. Some hashes may be known.
 
     Raises:
       NoRoomError: if they don't fit into the cache.

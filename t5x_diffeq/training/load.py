@@ -161,9 +161,9 @@ def load_run(
       vocab_size: the vocabulary size of its tokenizer.
       batch_size: sequences in a batch.
       checkpoint: the step of the checkpoint, or "best"; None is the newest.
-      grids: the grids that the run is wanted on, refused before the checkpoint is read if it
-        doesn't exist there.
-      methods: the methods of its block that are needed, looked for before that, too.
+      grids: the requested grids; if the weights don't exist on one of them, that is an error
+        before the checkpoint is read.
+      methods: the methods that its block must have, which are also checked before.
       adapters: the folder of adapters that another run trained on this one's weights.
       averages: take the moving averages of the parameters (train.ema_decay).
     """
