@@ -258,7 +258,7 @@ def test_copies_are_checked_and_bounded(store, monkeypatch):
     first.write_bytes(b"rotten")
     (first,) = staging.stage(paths[:1])
     assert first.read_bytes() == bytes(1000)
-    with pytest.raises(staging.NoRoomError, match=r"delete what no run needs there, raise it"):
+    with pytest.raises(staging.NoRoomError, match=r"delete old copies there, raise this limit"):
         staging.stage(paths[1:])
     staging.stage(paths[1:2])
     store.put("1.txt", b"new")

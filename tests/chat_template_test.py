@@ -85,7 +85,9 @@ def test_templates_that_hide_who_wrote_what_are_refused():
         "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
     )
     for template in (CHATML, in_macro, everything):
-        with pytest.raises(InputError, match=r"the tokenizer doesn't mark .*endgeneration %}, out"):
+        with pytest.raises(
+            InputError, match=r"the tokenizer doesn't mark .*endgeneration %} after"
+        ):
             chat_of(template).check_marks()
     for template in TEMPLATES.values():
         chat_of(template, "json").check_marks()
@@ -98,7 +100,7 @@ def test_what_can_not_be_written():
     for unsafe in ("{{ messages.__class__.__mro__ }}", "{{ messages.append(1) }}"):
         with pytest.raises(TemplateError):
             chat_of(unsafe).ask("a")
-    with pytest.raises(InputError, match=r"template of the tokenizer is invalid: .*; fix it, or n"):
+    with pytest.raises(InputError, match=r"template in the tokenizer is invalid: .*; correct it, "):
         chat_of("{% if %}").ask("a")
     model = chat_tokenizer_of("sentencepiece").model
     normalising = SentencePieceTokenizer(model)
@@ -148,7 +150,9 @@ def test_files_that_can_not_be_used(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
     config = tmp_path / "tokenizer_config.json"
     config.write_text(json.dumps({"chat_template": [{"name": "rag", "template": "x"}]}))
-    with pytest.raises(InputError, match=r"the chat templates rag, and none is the default; write"):
+    with pytest.raises(
+        InputError, match=r"the chat templates rag, and no default; copy one to a file"
+    ):
         read_chat_format(tmp_path)
     config.write_text("{")
     with pytest.raises(InputError, match=r"tokenizer_config.json can't be read"):

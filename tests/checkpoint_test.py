@@ -299,7 +299,7 @@ def test_parameters_of_another_width_are_refused_by_name(workdir):
 
 def test_a_folder_that_is_a_link_to_nowhere(tmp_path):
     (tmp_path / "checkpoints").symlink_to("checkpoints")
-    with pytest.raises(InputError, match="is a link to checkpoints, which is no folder; remove"):
+    with pytest.raises(InputError, match="is a link to checkpoints, which is not a folder"):
         check_path(tmp_path)
     (tmp_path / "checkpoints").unlink()
     (tmp_path / "scratch").mkdir()

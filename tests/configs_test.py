@@ -135,7 +135,7 @@ def test_a_workdir_from_before_a_key_existed_goes_on(tmp_path):
             r"by t5x_diffeq 9\.1, .* model\.num_heads is '4'; it must be a whole number",
         ),
         (lambda c: c["train"].update(batch_size=None), r"9\.1, .* train\.batch_size is None; it"),
-        (lambda c: c.update(model=[1]), r"model is \[1\], and must be keys with values"),
+        (lambda c: c.update(model=[1]), r"model is \[1\]; it must be a JSON object"),
         (lambda c: c.pop("mesh"), "is not the config of a run: it lacks mesh; restore it"),
     ],
 )

@@ -279,5 +279,5 @@ def test_the_length_lies_on_context_alone(tmp_path):
     config.mesh.context = 2
     assert dict(rules_of(config))["length"] == "context"
     config.mesh.rules = (("length", "tensor"),)
-    with pytest.raises(InputError, match="it can set vocab"):
+    with pytest.raises(InputError, match="only the logical axes vocab"):
         rules_of(config)

@@ -89,8 +89,8 @@ def test_a_run_says_its_depths_and_learns_at_each(small, tmp_path, capsys):
     ("keys", "message"),
     [
         ({"train.depths": (2, 2), "train.depths_per_step": 2}, "from 1 to the 1 different"),
-        ({"train.depths": (2, 4), "train.depths_rows": "parts"}, "depths_rows=parts is for"),
-        ({"train.depths_distill": 0.5}, "depths_distill=0.5 is for several depths"),
+        ({"train.depths": (2, 4), "train.depths_rows": "parts"}, "depths_rows=parts needs several"),
+        ({"train.depths_distill": 0.5}, "depths_distill=0.5 needs several depths"),
         (
             {**SEVERAL, "train.depths_distill": 0.5, "train.depths_rows": "parts"},
             "take all or every:k",

@@ -92,7 +92,9 @@ def test_other_columns_are_named(tmp_path):
 def test_more_text_than_memory_is_refused(tmp_path, name, monkeypatch):
     """A compressed file may hold a thousand times its size."""
     monkeypatch.setattr(documents, "_most_bytes", lambda: len(LINES) - 1)
-    with pytest.raises(InputError, match=rf"{name} has more than .* GiB of text, .*; split it"):
+    with pytest.raises(
+        InputError, match=rf"{name} is read as a whole and has more than .* GiB .*; split it"
+    ):
         FileDocuments([write(tmp_path, name)], "text")
 
 

@@ -114,7 +114,7 @@ def test_two_parameters_with_one_name_are_refused(tmp_path, monkeypatch):
 @pytest.mark.parametrize("scheme", ["strang", "midpoint", "heun", "rk4"])
 def test_schemes_of_several_evaluations_are_refused(scheme):
     run, _, _ = random_run(({"scheme": scheme}, "bytes"))
-    with pytest.raises(InputError, match=f"model.scheme={scheme}: its step isn't a layer"):
+    with pytest.raises(InputError, match=f"model.scheme={scheme} can't be exported, because"):
         check_form(run.placed.model.config)
 
 

@@ -180,7 +180,7 @@ def test_the_hypernetwork_goes_on_at_another_number_of_steps(base, text, tmp_pat
     tuned = load_run(tmp_path, 256, batch_size=1)
     assert tuned.placed.model.config.weights == "time_dependent"
     assert tuned.placed.model.config.num_steps == 4
-    with pytest.raises(InputError, match="which lacks that part"):
+    with pytest.raises(InputError, match="which can't be converted to these"):
         asked = tuned.placed.model.config
         full = replace(asked, weights="shared")
         PretrainedRun(base, 256).check(full)

@@ -270,7 +270,7 @@ def test_a_sweep_of_a_tuning_calls_finetune(monkeypatch, tmp_path, capsys):
         ([], r"sweep needs --grid=KEY=V1,V2, or --seeds=N"),
         (["--grid=model.num_steps=1", "--part=3/3"], r"--part=3/3 is not i/n"),
         (["--grid=model.num_steps=1", "--table_only"], r"no run is done there yet"),
-        (["--seeds=2", "--config.seed=4294967295"], r"goes beyond"),
+        (["--seeds=2", "--config.seed=4294967295"], "with config.seed=4294967295, seeds go beyond"),
     ],
 )
 def test_a_sweep_that_cannot_be_is_refused_before_anything_runs(

@@ -156,7 +156,7 @@ def test_the_harness_offline(run_on_lines, tasks, tmp_path, capsys, monkeypatch)
     ("arguments", "message"),
     [
         (["--tasks=local_choise"], "there is no task 'local_choise'; did you mean local_choice"),
-        (["--tasks=local_choice", "--scheme=tsit5"], "--tasks excludes adaptive schemes"),
+        (["--tasks=local_choice", "--scheme=tsit5"], "--tasks takes no adaptive scheme"),
         (["--num_fewshot=2"], "--include_path needs --tasks|--num_fewshot needs --tasks"),
     ],
 )

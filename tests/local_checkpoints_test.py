@@ -103,7 +103,7 @@ def test_of_another_run(tmp_path, capsys):
     save(tmp_path)
     save(tmp_path, local=(), of_workdir=(2,), workdir="other")
     assert restore(tmp_path, workdir="other") == 2
-    assert "not of this run; remove what no run needs" in capsys.readouterr().err
+    assert "of other runs; delete what no run needs" in capsys.readouterr().err
     (tmp_path / "run").rename(tmp_path / "elsewhere")
     save(tmp_path, local=(), of_workdir=(1,))
     assert restore(tmp_path) == 1

@@ -143,9 +143,9 @@ def test_chunks_change_nothing():
     ("changes", "arguments", "message"),
     [
         ({}, {"convention": "half"}, "convention 'half' is unknown; there are pair, official"),
-        ({"weights": "per_layer"}, {"convention": "official"}, "has per_layer weights"),
+        ({"weights": "per_layer"}, {"convention": "official"}, "and per_layer weights; set --conv"),
         ({}, {"outputs": np.array([0, 5])}, r"output tokens \[0, 5\] must be in \[0, 5\)"),
-        ({"max_length": 4}, {}, "a prompt of 5 tokens: the model takes 1 to 4"),
+        ({"max_length": 4}, {}, "a prompt has 5 tokens; the model takes 1 to 4"),
     ],
 )
 def test_bad_questions(changes, arguments, message):

@@ -92,7 +92,7 @@ def said(capsys, monkeypatch, tmp_path):
             "there are the TPUs v2, v3, v4, v5e, v5p, v6e, tpu7x, the G",
         ),
         ("generate --workdir=runs", "workdir runs holds no run; name one that does, such as runs/"),
-        (f"benchmark {TINY} --generation --profile=x", "which --generation doesn't take"),
+        (f"benchmark {TINY} --generation --profile=x", "and --generation has none"),
         (f"benchmark {TINY} --against={TINY[9:]},seed", "'seed' is not KEY=VALUE"),
         (f"benchmark {TINY} --against={TINY[9:]},train.sede=1", "did you mean "),
         ("analyze spectrum --workdir=w", "takes spectra, lyapunov, clustering or all, not 'spec"),

@@ -211,11 +211,11 @@ def test_training_resumes_bit_for_bit(moments, text, tmp_path):
         ),
         (
             {"optimizer.moments": "int8", "model.weights": "shared"},
-            r"=int8 is for weights of several times or layers, and .*=shared is one set; take bfl",
+            r"=int8 needs weights of several times or layers, and .*=shared has one set; set optim",
         ),
         (
             {"optimizer.moments": "int8", "train.trainable": ("embeddings",)},
-            r"kernels of the source, and train.trainable=\('embeddings',\) leaves it out",
+            r"kernels of the source, and train.trainable=\('embeddings',\) leaves the source out",
         ),
         (
             {"optimizer.moments": "bfloat16", "optimizer.name": "muon"},

@@ -46,7 +46,7 @@ def test_idle_devices_are_told(small):
         ({"fsdp": 3}, "batch size 8 is not divisible by 3 devices"),
         ({"data": -1}, "mesh.data and mesh.fsdp are both -1"),
         ({"tensor": 3}, "8 devices are not divisible by the 3"),
-        ({"tensor": 0}, "each is at least 1, or -1"),
+        ({"tensor": 0}, "each must be at least 1, or -1"),
     ],
 )
 def test_bad_meshes(small, mesh, message):
@@ -60,7 +60,9 @@ def test_bad_rules(small):
     with pytest.raises(InputError, match="'embed' goes to 'rows'; mesh axes are data, fsdp, con"):
         rules_of(small)
     small.mesh.rules = (("length", "tensor"),)
-    with pytest.raises(InputError, match=r"\('length', 'tensor'\); it can set vocab, embed, heads"):
+    with pytest.raises(
+        InputError, match=r"\('length', 'tensor'\); leave this .* axes vocab, embed"
+    ):
         rules_of(small)
 
 

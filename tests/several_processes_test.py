@@ -169,5 +169,5 @@ def test_a_machine_whose_name_is_a_loopback_address():
     processes.check_names([near, near])
     processes.check_names([["node1", "10.0.0.1"], far])
     for names in ([near, far], [far, ["node1", "::1"]]):
-        with pytest.raises(InputError, match=r"the machine node1 stands for .* there"):
+        with pytest.raises(InputError, match=r"machine node1 has the address .* for its own name"):
             processes.check_names(names)

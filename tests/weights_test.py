@@ -65,7 +65,7 @@ def test_layer_weights_are_independent_and_bound_to_their_grid():
     kernel = variables["params"]["weights"]["linear"]["kernel"]
     assert kernel.names == ("steps", "embed", "heads", "mlp")
     assert not np.allclose(kernel.value[0], kernel.value[1])
-    with pytest.raises(InputError, match="own 3 nodes, and 2 were asked for"):
+    with pytest.raises(InputError, match="own 3 nodes, not at 2"):
         source.apply(variables, TIMES[:2])
 
 

@@ -47,10 +47,10 @@ def render_image(figure: Figure, kind: str = "png") -> bytes:
 
 
 def render_svg(figure: Figure, name: str) -> str:
-    """The figure as an SVG element, what is black in the colour of the text around it.
+    """The figure as an SVG element, in which black becomes the colour of the surrounding text.
 
     Args:
-      name: what its ids are made of; another than that of any other on the page.
+      name: the prefix of its ids; each figure on a page needs its own.
     """
     content = io.BytesIO()
     with matplotlib.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):

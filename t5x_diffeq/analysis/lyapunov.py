@@ -213,10 +213,10 @@ def _check_arguments(
         )
     if convention == "official" and (not source_of(config).any_time or config.scheme != "euler"):
         raise InputError(
-            "the official convention reads W(t) at t = n/N by Euler's scheme, and this model has "
-            f"{config.weights} weights and scheme {config.scheme}; take pair or full"
+            "--convention=official needs Euler's scheme and weights at all t, and this model has "
+            f"scheme {config.scheme} and {config.weights} weights; set --convention=pair or full"
         )
     if not 1 <= length <= config.max_length:
-        raise InputError(f"a prompt of {length} tokens: the model takes 1 to {config.max_length}")
+        raise InputError(f"a prompt has {length} tokens; the model takes 1 to {config.max_length}")
     if not ((outputs >= 0) & (outputs < length)).all():
         raise InputError(f"output tokens {outputs.tolist()} must be in [0, {length})")

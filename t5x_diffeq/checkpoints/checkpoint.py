@@ -191,8 +191,8 @@ class Checkpoints:
     def rollback_step(self) -> int | None:
         """The step of the checkpoint that a rollback goes to; None if there is none.
 
-        It is the newest that the schedule has made, not a signal, and one of the workdir: so it
-        is the same for a run that was stopped and resumed in between.
+        It is the newest checkpoint of the workdir that was made by the schedule and not because of
+        a signal. So it is the same if the run was stopped and resumed in between.
         """
         made = filter(self.retention.is_scheduled, self.manager.all_steps())
         return max(made, default=None)

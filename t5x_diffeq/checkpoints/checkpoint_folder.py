@@ -41,12 +41,12 @@ def check_path(workdir: AnyPath) -> None:
     folder = workdir / "checkpoints"
     if isinstance(folder, Path) and folder.is_symlink() and not folder.is_dir():
         raise InputError(
-            f"{folder} is a link to {folder.readlink()}, which is no folder; remove the link"
+            f"{folder} is a link to {folder.readlink()}, which is not a folder; remove the link"
         )
     path = str(absolute_path(workdir))
     if special := next((each for each in "[*?" if each in path), None):
         raise InputError(
-            f"workdir {path} has {special} in its path, and Orbax would not find the parts of its "
+            f"workdir {path} has {special} in its path, so Orbax can't find the parts of its "
             "checkpoints; choose a --workdir without [, * and ?"
         )
 
@@ -155,9 +155,9 @@ def best_step(workdir: AnyPath) -> int:
     losses = {step: _read_eval_loss(folder / str(step)) for step in whole_steps(folder)}
     if not (best := _lowest_first(losses)):
         raise InputError(
-            f"no checkpoint of {workdir} has an evaluation loss, so none is the best; train with a "
-            f"train.checkpoint_every that is a multiple of train.eval_every, or give one of the "
-            f"steps {', '.join(map(str, losses)) or '(there are none yet)'}"
+            f"no checkpoint of {workdir} has an evaluation loss, so none is the best; give one of "
+            f"the steps {', '.join(map(str, losses)) or '(there are none yet)'}, or make "
+            "train.checkpoint_every a multiple of train.eval_every"
         )
     return best[0]
 

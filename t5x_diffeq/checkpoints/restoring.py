@@ -1,8 +1,9 @@
-"""Reads a checkpoint: verified first, by as few processes as needed, with one outcome for all.
+"""Verifies and reads a checkpoint, in as few processes as needed, with one outcome for all.
 
-A checkpoint that is damaged is so for all processes. A process that can't read what the others can
-read (a lost disk, a missing permission) ends the run, and all processes say which one it was.
-Nobody waits for another in a collective of the devices until all have read their parts.
+If one process finds damage, the checkpoint is damaged for all processes. A process that can't read
+what the others can read (a lost disk, a missing permission) ends the run, and all processes say
+which one it was. Nobody waits for another in a collective of the devices until all have read their
+parts.
 """
 
 import json
@@ -41,10 +42,9 @@ def read_newest(
     abstract_state: TrainState,
     verify: bool,
 ) -> tuple[RestoredCheckpoint | None, dict[int, str]]:
-    """The newest checkpoint that is undamaged, local or not; every process must call it.
+    """The newest undamaged checkpoint, local or not, and the damage of newer ones in the workdir.
 
-    And what is wrong with each damaged one of the workdir that is newer. The workdir's `steps` must
-    be the same on all processes.
+    Every process must call it. The workdir's `steps` must be the same on all processes.
     """
     failures: dict[int, str] = {}
     local_steps = _agree_on_steps(local) if local else set()
@@ -226,7 +226,7 @@ def _agree_on_steps(local: LocalCheckpoints) -> set[int]:
         )
     if others := [path.name for path in local.root.iterdir() if path != local.folder.parent]:
         listed = ", ".join(others)
-        log(f"note: {local.root} also holds {listed}, not of this run; remove what no run needs")
+        log(f"note: {local.root} also holds {listed}, of other runs; delete what no run needs")
     return agreed
 
 
@@ -280,8 +280,8 @@ def _read_params(folder: AnyPath, abstract_params: dict, verify: bool, averages:
         averaged = there.get("averages")
         if averaged is None:
             raise InputError(
-                f"--averages: checkpoint {folder} has no averages of the parameters; training "
-                "makes them with train.ema_decay, which a run can take up when it is resumed"
+                f"--averages: checkpoint {folder} has no averages of the parameters; leave the "
+                "flag out, or resume the run with train.ema_decay, which makes them"
             )
         others = {name: part for name, part in abstract_params.items() if name not in averaged}
         asked = {"averages": {name: abstract_params[name] for name in averaged}}

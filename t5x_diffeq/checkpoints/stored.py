@@ -62,7 +62,7 @@ class RunFacts(NamedTuple):
 
     @classmethod
     def of(cls, data: dict) -> "RunFacts":
-        """Those that a checkpoint stored; older ones lack some of them."""
+        """The facts that a checkpoint stored; older checkpoints don't have all of them."""
         stored = {name: data[name] for name in cls._fields if name in data}
         return cls(**{"drawn": data["step"], **stored})
 

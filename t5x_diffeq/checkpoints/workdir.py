@@ -128,7 +128,7 @@ def _usable_values(config: dict) -> dict[str, object]:
     """
     for section in _SECTIONS:
         if not isinstance(config[section], dict):
-            raise InputError(f"{section} is {config[section]!r}, and must be keys with values")
+            raise InputError(f"{section} is {config[section]!r}; it must be a JSON object of keys")
     values = flatten_dict(config, sep=".")
     for key in values:
         if key not in KEYS:

@@ -40,13 +40,13 @@ def main() -> None:
         raise InputError("benchmark needs --config=FILE; see --help")
     if _GENERATION.value and _PROFILE.value:
         raise InputError(
-            f"--profile={_PROFILE.value} traces optimizer steps, which --generation doesn't take; "
-            "leave one of them out"
+            f"--profile={_PROFILE.value} traces optimizer steps, and --generation has none; leave "
+            "one of them out"
         )
     if _GENERATION.value and _AGAINST.value:
         raise InputError(
-            f"--against={_AGAINST.value[0]} compares optimizer steps, which --generation doesn't "
-            "take; leave one of them out"
+            f"--against={_AGAINST.value[0]} compares optimizer steps, and --generation has none; "
+            "leave one of them out"
         )
     traces = None if _PROFILE.value is None else parse_path(_PROFILE.value, "--profile")
     config = Config.of(CONFIG.value)

@@ -62,7 +62,7 @@ def _check_tasks(adaptive: bool) -> None:
                 raise InputError(f"--{flag.name} needs --tasks; give both or neither")
         return
     if adaptive or _PLOT.value:
-        raise InputError("--tasks excludes adaptive schemes and --plot; leave one of them out")
+        raise InputError("--tasks takes no adaptive scheme and no --plot; leave one of them out")
     if _EVAL_BATCHES.value is not None:
         raise InputError("--eval_batches limits the validation split; with --tasks give --limit")
 

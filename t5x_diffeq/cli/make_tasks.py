@@ -99,8 +99,8 @@ def make_tasks(workdir: AnyPath, output: AnyPath) -> None:
     passages = [words for row in rows if (words := passage(row, corpus.tokenizer))]
     if len(passages) < _CHOICES:
         raise InputError(
-            f"workdir {workdir}: of its validation text only {len(passages)} windows have "
-            f"{_FEWEST_WORDS} words; take a larger text or data.sequence_length"
+            f"workdir {workdir}: only {len(passages)} windows of its validation text have "
+            f"{_FEWEST_WORDS} words; use a longer text or a larger data.sequence_length"
         )
     lines = [json.dumps(document) for document in documents(passages)]
     write_whole(output / "documents.jsonl", ("\n".join(lines) + "\n").encode())

@@ -1,6 +1,6 @@
 """Turns documents into token shards: --config=FILE --output=DIR [--shard=3/64].
 
-Tokenises the documents that `config.data` describes once, on all cores. Then train with
+Tokenises the documents of `config.data` once, on all cores. Then train with
 --config.data.source=tokens --config.data.path=DIR. The same command again makes only the shards
 that are missing. The same input gives the same bytes with any number of workers. --shard=3/64 makes
 part 3 of 64 (0 to 63), for an array of jobs; afterwards the command without --shard completes the
@@ -44,8 +44,8 @@ def main() -> None:
     )
     if part[1] > 2 * _SHARDS.value:
         raise InputError(
-            f"--shard={_SHARD.value}: --shards={_SHARDS.value} of each split are too few for "
-            f"{part[1]} parts; give every part, and the last command, --shards={part[1]}"
+            f"--shard={_SHARD.value}: {part[1]} parts need more than --shards={_SHARDS.value}; set "
+            f"--shards={part[1]} for every part, and in the last command"
         )
     prepare_data(data, folder, _SHARDS.value, _WORKERS.value, part)
 

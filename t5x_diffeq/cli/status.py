@@ -2,7 +2,7 @@
 
 Prints its step, its losses, how each attempt spent its time, its goodput, and when it will finish;
 with --json one JSON object per run instead. --plot=FILE draws the losses of all runs in one figure.
-It changes nothing in a run, also while that trains.
+It changes nothing in a run, even while the run trains.
 """
 
 import json

@@ -50,7 +50,9 @@ def main() -> int:
     tuned = bool(CONFIG.value.init_from or CONFIG.value.model.num_steps is None)
     verb, first = "finetune" if tuned else "train", CONFIG.value.seed
     if first + _SEEDS.value > SEEDS:
-        raise InputError(f"--seeds={_SEEDS.value} from config.seed={first} on goes beyond {SEEDS}")
+        raise InputError(
+            f"--seeds={_SEEDS.value}: with config.seed={first}, seeds go beyond {SEEDS}; lower one"
+        )
     seeds = range(first, first + _SEEDS.value)
 
     from t5x_diffeq.experiments.grid_runs import (  # importing JAX takes seconds

@@ -106,7 +106,7 @@ class Peers:
             self.selector.register(connection, selectors.EVENT_READ, other)
 
     def wait_for_all(self) -> None:
-        """Returns when every process has been heard from since now.
+        """Returns when every process has sent something since this call.
 
         If one was lost, this process ends before that, with the status of a lost process: an error
         of any kind may be what its loss looks like from here.

@@ -1,4 +1,4 @@
-"""Several processes as one run: how they find each other, and which does work done once.
+"""Several processes as one run: how they find each other, and which does one-time work.
 
 Processes are found, in this order, from
 
@@ -121,9 +121,9 @@ def check_names(names: Sequence[Sequence[str]]) -> None:
     for name, address in names:
         if address.startswith("127.") or address == "::1":
             raise InputError(
-                f"the name of the machine {name} stands for {address} there (in its /etc/hosts), "
-                "where no other machine can reach it; give it the address that it has in the "
-                "network of the processes"
+                f"machine {name} has the address {address} for its own name (in its /etc/hosts), "
+                "which other machines can't reach; give the name its address in the network of "
+                "the processes"
             )
 
 
@@ -159,9 +159,9 @@ def rank_in(environment: Mapping[str, str]) -> Rank | None:
     numbers = [int(each) for each in (count, index) if each and each.isdecimal()]
     if len(numbers) < 2 or numbers[1] >= numbers[0]:
         raise InputError(
-            f"JAX_COORDINATOR_ADDRESS={address} is set, and JAX_NUM_PROCESSES={count} and "
-            f"JAX_PROCESS_ID={index} must be numbers, the second less than the first; set them, or "
-            "unset the address to run alone"
+            f"JAX_COORDINATOR_ADDRESS={address} is set, so JAX_NUM_PROCESSES={count} and "
+            f"JAX_PROCESS_ID={index} must be numbers, and the second less than the first; set "
+            "them, or unset the address to run a single process"
         )
     port = environment.get("JAX_COORDINATOR_PORT") or str(_DEFAULT_PORT)
     return Rank(address if ":" in address else f"{address}:{port}", numbers[0], numbers[1])

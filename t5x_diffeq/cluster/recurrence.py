@@ -1,10 +1,10 @@
-"""A failure of the infrastructure that comes twice in a row at the same step is none.
+"""A failure that occurs twice in a row at the same step isn't one of the infrastructure.
 
-Which failures pass is judged by classes, numbers and texts (`errors`): no such list is complete.
-So an attempt that trains leaves its failure in the workdir. If the next attempt ends at the same
-step with the same text, up to its numbers, it ends with status 1: what restarts a run would restart
-it in vain. A failure before the first step of an attempt, such as peers that don't arrive or a
-bucket that is out of reach, isn't compared, because the wait for them may be long.
+`errors` decides by classes, numbers and texts which failures are temporary, and no such list is
+complete. So an attempt that trains leaves its failure in the workdir. If the next attempt ends at
+the same step with the same text, up to its numbers, it ends with status 1: what restarts a run
+would restart it in vain. A failure before the first step of an attempt, such as peers that don't
+arrive or a bucket that is out of reach, isn't compared, because the wait for them may be long.
 """
 
 import json

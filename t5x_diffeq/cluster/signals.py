@@ -1,8 +1,8 @@
 """Stopping between optimizer steps, or in an evaluation: preemption, a closed terminal, Ctrl-C.
 
-SIGTERM comes from whoever takes the machine away, SIGUSR1 from schedulers that are asked to warn
-(`sbatch --signal=USR1@60`), SIGHUP from a terminal or connection that is closed, but not with
-`nohup`.
+A system that takes the machine away sends SIGTERM. Schedulers that are asked for a warning send
+SIGUSR1 (`sbatch --signal=USR1@60`). A terminal or connection that is closed sends SIGHUP, which
+`nohup` ignores.
 """
 
 import signal
@@ -46,7 +46,7 @@ class StopSignals:
         return self
 
     def should_stop(self) -> bool:
-        """Whether to stop here, after a step say; every process must call it at each place."""
+        """Whether to stop here, such as after a step; every process must call it at each place."""
         if self.agreement is None:
             return self.reason is not None
         if not self.agreement.count_place():

@@ -25,16 +25,16 @@ search: {boost: 6}
 # Every key
 
 A config has the sections below. `--config.model.num_steps=12` on the command line sets a key;
-[Configuring](configuring.md) has the other ways, and the keys that you will touch most.
+[Configuring](configuring.md) has the other ways, and the keys that you will change most often.
 
-Below its name stand a key's default, the values that it can take, and where it may differ:
+Below the name of a key are its default, the values that it can take, and where it may differ:
 
 | word | the key may differ |
 |---|---|
 | resume | between runs of one workdir. Changing any other key of a run is an error. |
 | branch | in a run that continues from another run's checkpoint (`train --branch_from`) |
 | finetune | in the tuning of a run's model. All other keys are those of the run. |
-| finetune if set | likewise if set to another value than the default; else it is the run's |
+| finetune if set | likewise, if its value isn't the default; otherwise it has the run's value |
 
 This page is generated from `t5x_diffeq/config/keys/`, where a key is added or changed:
 

@@ -65,7 +65,7 @@ def load_plugin(key: str, name: str) -> Any:
 
 
 def check_returns(key: str, name: str, plugin: Any, *kinds: type) -> None:
-    """Raises an InputError unless a function says by its annotation that it returns such a kind.
+    """Raises an InputError unless a function's annotation says that it returns one of these kinds.
 
     A class returns itself. Anything else that a name may stand for, such as `subprocess:run`, is
     not called.
@@ -81,9 +81,9 @@ def check_returns(key: str, name: str, plugin: Any, *kinds: type) -> None:
         return
     names = " or ".join(f"{each.__module__}.{each.__qualname__}" for each in kinds)
     raise InputError(
-        f"{key}={name} is not called, because it doesn't say that it returns {names}; name a "
-        f"function that does, by its annotation (def {name.partition(':')[2].partition('(')[0]}"
-        f"(...) -> {kinds[0].__name__})"
+        f"{key}={name} is not called, because it doesn't say that it returns {names}; annotate its "
+        f"result (def {name.partition(':')[2].partition('(')[0]}(...) -> {kinds[0].__name__}), or "
+        "name another function"
     )
 
 

@@ -46,8 +46,8 @@ class Chat:
 
         if (fast := fast_tokenizer(tokenizer)) is None:
             raise InputError(
-                "data.tokenizer is a sentencepiece model that is not a plain byte-pair encoding, "
-                "and transformers has no chat templates for it; name its tokenizer.json"
+                "data.tokenizer: chat templates don't work with this sentencepiece model, which is "
+                "not a plain byte-pair encoding; name its tokenizer.json instead"
             )
         self.tokenizer = tokenizer
         self._writer = PreTrainedTokenizerFast(tokenizer_object=fast)
@@ -66,8 +66,8 @@ class Chat:
             return self._writer.apply_chat_template(messages, **arguments, **self._variables)
         except jinja2.TemplateSyntaxError as error:
             raise InputError(
-                f"the chat template of {self.tokenizer.chat.origin} is invalid: {error}; fix it, "
-                "or name another with --config.data.chat_template=FILE"
+                f"the chat template in {self.tokenizer.chat.origin} is invalid: {error}; correct "
+                "it, or name another file with --config.data.chat_template=FILE.jinja"
             ) from error
         except Exception as error:  # a template can raise anything
             raise TemplateError(" ".join(str(error).split()) or type(error).__name__) from error
@@ -88,10 +88,10 @@ class Chat:
         marked_text = self.tokenizer.decode(tokens[marked])
         if _ANSWER not in marked_text or _QUESTION in marked_text:
             raise InputError(
-                f"data.chat_template: the template of {self.tokenizer.chat.origin} doesn't mark "
-                "what the assistant writes; put it between {% generation %} and {% endgeneration "
-                "%}, outside of macros and filters, and name the file with "
-                "--config.data.chat_template=FILE.jinja, or =plain"
+                f"data.chat_template: the template in {self.tokenizer.chat.origin} doesn't mark "
+                "what the assistant writes; copy it to FILE.jinja, put {% generation %} before and "
+                "{% endgeneration %} after these parts, outside of macros and filters, and set "
+                "--config.data.chat_template=FILE.jinja; or set it to plain"
             )
 
     def ask(self, question: str) -> list[int]:

@@ -73,8 +73,8 @@ def read_chat_format(folder: AnyPath) -> ChatFormat:
         named = {each["name"]: each["template"] for each in template}
         if "default" not in named:
             raise InputError(
-                f"{folder / _CONFIG_FILE} has the chat templates {', '.join(named)}, and none is "
-                "the default; write one to a file and set --config.data.chat_template=FILE"
+                f"{folder / _CONFIG_FILE} has the chat templates {', '.join(named)}, and no "
+                "default; copy one to a file and set --config.data.chat_template=FILE.jinja"
             )
         template = named["default"]
     return ChatFormat(template, tokens, str(folder / _CONFIG_FILE))

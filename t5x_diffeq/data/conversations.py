@@ -45,8 +45,8 @@ def conversation_of(record: Mapping[str, Any], where: str) -> str:
         for key, text in conversation.items():
             if not isinstance(text, str):
                 raise InputError(
-                    f"{where}: its {key!r} is {text!r:.60}, not text; give lists of messages as "
-                    "messages"
+                    f"{where}: its {key!r} is {text!r:.60}, not text; lists of messages belong in "
+                    "the field messages"
                 )
     return json.dumps(conversation, ensure_ascii=False)
 

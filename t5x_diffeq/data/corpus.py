@@ -120,8 +120,8 @@ def _make_corpus(
     tokenizers = [_tokenizer_of_shards(each) for each in origins if not isinstance(each, Source)]
     if tokenizers and data.chat_template is not None:
         raise InputError(
-            f"data.chat_template={data.chat_template}: prepare_data has already written the "
-            "conversations of data.source=tokens with a template; leave it out"
+            f"data.chat_template={data.chat_template} doesn't apply to data.source=tokens: "
+            "prepare_data has already turned its conversations into tokens; leave the key out"
         )
     if len(set(map(fingerprints, tokenizers))) > 1:
         raise InputError(
@@ -172,7 +172,7 @@ def _tokenise(source: Source, tokenizer: Tokenizer, folder: AnyPath) -> dict:
     fingerprint = fingerprint_of(source, tokenizer)
     wanted = source.name, fingerprint
     if any(facts and (facts["source"], facts["fingerprint"]) != wanted for facts in shards_there):
-        log(f"replacing {folder}: left over from a run that never started, on other data")
+        log(f"replacing {folder}: it is left over from a run that never started, on other data")
         files.remove_folder(folder)
     tokenizer.save(folder / "tokenizer")
     shards, workers = (_SHARDS_OF_LARGE, os.cpu_count() or 1) if source.large else (1, 1)

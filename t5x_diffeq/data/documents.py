@@ -90,8 +90,8 @@ class FileDocuments(Documents):
         for path, before in self.states.items():
             if _state_of(path) != before:
                 raise InputError(
-                    f"data.path: {path} was changed while it was read, so its tokens would be a "
-                    "mixture; run again when nothing writes to it"
+                    f"data.path: {path} was changed while it was read, so old and new text would "
+                    "be mixed; run again when no program writes to it"
                 )
 
     def __len__(self) -> int:
@@ -116,7 +116,7 @@ class FileDocuments(Documents):
 
 
 class DocumentRange(Documents):
-    """Documents from one (number, character) to another; those that a cut empties are left out."""
+    """Documents from one (number, character) to another, without those that the cut empties."""
 
     def __init__(self, documents: Documents, start: tuple[int, int], stop: tuple[int, int]):
         self.documents, self.start, self.stop = documents, start, stop
@@ -240,9 +240,9 @@ def _read_bytes(chunk: Chunk) -> bytes:
         return content
     except MemoryError as error:
         raise InputError(
-            f"data.path: {chunk.path} has more than {limit / 2**30:.1f} GiB of text, an eighth of "
-            "this machine's memory, and is read whole; split it, or make it .jsonl or .parquet, "
-            "not compressed, of which a part is read at a time"
+            f"data.path: {chunk.path} is read as a whole and has more than {limit / 2**30:.1f} GiB "
+            "of text, an eighth of this machine's memory; split it, or convert it to uncompressed "
+            ".jsonl or to .parquet, which are read in parts"
         ) from error
     except (OSError, EOFError, zlib.error) as error:
         raise InputError(

@@ -41,13 +41,17 @@ def part_configs(data: DataKeys) -> list[DataKeys]:
             )
         return [data]
     if not data.mixture:
-        raise InputError("data.source=mixture needs data.mixture, its parts")
+        raise InputError(
+            "data.mixture is not set; data.source=mixture needs its parts: (weight, source, path), "
+            "..., such as ((0.7, 'tokens', '/shards/web'), (0.3, 'tokens', '/shards/code'))"
+        )
     total = fsum(weight for weight, *_ in filter(_is_part, data.mixture))
     for entry in data.mixture:
         if not _is_part(entry) or entry[0] < total * _LEAST_SHARE:
             raise InputError(
-                f"data.mixture has {entry!r}; each part is (weight, source, path), such as (0.7, "
-                f"'tokens', '/shards/web'), with at least {_LEAST_SHARE:g} of the sum of weights"
+                f"data.mixture has {entry!r}; each part must be (weight, source, path), such as "
+                "(0.7, 'tokens', '/shards/web'), and its weight at least "
+                f"{_LEAST_SHARE:g} of the sum of all weights"
             )
     return [replace(data, source=source, path=path) for _, source, path in data.mixture]
 
@@ -103,6 +107,7 @@ def _from_function(data: DataKeys) -> Source:
     if source.conversations != (data.loss_on == "completion"):
         kind = "conversations" if source.conversations else "texts"
         raise InputError(
-            f"data.loss_on={data.loss_on} with data.source={data.source}, which returns {kind}"
+            f"data.loss_on={data.loss_on} doesn't fit data.source={data.source}, which returns "
+            f"{kind}; change one of them"
         )
     return source

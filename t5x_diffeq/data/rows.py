@@ -41,7 +41,7 @@ class Unreadable(str):
 
 
 def document_of(record: Mapping[str, Any], field: str | None, where: str) -> str:
-    """The document of a record at `where`, or what stands for it.
+    """The document of a record at `where`, or an `Unreadable` in its place.
 
     Its text, which may be bytes or None, is in `field`; None: the record is a conversation.
     """
@@ -100,7 +100,7 @@ def _text_in(record: Mapping[str, Any], field: str | None, where: str) -> str:
 class Skipped(Counter[str]):
     """How many documents were left out, by reason.
 
-    `faults` has of each reason that is a row's fault the first such row and what was found there.
+    For each reason that is the fault of a row, `faults` has the first such row and its content.
     """
 
     def __init__(self, counts: Mapping[str, int] = {}, faults: Mapping[str, str] = {}):
@@ -115,7 +115,7 @@ class Skipped(Counter[str]):
             log(f"warning: skipped: {text.fault}")
 
     def note(self, documents: Iterable[str]) -> None:
-        """Counts the unreadable ones of some documents, which are skipped, and told, later."""
+        """Counts the unreadable ones of some documents; they are skipped and reported later."""
         for each in documents:
             if isinstance(each, Unreadable):
                 self[each.reason] += 1

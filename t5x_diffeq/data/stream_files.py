@@ -236,8 +236,8 @@ def _builder_of_dataset(data: DataKeys, path: str) -> "datasets.DatasetBuilder":
 
     if "://" in path or "*" in path:
         raise InputError(
-            f"data.path={path} names no files of a known kind; let it end in .parquet, .jsonl or "
-            ".json, perhaps compressed, such as PATH/*.parquet"
+            f"data.path={path} names no files of a known kind; it must end in .parquet, .jsonl or "
+            ".json, such as PATH/*.parquet; compressed files are allowed"
         )
     if data.validation_path:
         raise InputError(
@@ -294,8 +294,8 @@ def _columns_of(dataset: "datasets.IterableDataset", are_lines: bool, path: str)
             if isinstance(record, dict):
                 return list(record)
     raise InputError(
-        f"data.path={path} can't be opened as a stream: its first {VALIDATION_DOCUMENTS} lines "
-        "have no object of JSON, or there are none"
+        f"data.path={path} can't be opened as a stream: none of its first {VALIDATION_DOCUMENTS} "
+        "lines is a JSON object; name a .jsonl or .parquet file"
     )
 
 

@@ -39,8 +39,8 @@ class Tokenizer(ABC):
       fingerprint: a hash of everything that determines its output.
       special_tokens: names of its special tokens, by the names of chat templates for them.
       chat: what its files say about conversations; the fingerprint doesn't depend on it.
-      imported: what a folder that was converted says of it and of generation, by file (see
-        `hf.imported`); the fingerprint doesn't depend on it.
+      imported: the settings of tokenizer and generation in a converted folder, by file (see
+        `hf.tokenizer_files`); the fingerprint doesn't depend on them.
     """
 
     vocab_size: int

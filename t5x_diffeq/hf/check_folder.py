@@ -23,9 +23,10 @@ _SCRIPT = Path(__file__).with_name("torch_logits.py")
 def compare_logits(
     folder: Path, model_class: str, config: ModelConfig, params: dict, adapter: Path | None = None
 ) -> str:
-    """How the logits of a folder's model in PyTorch compare with the run's, in float32, in words.
+    """Compares the logits of a folder's model in PyTorch with the run's; says how in words.
 
-    Or why they can't be compared. `adapter` is the folder of its adapters, if they aren't merged.
+    The logits are in float32. If they can't be compared, the words say why. `adapter` is the folder
+    of the model's adapters, if they aren't merged.
 
     Raises:
       RunError: if PyTorch can't read the folder, or the logits differ.

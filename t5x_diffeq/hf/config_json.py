@@ -148,9 +148,8 @@ def _check_known(config_json: Mapping[str, Any], kind: str, family: Family) -> N
     known |= {"vocab_size", "tie_word_embeddings", *(ROTARY_KEYS if family.rotary else ())}
     for key in sorted(key for key, value in config_json.items() if value and key not in known):
         raise InputError(
-            f"--input: {key} is {config_json[key]!r:.100} in config.json, which no {kind} that can "
-            "be converted has, and which may change what the model computes; remove it from there "
-            "if it doesn't"
+            f"--input: {key} is {config_json[key]!r:.100} in config.json; the key is unknown for "
+            f"{kind} and may change what the model computes; if it doesn't, remove it from there"
         )
 
 

@@ -43,8 +43,8 @@ def check_form(config: ModelConfig) -> None:
     """Checks that a step is a layer, which evaluates each sub-field once (else: InputError)."""
     if config.scheme not in _EXPORTED_SCHEMES:
         raise InputError(
-            f"model.scheme={config.scheme}: its step isn't a layer, with attention and MLP "
-            f"evaluated once; only models of {' and '.join(_EXPORTED_SCHEMES)} can be exported"
+            f"model.scheme={config.scheme} can't be exported, because its step doesn't evaluate "
+            f"attention and MLP once as a layer does; {' and '.join(_EXPORTED_SCHEMES)} can"
         )
 
 

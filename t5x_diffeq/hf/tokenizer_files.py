@@ -111,8 +111,8 @@ def tokenizer_file(folder: Path) -> Path | None:
     lacking = sorted(read_settings(folder / _ADDED_FILE).keys() - known)
     if lacking:
         raise InputError(
-            f"--input={folder}: {_ADDED_FILE} has the token {lacking[0]} ({len(lacking)} such), "
-            f"which {_MODEL_FILE} lacks; write a {_JSON_FILE} with all of them "
+            f"--input={folder}: {_MODEL_FILE} doesn't have {len(lacking)} tokens of {_ADDED_FILE}, "
+            f"such as {lacking[0]}; write a {_JSON_FILE} with all of them "
             "(AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER))"
         )
     return model
@@ -162,7 +162,7 @@ _NOT_KEPT = {
 
 
 def read_imported(folder: Path, config_json: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """What the folder says: by file, the keys that are kept; InputError if a file is damaged."""
+    """The folder's settings that are kept, by file and key; InputError if a file is damaged."""
     kept = {"config.json": {key: config_json[key] for key in _IDS if key in config_json}}
     for file, left_out in _NOT_KEPT.items():
         content = read_settings(folder / file)

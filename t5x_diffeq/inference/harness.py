@@ -66,7 +66,9 @@ def load_tasks(
     """
     names = task_names(asked)
     if include_path and not os.path.isdir(include_path):
-        raise InputError(f"include_path={include_path} is not a folder; name one of task files")
+        raise InputError(
+            f"include_path={include_path} is not a folder; name a folder of task files"
+        )
     with _silence_harness():
         manager = manager_of(names, include_path)
         generates = [_load_task(name, manager, asked_by) for name in names]

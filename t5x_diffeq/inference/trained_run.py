@@ -174,9 +174,8 @@ class TrainedRun:
             self.nodes.shape == times.shape and np.allclose(self.nodes, times)
         ):
             raise InputError(
-                f"{self._model.weights} weights exist only at their own {len(self.nodes)} nodes, "
-                f"{self.nodes.tolist()}, and {times.tolist()} were asked for; time-dependent and "
-                "shared weights have others"
+                f"t={times.tolist()}: {self._model.weights} weights exist only at their own "
+                f"{len(self.nodes)} nodes, {self.nodes.tolist()}; give these"
             )
         W = self._apply(LanguageModel.weights, jnp.atleast_1d(times))
         W = W if times.ndim else jax.tree.map(lambda leaf: leaf[0], W)

@@ -94,7 +94,7 @@ class Block(nn.Module):
     # --------------------------------------------------------------- optional methods: generation
     @nn.nowrap
     def empty_cache(self, batch_size: int, length: int) -> Cache:
-        """What one evaluation of f remembers of no tokens: arrays by name.
+        """The empty cache of one evaluation of f: arrays by name.
 
         Args:
           batch_size: number of sequences.
@@ -167,9 +167,9 @@ _OPTIONAL = {  # what each method is for, and the sub-fields that it is about
 
 
 def overrides_method(kind: type[Block], method: str) -> bool:
-    """Whether a class of blocks has this method, for the f and g that it has.
+    """Whether a class of blocks has this method for its own f and g.
 
-    A subclass that replaces f or g, and inherits a method about it, has none.
+    If a subclass replaces f or g, the methods about it that it inherits don't count.
     """
     if getattr(kind, method) is getattr(Block, method):
         return False
@@ -178,7 +178,7 @@ def overrides_method(kind: type[Block], method: str) -> bool:
 
 
 def can_split_length(kind: type[Block]) -> bool:
-    """Whether a class of blocks says so of the f that it has; see `Block.splits_length`."""
+    """Whether a class of blocks declares `Block.splits_length` for its own f."""
     return kind.splits_length and _depth(kind, "splits_length") <= _depth(kind, "f")
 
 

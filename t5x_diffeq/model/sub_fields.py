@@ -1,4 +1,4 @@
-"""A config's block as a vector field: of a pass from t = 0 to t = 1, and for new tokens of one."""
+"""A config's block as a vector field, for whole passes from t = 0 to t = 1 and for new tokens."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,8 +1,8 @@
-"""How often the loops of a compiled program run, and thus every instruction.
+"""Counts how often each loop of a compiled program runs, and so each instruction.
 
-A loop's trip count is the compiler's annotation (`known_trip_count`), or is found by running the
-loop's counter: the few scalar instructions that its condition depends on. A count that depends on
-data is an error, never a guess.
+The trip count of a loop is the number of its iterations. The compiler annotates it
+(`known_trip_count`), or it is found by running the loop's counter: the few scalar instructions that
+the loop's condition depends on. A count that depends on data is an error, never a guess.
 """
 
 import operator
@@ -90,7 +90,8 @@ def _trip_count(program: Program, caller: str, loop: Instruction, operand: _Elem
             state = _result(program, body, _only(state))
     except _UnknownValueError as error:
         raise ValueError(
-            f"the trip count of loop {loop.name} in {caller} is unknown: it depends on {error}"
+            f"the trip count of loop {loop.name} in {caller} is unknown: it depends on {error}, "
+            "whose value is only known when the program runs"
         ) from error
     raise ValueError(f"loop {loop.name} in {caller} runs more than {_MOST_ITERATIONS} times")
 
@@ -118,7 +119,9 @@ def _constant_state(program: Program, body: str, operand: _Elements) -> _Element
             and int(source.required_attribute(r"index=(\d+)")) == index
         )
         if not passed_on:
-            raise _UnknownValueError(f"element {index} of the state of {body}, which varies")
+            raise _UnknownValueError(
+                f"element {index} of the state of {body}, which changes between iterations"
+            )
         return operand(0)(index)
 
     return element
@@ -156,7 +159,7 @@ def _evaluate(program: Program, name: str, arguments: _Elements) -> Callable[[st
             return operand(0)
         if it.opcode in _ARITHMETIC:
             return _ARITHMETIC[it.opcode](operand(0), operand(1))
-        raise _UnknownValueError(f"{it.opcode} {it.name}")
+        raise _UnknownValueError(f"the result of {it.opcode} {it.name}")
 
     return value
 

@@ -59,9 +59,10 @@ def write(line: str) -> None:
 
 
 def prepare_outputs() -> None:
-    """Replaces standard files that are closed by an empty one.
+    """Replaces closed standard files by an empty file.
 
-    Otherwise the next file that is opened would take the number, and what a library prints there.
+    Otherwise the next file that is opened would get the number of a closed one, and with it the
+    output of libraries.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:

@@ -83,8 +83,9 @@ _PASSING_TLS = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
 def is_infrastructure_failure(error: BaseException) -> bool:
     """Whether a process, a link, a device or a bucket failed, so that a retry may succeed.
 
-    It is judged by what is most certain: the class, the error number, the HTTP status, and the text
-    last. What is taken for passing and isn't fails again at the same step: see `recurrence`.
+    The most certain fact decides: the class, the error number, the HTTP status, and the text last.
+    A permanent failure that is taken for a temporary one occurs again at the same step: see
+    `recurrence`.
     """
     if isinstance(error, InputError | RunError):
         return False
@@ -122,7 +123,7 @@ def advice(error: BaseException) -> str:
 
 
 def platform_error(error: BaseException) -> InputError | None:
-    """The message for a platform that JAX_PLATFORMS names and this machine lacks, if it is that.
+    """The error if JAX_PLATFORMS names a platform that this machine doesn't have; else None.
 
     For `cuda` without a GPU JAX (0.10.2 and 0.12.0) raises an AssertionError without words.
     """

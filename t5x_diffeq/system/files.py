@@ -162,7 +162,7 @@ write_guards: list[tuple[AnyPath, Callable[[], None]]] = []
 
 @contextmanager
 def guarded(folder: AnyPath, check: Callable[[], None]) -> Iterator[None]:
-    """A context in which `check_writable` of what is in the folder calls `check`."""
+    """A context in which `check_writable` calls `check` for every path in the folder."""
     write_guards.append((folder, check))
     try:
         yield

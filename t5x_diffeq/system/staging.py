@@ -1,8 +1,8 @@
 """Local copies of objects in buckets, in a cache of bounded size.
 
-T5X_DIFFEQ_CACHE is its folder; T5X_DIFFEQ_CACHE_GIB its size, by default 20 or half of the free
-space on its disk. A copy must have the checksum that the bucket reports, or the hash that is known
-of it, whenever it is used. Copies stay until a person deletes them.
+T5X_DIFFEQ_CACHE is the folder of the cache. T5X_DIFFEQ_CACHE_GIB is its size, by default 20 or half
+of the free space on its disk. Whenever a copy is used, it must have the checksum that the bucket
+reports, or the known hash of the object. Copies stay until a person deletes them.
 """
 
 import base64
@@ -46,7 +46,7 @@ class Copy:
 
 
 def stage(paths: Sequence[AnyPath], sha256: Sequence[str] | None = None) -> list[Path]:
-    """Local paths of the files, whose hashes may be known; those in buckets are copied once.
+    """Local paths of the files; those in buckets are copied once. Some hashes may be known.
 
     Raises:
       NoRoomError: if they don't fit into the cache.
@@ -119,10 +119,10 @@ def _check_room(missing: list[Copy]) -> None:
     most = _cache_bytes(cached)
     if wanted + cached > most:
         raise NoRoomError(
-            f"{missing[0].source.parent}: {wanted / 2**30:.2f} GiB are to be copied to "
-            f"{cache_folder()}, which has {cached / 2**30:.2f} of "
-            f"T5X_DIFFEQ_CACHE_GIB={most / 2**30:g}; delete what no run needs there, raise it, "
-            "name a folder on a larger disk as T5X_DIFFEQ_CACHE, or mount the bucket"
+            f"{missing[0].source.parent}: its {wanted / 2**30:.2f} GiB don't fit into the cache "
+            f"{cache_folder()}, which holds {cached / 2**30:.2f} of at most "
+            f"T5X_DIFFEQ_CACHE_GIB={most / 2**30:g}; delete old copies there, raise this limit, "
+            "set T5X_DIFFEQ_CACHE to a folder on a larger disk, or mount the bucket"
         )
 
 
@@ -131,10 +131,13 @@ def _fetch(copy: Copy) -> None:
         with files.bucket_errors(f"{copy.source} can't be copied to {copy.file.parent}", RunError):
             files.bucket_files().get_file(str(copy.source), str(partial))
         if _crc32c_of(partial) != copy.crc32c:
-            raise InfrastructureError(f"{copy.source} was damaged in transit; start again")
+            raise InfrastructureError(
+                f"{copy.source} was damaged in transit; run the command again"
+            )
         if copy.sha256 not in (None, files.file_digest(partial)):
             raise InputError(
-                f"{copy.source} is damaged: its content is not what was written; make it again"
+                f"{copy.source} is damaged: it doesn't have the hash of what was written; make it "
+                "again"
             )
 
 

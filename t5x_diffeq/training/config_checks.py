@@ -58,13 +58,13 @@ def _check_moments(config: Config) -> None:
         return
     if source_of(config.model).constant:
         raise InputError(
-            "optimizer.moments=int8 is for weights of several times or layers, and "
-            f"model.weights={config.model.weights} is one set; take bfloat16"
+            "optimizer.moments=int8 needs weights of several times or layers, and "
+            f"model.weights={config.model.weights} has one set; set optimizer.moments=bfloat16"
         )
     if trainable and "source" not in trainable:
         raise InputError(
-            f"optimizer.moments=int8 is for the kernels of the source, and train.trainable="
-            f"{trainable} leaves it out; take bfloat16"
+            "optimizer.moments=int8 applies to the kernels of the source, and train.trainable="
+            f"{trainable} leaves the source out; set optimizer.moments=bfloat16"
         )
 
 
@@ -82,8 +82,9 @@ def _check_depths(config: Config) -> None:
         )
     if depths and not source_of(config.model).any_time:
         raise InputError(
-            f"train.depths={depths} draws other numbers of steps, but {config.model.weights} "
-            "weights exist only at their own nodes; set model.weights to time_dependent or shared"
+            f"train.depths={depths} needs weights for other numbers of steps, but "
+            f"{config.model.weights} weights exist only at their own nodes; set model.weights to "
+            "time_dependent or shared"
         )
 
 
@@ -96,7 +97,7 @@ def _check_several_depths(train: TrainKeys) -> None:
     for setting, given in several.items():
         if given and (train.depths_per_step < 2 or not train.depths):
             raise InputError(
-                f"{setting} is for several depths in one step; set train.depths, and "
+                f"{setting} needs several depths in one optimizer step; set train.depths, and set "
                 "train.depths_per_step to at least 2"
             )
     if train.depths_distill and train.depths_rows == "parts":
@@ -115,7 +116,10 @@ def _check_data(data: DataKeys) -> None:
     """Checks the mixture and its parts, and what a stream can't do."""
     parts = part_configs(data)
     if any(part.source == STREAM for part in parts) and data.source != STREAM:
-        raise InputError(f"data.mixture has a part with the source {STREAM}, which can't be mixed")
+        raise InputError(
+            f"data.mixture has a part with the source {STREAM}, which can't be mixed; tokenise "
+            "that part first with prepare_data, and give its source as tokens"
+        )
     if data.source == STREAM and data.packing != "concat_then_split":
         raise InputError(
             f"data.packing={data.packing} needs the lengths of all documents, which are unknown "

@@ -72,7 +72,7 @@ class Training:
 
     @contextmanager
     def instead(self, activity: str, what: str, seconds: float) -> Iterator[None]:
-        """A context in which the run does something else than steps, within so many seconds."""
+        """A context for work other than steps, which may take at most so many seconds."""
         with self.stopwatch.during(activity), self.watchdog.limit(what, seconds):
             yield
 

@@ -110,13 +110,13 @@ class PretrainedRun:
         on_grid = self.model.at_depth(asked.num_steps, asked.scheme)  # if its weights exist there
         if asked.weights not in (on_grid.weights, "per_layer"):
             raise InputError(
-                f"model.weights={asked.weights} is requested, but {self.workdir} holds a model of "
-                f"{on_grid.weights} weights, which lacks that part; tune it with :lora or :full"
+                f"model.weights={asked.weights}: {self.workdir} holds a model of {on_grid.weights} "
+                "weights, which can't be converted to these; tune it with :lora or :full"
             )
         if asked.max_length != on_grid.max_length and on_grid.architecture == "gpt":
             raise InputError(
-                f"data.sequence_length={asked.max_length}, but the positions of {self.workdir} "
-                f"were learned for {on_grid.max_length}; keep that"
+                f"data.sequence_length={asked.max_length}: {self.workdir} has learned positions "
+                f"for {on_grid.max_length} tokens; leave the key out"
             )
 
 
@@ -161,14 +161,16 @@ def load_run(
       vocab_size: the vocabulary size of its tokenizer.
       batch_size: sequences in a batch.
       checkpoint: the step of the checkpoint, or "best"; None is the newest.
-      grids: the grids that the run is wanted on, refused before the checkpoint is read if it
-        doesn't exist there.
-      methods: the methods of its block that are needed, looked for before that, too.
+      grids: the requested grids; if the weights don't exist on one of them, that is an error
+        before the checkpoint is read.
+      methods: the methods that its block must have, which are also checked before.
       adapters: the folder of adapters that another run trained on this one's weights.
       averages: take the moving averages of the parameters (train.ema_decay).
     """
     if adapters and averages:
-        raise InputError("--averages excludes --adapters, which fit the last weights; omit one")
+        raise InputError(
+            "--averages and --adapters exclude each other: adapters fit the last weights; omit one"
+        )
     enable_cache()
     run = PretrainedRun(workdir, vocab_size, checkpoint)
     adapter_keys = read_adapter_facts(adapters).model if adapters else {}

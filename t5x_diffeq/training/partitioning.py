@@ -59,10 +59,13 @@ def mesh_sizes(
     if sizes["data"] is None:
         sizes["data"] = _default_data(sizes, len(devices), slices or num_slices(devices))
     if any(size < 1 and size != -1 for size in sizes.values()):
-        raise InputError(f"mesh axes are {describe_mesh(sizes)}; each is at least 1, or -1 to fill")
+        raise InputError(
+            f"mesh axes are {describe_mesh(sizes)}; each must be at least 1, or -1 for all "
+            "remaining devices"
+        )
     filled = [axis for axis, size in sizes.items() if size == -1]
     if len(filled) > 1:
-        raise InputError(f"mesh.{filled[0]} and mesh.{filled[1]} are both -1; only one can fill")
+        raise InputError(f"mesh.{filled[0]} and mesh.{filled[1]} are both -1; only one can be")
     if filled:
         sizes[filled[0]] = _fill_axis(sizes, filled[0], batch_size, devices)
     _check_mesh(sizes, batch_size, devices)
@@ -210,8 +213,8 @@ def logical_rules(mesh: MeshKeys) -> Rules:
         logical, target = rule
         if logical not in _LOGICAL_AXES:
             raise InputError(
-                f"mesh.rules has {rule!r}; it can set {', '.join(_LOGICAL_AXES)}: leave this one "
-                f"out"
+                f"mesh.rules has {rule!r}; leave this rule out: only the logical axes "
+                f"{', '.join(_LOGICAL_AXES)} can be set"
             )
         for axis in axes_of(target):
             if axis not in AXES:

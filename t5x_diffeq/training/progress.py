@@ -40,7 +40,7 @@ _ROOT = Path(__file__).resolve().parents[2]  # of the clone, if there is one
 
 
 def utilisation(setup: Setup, tokens_per_second: float) -> dict[str, float]:
-    """`mfu`, the model FLOPs utilisation of 1 (see flops.py).
+    """`mfu`, the model FLOPs utilisation as a fraction of 1 (see flops.py).
 
     Empty where the device's peak or the block's FLOPs are unknown.
     """

@@ -28,7 +28,7 @@ class RecentSteps:
 
     @classmethod
     def new(cls, window: int) -> "RecentSteps":
-        """Of a run that has taken no step."""
+        """The window of a run that has taken no step."""
         return cls(jnp.full((2, window), jnp.nan, jnp.float32), jnp.zeros((), jnp.int32))
 
 

@@ -23,25 +23,25 @@ class DataKeys(Section):
     function that returns documents"""
     path: values.TextOrNone = _key(None)
     """for `text_files`: a file, a folder or a glob. For `tfds` and `huggingface`: a name or a
-    folder. For `stream`: a name, a folder, or a glob of parquet or JSON files, here or behind
-    hf://. For `tokens`: the folder. For `wikitext103`: a copy of the Hub's dataset"""
+    folder. For `stream`: a name, a folder, or a glob of parquet or JSON files, on this machine or
+    at hf://. For `tokens`: the folder. For `wikitext103`: a copy of the Hub's dataset"""
     validation_path: values.TextOrNone = _key(None)
     """for `text_files` and the files of a `stream`: the validation text. `None`: the last tenth of
     `text_files`, the `validation_split` of a `stream`"""
     text_field: values.Text = _key("text")
     """the field of a line, row or record that holds the text"""
     max_unreadable: values.Fraction = _key(0.001, resume=True)
-    """the largest share of rows (lines, records, files of text) that can't be read, such as what is
-    not JSON, has no text or is not UTF-8. They are skipped, counted and named in the log; more of
-    them are an error ([Data](data.md#rows-that-cant-be-read))"""
+    """the largest allowed share of rows (lines, records, files of text) that can't be read, because
+    they are not JSON, have no text or are not UTF-8. Such rows are skipped, counted and named in
+    the log; a larger share is an error ([Data](data.md#rows-that-cant-be-read))"""
     loss_on: Annotated[str, one_of("all", "completion")] = _key("all")
     """the tokens that have a loss. `all`: every token. `completion`: what the assistant wrote, in
     records with messages, or with a prompt and a completion ([Data](data.md))"""
     chat_template: values.TextOrNone = _key(None)
-    """how messages become text. `None`: by the tokenizer's own template (`chat_template.jinja` or
-    `tokenizer_config.json` beside its file). `plain`: with `User:` and `Assistant:` before each
-    message. Otherwise the path of a .jinja file, with `{% generation %}` marks around what the
-    assistant writes"""
+    """the template that turns messages into text. `None`: the tokenizer's own template
+    (`chat_template.jinja` or `tokenizer_config.json` beside its file). `plain`: `User:` or
+    `Assistant:` before each message. Otherwise the path of a .jinja file, with `{% generation %}`
+    marks around what the assistant writes"""
     data_dir: values.TextOrNone = _key(None)
     """the folder in which dataset libraries keep their files. `None`: their default"""
     train_split: values.Text = _key("train")

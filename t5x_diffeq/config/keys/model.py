@@ -20,15 +20,15 @@ class ModelKeys(Section):
     """`gpt`: LayerNorm, GELU, biases, learned positions. `llama`: RMSNorm, SwiGLU, rotary
     positions"""
     block: Annotated[str | None, Values(str, choices=(values.PLUGIN,), optional=True)] = key(None)
-    """the importable name of a block of your own, such as `package.module:Name` or
+    """the importable name of your own block, such as `package.module:Name` or
     `package.module:Name(size=4)` ([Extending](extending.md)). `None`: the block of
     `model.architecture`, which sets embeddings and head in any case"""
     weights: Annotated[str, one_of(*values.WEIGHTS, values.PLUGIN)] = key(
         "time_dependent", finetune=True
     )
-    """`time_dependent`: W(t) = W0 + P e(t). `per_layer`: each step has weights of its own, as in
-    GPT and Llama (the baseline). `shared`: one set of weights for all steps. Otherwise the
-    importable name of an `ode.weight_source.WeightSource`, such as `package.module:Name` or
+    """`time_dependent`: W(t) = W0 + P e(t). `per_layer`: each step has its own weights, as in GPT
+    and Llama (the baseline). `shared`: one set of weights for all steps. Otherwise the importable
+    name of an `ode.weight_source.WeightSource`, such as `package.module:Name` or
     `package.module:Name(rank=4)` ([Extending](extending.md))"""
     scheme: Annotated[str, one_of(*values.SCHEMES, values.PLUGIN)] = key("euler", finetune=True)
     """the solver: `euler`, `lie_trotter` (attention, then MLP: the classical residual block),
@@ -102,7 +102,8 @@ class ModelKeys(Section):
     """factor on the token embeddings. Gemma's is sqrt(embed_dim)"""
     position_scale: values.Positive = key(1.0)
     """for `gpt`: factor on the position embeddings. With this factor and `model.embedding_scale` at
-    8, the loss depends little on the number of solver steps ([Depth as a dial](depth.md))"""
+    8, the loss depends little on the number of solver steps
+    ([Changing the number of steps](depth.md))"""
     dropout_rate: values.BelowOne = key(0.0, branch=True, finetune="if set")
     """dropout on the embeddings and on the outputs of attention and MLP"""
     adapter_rank: values.Count = key(0, finetune=True)
@@ -117,9 +118,9 @@ class ModelKeys(Section):
     dtype: _Dtype = key("float32", finetune="if set")
     """data type of the computation. Parameters are always float32"""
     products: Annotated[str, one_of("dtype", "fp8")] = key("dtype", finetune="if set")
-    """in what the products of the blocks' linears are computed. `dtype`: `model.dtype`. `fp8`,
-    which needs `model.dtype=bfloat16`: operands of 8 bits (e4m3, gradients e5m2), each array scaled
-    by its largest entry. It pays on GPUs from the H100 on ([a step in fp8](lab/h100.md#fp8))"""
+    """the precision of the products in the blocks' linears. `dtype`: `model.dtype`. `fp8`, which
+    needs `model.dtype=bfloat16`: operands of 8 bits (e4m3, gradients e5m2), each array scaled by
+    its largest entry. It pays on GPUs from the H100 on ([a step in fp8](lab/h100.md#fp8))"""
     state_dtype: _Dtype = key("float32", finetune=True)
     """data type of the state y and of the sum y + dt f. `bfloat16` needs `model.dtype=bfloat16`,
     and its 8 significant bits round away most of a small increment dt f"""
@@ -127,8 +128,8 @@ class ModelKeys(Section):
         "auto", branch=True, finetune="if set"
     )
     """kernel of the attention. `auto`: cuDNN's or Triton's on GPUs, splash attention on TPUs, and
-    XLA's elsewhere or where shapes allow no other. `xla`: any device. `cudnn`, `triton`: GPUs.
-    `splash`: TPUs; `splash:512` also sets the size of its blocks"""
+    XLA's on other devices or if the shapes allow no other. `xla`: any device. `cudnn`, `triton`:
+    GPUs. `splash`: TPUs; `splash:512` also sets the size of its blocks"""
     remat: Annotated[str, one_of(*values.REMATS, "keep:names")] = key(
         "full", branch=True, finetune="if set"
     )
@@ -138,7 +139,7 @@ class ModelKeys(Section):
     values; the output of the attention; the input of the MLP's activation. With
     `model.products=fp8`, `fp8` keeps the rounded inputs of products, too"""
     scan_unroll: values.SolverStepsOrNone = key(None, resume=True, finetune="if set")
-    """solver steps per iteration of the compiled loop, at most `num_steps`. With more, less is
-    copied, the communication of one step can overlap with the computation of the next, and
-    compilation takes longer. `None`: all of them on GPUs (of more than 32, equal parts of at most
-    32) unless `model.remat=full`, 1 elsewhere"""
+    """solver steps per iteration of the compiled loop, at most `num_steps`. With more steps, less
+    is copied, the communication of one step can overlap with the computation of the next, and
+    compilation takes longer. `None`: on GPUs, unless `model.remat=full`, all of them (if there are
+    more than 32, equal parts of at most 32); otherwise 1"""

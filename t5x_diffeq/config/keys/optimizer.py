@@ -18,8 +18,8 @@ class OptimizerKeys(Section):
     section = "optimizer"
     name: Annotated[str, one_of(*OPTIMIZERS, PLUGIN)] = _key("adam", branch=False)
     """`adam`: AdamW for all parameters. `muon`: Muon for the block's kernels and AdamW for all
-    others, at the same learning rate. Otherwise the importable name of a function that returns what
-    takes Adam's place, such as `package.module:make` ([Extending](extending.md))"""
+    others, at the same learning rate. Otherwise the importable name of a function that returns a
+    replacement for Adam, such as `package.module:make` ([Extending](extending.md))"""
     learning_rate: values.Positive = _key(3e-3)
     """peak learning rate"""
     role_multipliers: values.Entries = _key(())
@@ -45,7 +45,7 @@ class OptimizerKeys(Section):
     `all`: all parameters"""
     schedule: Annotated[str, one_of("cosine", "wsd")] = _key("cosine")
     """the learning rate after the warm-up. `cosine`: a cosine. `wsd` (warm-up, stable, decay): the
-    peak, then a linear cooldown, so that runs of several lengths can branch off before it"""
+    peak, then a linear cooldown. Runs of several lengths can branch off before the cooldown"""
     warmup_fraction: values.Fraction = _key(0.01)
     """fraction of `train.total_steps` over which the learning rate rises linearly to its peak"""
     cooldown_steps: values.CountOrNone = _key(None, resume=True)

@@ -30,17 +30,17 @@ class TrainKeys(Section):
     depths: Annotated[tuple[int, ...], Values(tuple, entry=Values(int, 1, STEPS))] = _key(
         (), branch=True
     )
-    """the numbers of solver steps that training draws from; one that is given twice is drawn twice
-    as often. The model then works at these and between them ([Depth as a dial](depth.md)). `()`:
-    `model.num_steps` only"""
+    """the numbers of solver steps from which training chooses at random. A number that is given
+    twice is chosen twice as often. The model then works with these numbers and with those between
+    them ([Changing the number of steps](depth.md)). `()`: `model.num_steps` only"""
     depths_per_step: values.Size = _key(1, branch=True)
     """how many of `train.depths` an optimizer step uses. It takes the mean of their losses"""
     depths_rows: Annotated[str, one_of("all", "every:k", "parts")] = _key("all", branch=True)
     """which sequences each of these depths reads. `all`: all of them. `every:k`: the largest depth
-    reads all, the others every k-th. `parts`: each reads a part of its own"""
+    reads all, the others every k-th. `parts`: each reads a separate part"""
     depths_distill: values.Fraction = _key(0.0, branch=True)
-    """w: the smaller depths of an optimizer step learn (1 - w) cross entropy + w KL(largest ||
-    smaller)"""
+    """w: the smaller depths of an optimizer step have the loss (1 - w) cross entropy + w KL(largest
+    || smaller)"""
     depths_until: values.Fraction = _key(1.0, branch=True)
     """fraction of the run after which only `model.num_steps` is used"""
     distill_from: values.TextOrNone = _key(None)
@@ -57,27 +57,26 @@ class TrainKeys(Section):
     eval_batches: values.SizeOrNone = _key(None, resume=True)
     """batches per evaluation. `None`: the whole validation split"""
     eval_all_at_end: values.Switch = _key(False, resume=True)
-    """whether the last evaluation takes the whole validation split, whatever `train.eval_batches`
-    is"""
+    """whether the last evaluation takes the whole validation split, for any `train.eval_batches`"""
     eval_averages: values.Switch = _key(False, resume=True)
-    """whether the averages of `train.ema_decay` are evaluated, too"""
+    """whether the averages of `train.ema_decay` are also evaluated"""
     loss_chunk: values.SizeOrNone = _key(None, resume=True)
     """tokens per device whose logits are in memory at once. `None`: 2048, or on GPUs and TPUs the
-    power of two above whose logits take up to a 64th of the device's memory"""
+    largest power of two from 2048 on whose logits take at most a 64th of the device's memory"""
     velocity_penalty: values.NotNegative = _key(0.0, branch=True)
     """coefficient of the velocity penalty, the mean square of F(y; W(t)) over depth, width and the
     tokens that have a loss"""
     z_loss: values.NotNegative = _key(0.0, branch=True)
     """coefficient of the z-loss, the squared log of the softmax's normaliser"""
     ema_decay: values.BelowOne = _key(0.0, resume=True)
-    """decay of exponential moving averages of the parameters, such as 0.999; smaller in the first
-    steps. `evaluate`, `generate` and `export` use the averages with `--averages`. `0`: no
-    averages"""
+    """decay of exponential moving averages of the parameters, such as 0.999. The decay is smaller
+    in the first steps. `evaluate`, `generate` and `export` use the averages with `--averages`. `0`:
+    no averages"""
     on_spike: Annotated[str, one_of("nothing", "skip", "rollback")] = _key("nothing", resume=True)
-    """what happens if the loss or gradient norm of a step is far above those before, or not finite.
-    `nothing`: a value that isn't finite ends the run. `skip`: the step's update is left out.
-    `rollback`: the update is left out, and the run goes back to its last checkpoint and continues
-    with the data after that step"""
+    """what happens if the loss or the gradient norm of a step is far above those of earlier steps,
+    or not finite. `nothing`: a value that isn't finite ends the run. `skip`: the step's update is
+    left out. `rollback`: the update is left out, and the run goes back to its last checkpoint and
+    continues with the data after the spike"""
     spike_deviations: values.Positive = _key(8.0, resume=True)
     """a step is a spike if it lies more than this many robust standard deviations above the
     median"""
@@ -86,7 +85,7 @@ class TrainKeys(Section):
     log_every: values.Size = _key(20, resume=True)
     """optimizer steps between reports"""
     hooks: Annotated[tuple[str, ...], Values(tuple, choices=(PLUGIN,))] = _key((), resume=True)
-    """importable names of hooks of your own, such as `package.module:Name` or
+    """importable names of your own hooks, such as `package.module:Name` or
     `package.module:Name(every=100)` ([Extending](extending.md))"""
     trackers: Annotated[tuple[str, ...], Values(tuple, choices=("tensorboard", "wandb"))] = _key(
         ("tensorboard",), resume=True
@@ -113,11 +112,11 @@ class TrainKeys(Section):
     """also keep each checkpoint whose step is a multiple of this. `None`: no others"""
     keep_best: values.Count = _key(0, resume=True)
     """also keep this many checkpoints with the lowest `eval/loss`. Only a checkpoint whose step is
-    evaluated has one, so let `train.checkpoint_every` be a multiple of `train.eval_every`"""
+    evaluated has a loss, so make `train.checkpoint_every` a multiple of `train.eval_every`"""
     milestones: Annotated[tuple[int, ...], Values(tuple, entry=Values(int, 1, INT32))] = _key(
         (), resume=True
     )
-    """steps that are saved in any case and never deleted, even if this key changes. Their
+    """steps whose checkpoints are always saved and never deleted, even if this key changes. The
     checkpoints get a file `MILESTONE`, which you may also add or remove by hand"""
     local_checkpoints: values.TextOrNone = _key(None, resume=True)
     """a folder on a local disk or in memory, such as `/dev/shm/checkpoints`, for frequent
@@ -140,15 +139,17 @@ class TrainKeys(Section):
     )
     """the indices of the processes that trace"""
     hang_timeout: values.Seconds = _key(1800.0, resume=True)
-    """seconds that an optimizer step may take, without compilation. After that the run ends with
-    status 175, after which launchers restart it"""
+    """seconds that an optimizer step may take, without compilation. After that, the run ends with
+    status 175, and launchers restart it"""
     compile_timeout: values.Seconds = _key(7200.0, resume=True)
-    """seconds that compiling the steps may take; then as above"""
+    """seconds that compiling the steps may take. After that, the run ends as for
+    `train.hang_timeout`"""
     eval_timeout: values.Seconds = _key(43200.0, resume=True)
-    """seconds that a hook may take each time it runs, such as an evaluation or the tasks; then as
-    above"""
+    """seconds that a hook may take each time it runs, such as an evaluation or the tasks. After
+    that, the run ends as for `train.hang_timeout`"""
     save_timeout: values.Seconds = _key(7200.0, resume=True)
-    """seconds that saving or restoring a checkpoint may take; then as above"""
+    """seconds that saving or restoring a checkpoint may take. After that, the run ends as for
+    `train.hang_timeout`"""
 
 
 @dataclass(frozen=True)
@@ -162,8 +163,8 @@ class TasksKeys(Section):
     every: values.Size = _task_key(5000)
     """optimizer steps between runs of the tasks, which also run after the last step"""
     num_fewshot: values.CountOrNone = _task_key(None)
-    """examples in the context. `None`: the task's own number"""
+    """number of examples in the context. `None`: the task's own number"""
     limit: values.SizeOrNone = _task_key(None)
     """number of documents of each task, from the first. `None`: all"""
     include_path: values.TextOrNone = _task_key(None)
-    """a folder with task files of your own"""
+    """a folder with your own task files"""

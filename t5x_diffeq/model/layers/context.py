@@ -45,7 +45,7 @@ def to_zigzag(y: State, places: Places) -> tuple[State, Places]:
 
 
 def from_zigzag(y: Float[Array, "B L *D"]) -> Float[Array, "B L *D"]:
-    """What tokens have, such as a state, in the order of the row; the inverse of `to_zigzag`."""
+    """Values of tokens, such as a state, in the order of the row; the inverse of `to_zigzag`."""
     return y if length_shards() == 1 else _exchange(y, back=True)
 
 

@@ -96,7 +96,7 @@ def integrate_with_memory(
     scheme: str,
     step_size: float,
 ) -> tuple[Vector, list[Memory]]:
-    """y(1) from y(0) of new tokens, and what f then remembers of them and those before.
+    """y(1) from y(0) of new tokens, and the memories of f with these tokens added.
 
     A scheme's step evaluates sub-fields of weights and state, as in a textbook, and knows no
     memory, so this function gives each evaluation of f its own. The steps are unrolled: for a token

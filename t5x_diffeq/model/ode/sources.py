@@ -40,8 +40,8 @@ class LayerWeights(WeightSource):
         """
         if len(times) != self.num_nodes:
             raise InputError(
-                f"per-layer weights exist only at their own {self.num_nodes} nodes, and "
-                f"{len(times)} were asked for; time-dependent and shared weights can change grid"
+                f"per-layer weights exist only at their own {self.num_nodes} nodes, not at "
+                f"{len(times)}; only time-dependent and shared weights can change the grid"
             )
         init = partial(init_stacked, self.block, self.inputs, self.num_nodes)
         stacked = self.param("weights", init)

@@ -190,7 +190,7 @@ def _check_features(name: str, basis: TimeBasis) -> None:
         features, count = _values(basis, times), basis.count
     except Exception as error:  # another package's code may raise anything
         raise InputError(
-            f"model.time_basis={name} has no functions of t: {type(error).__name__}: {error}"
+            f"model.time_basis={name} can't be evaluated: {type(error).__name__}: {error}"
         ) from error
     if features.shape != (len(times), count) or features.dtype != np.float32:
         raise InputError(

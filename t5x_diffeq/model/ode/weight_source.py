@@ -69,7 +69,7 @@ class WeightSource(nn.Module):
 
     @nn.nowrap
     def is_smooth(self) -> bool:
-        """Whether W(t) between the nodes is what the weights at the nodes suggest."""
+        """Whether the weights at the nodes determine W(t) between them."""
         return self.constant
 
     @nn.nowrap
