@@ -155,7 +155,8 @@ class TrainedRun:
     def weights(self, t: Sequence[float] | ArrayLike) -> WeightsOverTime:
         """The weights of the vector field at the times `t`: a tree with leaves `[len(t), ...]`.
 
-        At one time, given as a number, the leaves have no axis of time.
+        At one time, given as a number, the leaves have no axis of time. Adapters are merged into
+        the kernels.
 
         Raises:
           InputError: if a time isn't in [0, 1]; or the weights are per-layer, and `t` isn't the
@@ -176,7 +177,7 @@ class TrainedRun:
                 f"{self.nodes.tolist()}, and {times.tolist()} were asked for; time-dependent and "
                 "shared weights have others"
             )
-        W = self._apply(LanguageModel.weights, jnp.atleast_1d(times))
+        W = self._apply(LanguageModel.merged_weights, jnp.atleast_1d(times))
         W = W if times.ndim else jax.tree.map(lambda leaf: leaf[0], W)
         return WeightsOverTime(W, times if times.ndim else float(times), _axes_of(self._model))
 
