@@ -122,10 +122,10 @@ def main() -> None:
 
 
 def _encode_prompt(tokenizer, text: str, limit: int) -> list[int]:
-    try:
-        (tokens,) = tokenizer.encode([text])
-    except UnicodeEncodeError as error:
-        raise InputError(f"--prompt={text!r} is not UTF-8 text") from error
+    from t5x_diffeq.data.tokenizer import check_utf8
+
+    check_utf8(text, "--prompt")
+    (tokens,) = tokenizer.encode([text])
     if not 1 <= len(tokens) <= limit:
         raise InputError(
             f"--prompt has {len(tokens)} tokens; the model takes 1 to {limit}: change the prompt"

@@ -26,7 +26,7 @@ from jaxtyping import Array, Float, Int
 from t5x_diffeq.checkpoints.workdir import read_config
 from t5x_diffeq.config.config import Config
 from t5x_diffeq.data.corpus import Corpus, load_corpus
-from t5x_diffeq.data.tokenizer import Tokenizer
+from t5x_diffeq.data.tokenizer import Tokenizer, check_utf8
 from t5x_diffeq.inference import validation
 from t5x_diffeq.inference.notebook import Figures, Trajectory, WeightsOverTime
 from t5x_diffeq.inference.sampling import BUCKET, Continuation, Sampling, generate, grow
@@ -294,8 +294,9 @@ class TrainedRun:
         """The text's tokens as the model reads them; `pieces` has their texts.
 
         Raises:
-          InputError: if the text is longer than the model's length.
+          InputError: if the text is longer than the model's length, or not UTF-8.
         """
+        check_utf8(text, "the text")
         tokens = self.tokenizer.open(self.tokenizer.encode([text])[0]) if text else []
         limit = self._model.max_length
         if len(tokens) > limit:
