@@ -84,6 +84,12 @@ def test_what_is_done_stays(workdir, tmp_path, monkeypatch):
     assert page.count("not done yet") == 1 and "<li>Clustering: not done yet</li>" in page
 
 
+def test_a_folder_that_can_not_be_written_is_found_first(monkeypatch):
+    monkeypatch.setattr(analyze, "_make_clustering_section", None)
+    with pytest.raises(InputError, match=r"--output=/proc/x can't be written: .*; name another"):
+        call(analyze, "--what=clustering", "--output=/proc/x")
+
+
 @pytest.mark.slow
 def test_the_page_of_explore_as_a_file(workdir, tmp_path, capsys):
     """It holds the run's own grid as the trained one, whatever --num_steps says; no other page."""

@@ -3,9 +3,11 @@
 import asyncio
 import json
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from small_models import random_params
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.testclient import TestClient
@@ -15,6 +17,9 @@ from t5x_diffeq.inference.explorer import stepping
 from t5x_diffeq.inference.explorer.answers import Explorer
 from t5x_diffeq.inference.explorer.app import MOST_BYTES, Worker, make_app
 from t5x_diffeq.inference.sampling import Sampling
+from t5x_diffeq.model.layers.linear import ADAPTERS
+from t5x_diffeq.training.load import Run
+from t5x_diffeq.training.placed_model import place_model
 
 TOKEN = "a-token"
 TEXT = "line 7 of the text, "
@@ -82,6 +87,24 @@ def test_a_reading_is_that_of_the_run(client, run, num_steps, scheme):
     assert answer["times"] == pytest.approx(np.arange(num_steps + 1) / num_steps, abs=1e-4)
     assert answer["trained"] is (num_steps == 2)
     assert ("says little about the model" in answer["note"]) is (num_steps != 2)
+
+
+@pytest.mark.parametrize("scheme", ["euler", pytest.param("heun", marks=SLOW)])
+def test_adapters_are_those_of_each_node(run, scheme):
+    """In readings and the loss on validation text; and the weights have them in the kernels."""
+    adapted = {"model.weights": "per_layer", "model.adapter_rank": 2, "model.scheme": scheme}
+    config = run.config.with_values({**adapted, "model.num_steps": 3})
+    placed = place_model(config, run.tokenizer.vocab_size, run.run.placed.mesh)
+    lora = replace(run, run=Run(placed, random_params(placed.model), 0), config=config)
+    explorer, W = Explorer("lora", lora), lora.weights(lora.nodes)
+    answer = explorer.read(TEXT, (3, scheme))
+    assert answer["mean_loss"] == pytest.approx(lora.loss(TEXT), rel=1e-4)
+    speed = np.sqrt(np.square(np.diff(lora.trajectory(TEXT), axis=0)).mean(-1)) * 3
+    np.testing.assert_allclose(answer["speed"], speed.T, rtol=1e-3)
+    loss = lora.evaluate(batch_size=8, limit=1)["loss"]
+    assert explorer.validation((3, scheme))["loss"] == pytest.approx(loss, rel=1e-4)
+    base = lora.run.params["source"]["weights"]["mlp"]["up"]["kernel"]
+    assert ADAPTERS not in W and (np.abs(W["mlp"]["up"]["kernel"] - base).max((1, 2)) > 0.1).all()
 
 
 def test_a_reading_on_another_grid_compiles_nothing(run):

@@ -1,11 +1,17 @@
 """launch/gpu_slurm.sh and launch/gpu_nodes.sh: what they refuse, and what --dry-run shows where
-`slurm_test.py` and `ssh_test.py`, on a real SLURM and a real sshd, can't."""
+`slurm_test.py` and `ssh_test.py`, on a real SLURM and a real sshd, can't; and gpu_quarter.sh."""
 
+import os
 import re
+import signal
+import subprocess
 from pathlib import Path
 
 import pytest
 from helpers import ROOT, run_to_end
+from launched_run import wait_for
+from patience import patience
+from process_runs import HEAR_CTRL_C
 from stand_ins import ODD, assert_one_error
 
 # `check_run_test.py` checks configs; here Python is a stand-in.
@@ -117,3 +123,43 @@ def too_new(script: Path) -> list[str]:
 def test_scripts_are_for_bash_3_2():
     scripts = {path for path in (ROOT / "launch").rglob("*.sh") if path.name not in ON_HOSTS}
     assert {script: found for script in scripts if (found := too_new(script))} == {}
+
+
+TRAINING = """#!/usr/bin/env bash
+[ "$2" = studies.gpu_quarter ] || exit 0
+trap 'touch "saved-$$"; exit 42' TERM
+touch "begun-$$"
+while true; do sleep 0.1; done
+"""
+
+
+def test_ctrl_c_saves_the_trainings_of_a_quarter_of_an_hour(tmp_path):
+    """They run under `timeout`, which the terminal doesn't reach."""
+    python = tmp_path / "venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(TRAINING)
+    python.chmod(0o755)
+    script = ROOT / "launch" / "reproduce" / "gpu_quarter.sh"
+    process = subprocess.Popen(
+        [*HEAR_CTRL_C, script, "--text=a b", "--at_once=2", "--rehearse"],
+        env={**os.environ, "VENV": str(tmp_path / "venv")},
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        wait_for(lambda: len([*tmp_path.glob("begun*")]) == 2, 20)
+        os.killpg(process.pid, signal.SIGINT)
+        _, errors = process.communicate(timeout=patience(60))
+    finally:
+        process.kill()
+    assert process.returncode == 42 and "the same command continues" in errors
+    assert len([*tmp_path.glob("saved*")]) == 2
+
+
+@pytest.mark.parametrize("wrong", ["--output=", "--minutes=0", "--at_once=8", "--texts=a"])
+def test_flags_of_a_quarter_of_an_hour(wrong):
+    script = ROOT / "launch" / "reproduce" / "gpu_quarter.sh"
+    ended = run_to_end([script, "--text=a", wrong])
+    assert_one_error(ended, 2, wrong.partition("=")[0])

@@ -1,10 +1,16 @@
 """The model that comes with a clone: this version reads it as the one that wrote it did."""
 
+import shutil
+
 import numpy as np
 import pytest
 from helpers import ROOT
 
 import t5x_diffeq as td
+from t5x_diffeq.checkpoints.workdir import read_config
+from t5x_diffeq.cli.status import RunStatus
+from t5x_diffeq.system.errors import InputError
+from t5x_diffeq.training.branch import branch_off
 
 WORKDIR = ROOT / "examples" / "smooth"
 TEXT = 'def main():\n    """Print the lines of a file."""\n    for line in open(path):\n'
@@ -28,4 +34,19 @@ def test_the_model_of_the_clone():
     for num_steps, loss in LOSSES.items():
         np.testing.assert_allclose(run.at_depth(num_steps).loss(TEXT), loss, rtol=1e-4)
     assert run.generate(TEXT, max_tokens=8, temperature=0) == TEXT + CONTINUED
+    with pytest.raises(InputError, match="not UTF-8"):
+        run.tokens("\ud800")  # which a tokenizer of a library takes for no text
     assert files() == before
+
+
+def test_no_training_continues_it(tmp_path):
+    """It has no optimizer's state; the error says what can be done with it."""
+    copy, branch = tmp_path / "copy", tmp_path / "branch"
+    shutil.copytree(WORKDIR, copy)
+    config = read_config(copy)
+    message = "checkpoint 1000 of .* has no optimizer's state.*: finetune --config.init_from="
+    with pytest.raises(InputError, match=message):
+        td.train(config, copy)
+    with pytest.raises(InputError, match=message):
+        branch_off(branch, copy, None, None, {"train.total_steps": 1100}, first=True)
+    assert not branch.exists() and RunStatus(copy, 0.0).step == 1000

@@ -26,9 +26,11 @@ for argument in "$@"; do
   esac
 done
 [ -n "$text" ] || die "--text=PATH is missing; see --help"
+[ -n "$output" ] || die "--output= names no folder; see --help"
 for number in "minutes=$minutes" "at_once=$at_once"; do
   [[ "${number#*=}" =~ ^[1-9][0-9]*$ ]] || die "--$number is no whole number above 0"
 done
+((at_once <= 7)) || die "--at_once=$at_once: there are seven trainings; give at most 7"
 
 setup analysis
 export PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}"
@@ -40,11 +42,16 @@ shards="$output/gpu_quarter_text"
 export XLA_PYTHON_CLIENT_MEM_FRACTION="${XLA_PYTHON_CLIENT_MEM_FRACTION:-$(printf '.%02d' $((90 / at_once)))}"
 left=$((minutes * 60 - SECONDS)) parts=() status=0
 ((left > 0)) || die "--minutes=$minutes were over before the text was prepared; the same command continues"
+# Ctrl-C doesn't reach what `timeout` runs, and the shell's `wait` ends at a signal.
+trap 'kill -TERM "${parts[@]}" 2>/dev/null || true' INT TERM HUP
 for ((part = 0; part < at_once; part++)); do
   timeout --preserve-status --signal=TERM "$left" "$VENV/bin/python" -m studies.gpu_quarter --scale="$scale" \
     --output="$output" --text="english=tokens:$shards" --part="$part/$at_once" >/dev/null &
   parts+=($!)
 done
-for part in "${parts[@]}"; do wait "$part" || status=$?; done
-cat "$output/gpu_quarter/tables.md" || die "no training is done yet; the same command continues"
+for part in "${parts[@]}"; do
+  wait "$part" || status=$?
+  while kill -0 "$part" 2>/dev/null; do wait "$part" || status=$?; done
+done
+cat "$output/gpu_quarter/tables.md" 2>/dev/null || echo "no training is done yet; the same command continues" >&2
 exit "$status"

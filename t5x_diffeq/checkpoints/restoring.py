@@ -8,6 +8,7 @@ parts.
 
 import json
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from typing import Any, NoReturn, TypeVar
 
 import jax
@@ -289,6 +290,19 @@ def _read_params(folder: AnyPath, abstract_params: dict, verify: bool, averages:
 
     parts = read_parts(folder, choose, verify)
     return {**parts.get("params", {}), **parts["averages"]}
+
+
+def check_continues(workdir: AnyPath, step: int | None = None) -> None:
+    """Checks that a checkpoint, None: the newest, isn't parameters alone; damage is found later."""
+    folder, there = absolute_path(workdir) / "checkpoints", None
+    with suppress(Exception):
+        step = whole_steps(folder)[-1] if step is None else step
+        there = ocp.PyTreeCheckpointHandler().metadata(folder / str(step) / "state").tree
+    if there and "opt_state" not in there:
+        raise InputError(
+            f"checkpoint {step} of {workdir} has no optimizer's state, so no training can continue "
+            f"it; tune its model in a new --workdir: finetune --config.init_from={workdir}"
+        )
 
 
 def check_whole(workdir: AnyPath, step: int) -> None:

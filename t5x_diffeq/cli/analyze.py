@@ -20,7 +20,7 @@ from t5x_diffeq.config.keys.values import CONVENTIONS
 from t5x_diffeq.system.console import Progress, format_count, log
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.extras import __version__, need_package
-from t5x_diffeq.system.files import AnyPath, absolute_path
+from t5x_diffeq.system.files import AnyPath, absolute_path, make_folder
 
 _KINDS = {"spectra": "Spectra", "lyapunov": "Lyapunov exponents", "clustering": "Clustering"}
 _OPENING = 24  # tokens of the validation text that form the prompt if none is given
@@ -100,6 +100,7 @@ def main() -> None:
         params = jax.tree.map(jnp.asarray, jax.device_get(run.params))  # off the mesh
         make["spectra"] = partial(_make_spectra_section, corpus, run, params)
         make["lyapunov"] = partial(_make_lyapunov_section, corpus, run, params)
+    make_folder(folder, "--output")
     page, title = f"{_WHAT.value}.html", f"{_WHAT.value}".capitalize()
     if _WHAT.value == "all":
         page, title = "report.html", "Analysis"
@@ -122,10 +123,10 @@ def main() -> None:
 
 
 def _encode_prompt(tokenizer, text: str, limit: int) -> list[int]:
-    try:
-        (tokens,) = tokenizer.encode([text])
-    except UnicodeEncodeError as error:
-        raise InputError(f"--prompt={text!r} is not UTF-8 text") from error
+    from t5x_diffeq.data.tokenizer import check_utf8
+
+    check_utf8(text, "--prompt")
+    (tokens,) = tokenizer.encode([text])
     if not 1 <= len(tokens) <= limit:
         raise InputError(
             f"--prompt has {len(tokens)} tokens; the model takes 1 to {limit}: change the prompt"

@@ -102,7 +102,9 @@ def _check_flags() -> None:
 def _encode_prompt(tokenizer, text: str, max_length: int, chat) -> list[int]:
     """The prompt's tokens; with a template, of a user's message and what precedes the answer."""
     from t5x_diffeq.data.chat import TemplateError
+    from t5x_diffeq.data.tokenizer import check_utf8
 
+    check_utf8(text, "--prompt")
     try:
         if chat:
             tokens = chat.ask(text)
@@ -110,8 +112,6 @@ def _encode_prompt(tokenizer, text: str, max_length: int, chat) -> list[int]:
             tokens = tokens if tokens[:1] == [opener] else [opener, *tokens]
         else:
             tokens = tokenizer.encode([text])[0].tolist()
-    except UnicodeEncodeError as error:
-        raise InputError(f"--prompt={text!r} is not UTF-8 text") from error
     except TemplateError as error:
         raise InputError(f"--prompt={text!r}: the chat template refuses it: {error}") from error
     if len(tokens) >= max_length:

@@ -110,7 +110,11 @@ class RunStatus:
     @property
     def step(self) -> int:
         """The last step that is known to be done."""
-        return self.attempts[-1].last if self.attempts else max(self.losses, default=0)
+        from t5x_diffeq.checkpoints.checkpoint_folder import whole_steps
+
+        if self.attempts:
+            return self.attempts[-1].last
+        return max([*self.losses, *whole_steps(self.workdir / "checkpoints")], default=0)
 
     @property
     def state(self) -> str:
@@ -185,7 +189,7 @@ def _lines_of_run(run: RunStatus) -> list[str]:
 def _losses_of(run: RunStatus) -> str:
     """`validation loss 7.6501 -> 3.8102, lowest 3.8102 at step 300`."""
     if not run.losses:
-        return "not evaluated yet"
+        return "no evaluation is recorded"
     losses, bits = run.losses, run.bits_per_byte
     curve, lowest = list(losses.values()), min(losses, key=losses.__getitem__)
     return (

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Integer
 
 from t5x_diffeq.data.chat_template import ChatFormat
+from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.files import AnyPath, write_whole
 
 BYTES_FILE = "bytes"
@@ -28,6 +29,14 @@ class Border(NamedTuple):
 
     end: int
     opener: int
+
+
+def check_utf8(text: str, name: str) -> None:
+    """Checks that a tokenizer can read a text; a lone surrogate stands for an undecodable byte."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise InputError(f"{name} is not UTF-8 text; correct it: {text!r:.60}") from error
 
 
 class Tokenizer(ABC):

@@ -18,7 +18,7 @@ from t5x_diffeq.checkpoints.workdir import read_config
 from t5x_diffeq.cluster.peers import EXIT_INFRASTRUCTURE, EXIT_INTERRUPTED, EXIT_PREEMPTED
 from t5x_diffeq.system.console import Progress, format_duration, log
 from t5x_diffeq.system.errors import InfrastructureError, RunError
-from t5x_diffeq.system.files import write_whole
+from t5x_diffeq.system.files import make_folder, write_whole
 
 _STATUSES = {signal.SIGTERM: EXIT_PREEMPTED, signal.SIGINT: EXIT_INTERRUPTED}
 
@@ -172,11 +172,12 @@ def carry_out(
         same command retries it.
 
     Raises:
+      InputError: if the folder can't be written.
       RunError: if a run fails, naming it and its log, unless `go_on`.
       InfrastructureError: if it failed under a run; the same command continues with that run.
       StoppedError: if a run was stopped and saved.
     """
-    output.mkdir(parents=True, exist_ok=True)
+    make_folder(output, "--output")
     done = finished(read_results(output))
     with Commands() as commands:
         for number, run in enumerate(runs, 1):

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from t5x_diffeq.config.config import Config, TasksKeys
 from t5x_diffeq.data.corpus import Corpus
-from t5x_diffeq.data.tokenizer import Tokenizer
+from t5x_diffeq.data.tokenizer import Tokenizer, check_utf8
 from t5x_diffeq.inference.sampling import Continuation, Sampling, generate, grow
 from t5x_diffeq.model.sub_fields import need_methods
 from t5x_diffeq.system.errors import InputError
@@ -86,6 +86,8 @@ class Samples(Hook):
 
 def _encode_prompts(texts: Sequence[str], room: int, tokenizer: Tokenizer) -> list[list[int]]:
     """The tokens of each prompt, at least one."""
+    for text in texts:
+        check_utf8(text, "train.sample_prompts")
     prompts = [tokenizer.open(tokens) for tokens in tokenizer.encode([*texts])]
     for text, prompt in zip(texts, prompts, strict=True):
         if len(prompt) >= room:

@@ -27,7 +27,7 @@ from t5x_diffeq.checkpoints.workdir import read_config
 from t5x_diffeq.config.config import Config
 from t5x_diffeq.config.keys.model import ModelKeys
 from t5x_diffeq.data.corpus import Corpus, load_corpus
-from t5x_diffeq.data.tokenizer import Tokenizer
+from t5x_diffeq.data.tokenizer import Tokenizer, check_utf8
 from t5x_diffeq.inference import validation
 from t5x_diffeq.inference.notebook import Figures, Trajectory, WeightsOverTime
 from t5x_diffeq.inference.sampling import BUCKET, Continuation, Sampling, generate, grow
@@ -157,7 +157,8 @@ class TrainedRun:
     def weights(self, t: Sequence[float] | ArrayLike) -> WeightsOverTime:
         """The weights of the vector field at the times `t`: a tree with leaves `[len(t), ...]`.
 
-        At one time, given as a number, the leaves have no axis of time.
+        At one time, given as a number, the leaves have no axis of time. Adapters are merged into
+        the kernels.
 
         Raises:
           InputError: if a time isn't in [0, 1]; or the weights are per-layer, and `t` isn't the
@@ -177,7 +178,7 @@ class TrainedRun:
                 f"t={times.tolist()}: {self._model.weights} weights exist only at their own "
                 f"{len(self.nodes)} nodes, {self.nodes.tolist()}; give these"
             )
-        W = self._apply(LanguageModel.weights, jnp.atleast_1d(times))
+        W = self._apply(LanguageModel.merged_weights, jnp.atleast_1d(times))
         W = W if times.ndim else jax.tree.map(lambda leaf: leaf[0], W)
         return WeightsOverTime(W, times if times.ndim else float(times), _axes_of(self._model))
 
@@ -294,8 +295,9 @@ class TrainedRun:
         """The text's tokens as the model reads them; `pieces` has their texts.
 
         Raises:
-          InputError: if the text is longer than the model's length.
+          InputError: if the text is longer than the model's length, or not UTF-8.
         """
+        check_utf8(text, "the text")
         tokens = self.tokenizer.open(self.tokenizer.encode([text])[0]) if text else []
         limit = self._model.max_length
         if len(tokens) > limit:

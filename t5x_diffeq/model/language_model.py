@@ -152,9 +152,9 @@ class LanguageModel(nn.Module):
         """dW/dt at the nodes, float32; only where W(t) exists at any time."""
         return self.source.derivative(jnp.asarray(nodes(self.config)))
 
-    def merged_weights(self) -> Weights:
-        """The weights of a forward pass, with adapters merged into the kernels."""
-        return merge(self.weights())
+    def merged_weights(self, times: Times | None = None) -> Weights:
+        """`weights`, with adapters merged into the kernels."""
+        return merge(self.weights(times))
 
     def merged_weights_by_step(self) -> list[Weights]:
         """`merged_weights`, as one tree per solver step: leaves `[nodes per step, ...]`."""

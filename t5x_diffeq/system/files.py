@@ -260,6 +260,19 @@ def write_whole(path: AnyPath, content: bytes) -> None:
         partial.write_bytes(content)
 
 
+def make_folder(folder: AnyPath, name: str) -> None:
+    """Makes a folder of this machine if there is none; InputError if it can't be written."""
+    if is_in_bucket(folder):
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise InputError(
+            f"{name}={folder} can't be written: {describe_error(error)}; name another folder"
+        ) from error
+
+
 def remove_folder(folder: AnyPath) -> None:
     """Removes a folder and everything in it."""
     epath.Path(folder).rmtree()

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 
 from t5x_diffeq.checkpoints.checkpoint_folder import steps_in
-from t5x_diffeq.checkpoints.restoring import check_whole, find_step
+from t5x_diffeq.checkpoints.restoring import check_continues, check_whole, find_step
 from t5x_diffeq.checkpoints.workdir import CONFIG_FILE, differing_keys, read_config, save_config
 from t5x_diffeq.config.config import KEYS, Config
 from t5x_diffeq.data.corpus import link_corpus
@@ -54,6 +54,7 @@ def branch_off(
         return branch_config if config is None else _with_cooldown(config, began)
     original = read_config(source)
     step = find_step(source, step)
+    check_continues(source, step)
     config = config or original.with_values(values)
     config = _with_cooldown(config, step)
     _check_config(original, config, source)

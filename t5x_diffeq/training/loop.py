@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 from t5x_diffeq.checkpoints.checkpoint import Checkpoints
+from t5x_diffeq.checkpoints.restoring import check_continues
 from t5x_diffeq.checkpoints.stored import RestoredCheckpoint, TrainState
 from t5x_diffeq.checkpoints.workdir import check_config, comparing_failures
 from t5x_diffeq.cluster.processes import run_in_turn
@@ -46,6 +47,8 @@ def _check_and_prepare(
 ) -> tuple[Setup, Corpus, TrainingData, list[Windows], list[HookClass]]:
     """Checks the config, and prepares the data and the examples to evaluate on."""
     new = check_config(config, workdir)
+    if not new:
+        check_continues(workdir)
     setup = make_setup(config, expected_vocab_size(config))  # checks what it can without data
     check_fits(setup, config.train.batch_size)
     check_combinations(config, new)

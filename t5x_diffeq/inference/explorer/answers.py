@@ -109,10 +109,7 @@ class Explorer:
         return {"num_steps": num_steps, "scheme": scheme, "trained": trained, "note": note}
 
     def _tokens(self, text: str) -> list[int]:
-        try:
-            tokens = self.trained.tokens(text).tolist()
-        except UnicodeEncodeError as error:
-            raise InputError("the text is not UTF-8: it holds half of a surrogate pair") from error
+        tokens = self.trained.tokens(text).tolist()
         if not tokens:
             raise InputError("the text has no tokens; write something")
         return tokens

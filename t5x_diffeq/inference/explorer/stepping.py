@@ -18,7 +18,6 @@ from jaxtyping import Array, Float, Int
 
 from t5x_diffeq.inference.sampling import Sampling
 from t5x_diffeq.inference.scoring import padded_length
-from t5x_diffeq.model.adapters import merge
 from t5x_diffeq.model.language_model import LanguageModel, in_one_document, nodes
 from t5x_diffeq.model.layers.array_types import Logits, Places, State, Tokens, Weights
 from t5x_diffeq.model.ode.solvers import VectorField, find_scheme
@@ -46,7 +45,7 @@ def _start(model: LanguageModel, params: dict, tokens: Tokens, places: Places) -
 
 @partial(jax.jit, static_argnames="model")
 def _weights_at(model: LanguageModel, params: dict, time: Float[Array, ""]) -> Weights:
-    W = nn.apply(lambda it: merge(it.weights(time[None])), model)({"params": params})
+    W = nn.apply(LanguageModel.weights, model)({"params": params}, time[None])
     return jax.tree.map(lambda leaf: leaf[0], W)
 
 
