@@ -101,7 +101,7 @@ def test_adapters_are_those_of_each_node(run, scheme):
     assert answer["mean_loss"] == pytest.approx(lora.loss(TEXT), rel=1e-4)
     speed = np.sqrt(np.square(np.diff(lora.trajectory(TEXT), axis=0)).mean(-1)) * 3
     np.testing.assert_allclose(answer["speed"], speed.T, rtol=1e-3)
-    loss = lora.evaluate(batch_size=8, limit=1)["loss"]
+    loss = lora.evaluate(batch_size=8, eval_batches=1)["loss"]
     assert explorer.validation((3, scheme))["loss"] == pytest.approx(loss, rel=1e-4)
     base = lora.run.params["source"]["weights"]["mlp"]["up"]["kernel"]
     assert ADAPTERS not in W and (np.abs(W["mlp"]["up"]["kernel"] - base).max((1, 2)) > 0.1).all()

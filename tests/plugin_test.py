@@ -142,7 +142,7 @@ def test_the_packages_documents():
         ("splits_by_name", "all", "returns a dict; it must return .* two nonempty sequences"),
         ("two_texts", "all", "returns a tuple; it must return .* two nonempty sequences"),
         ("numbers", "all", "its documents are of type int, not str"),
-        ("documents", "completion", "data.loss_on=completion with .*, which returns texts"),
+        ("documents", "completion", "data.loss_on=completion doesn't fit .*, which returns texts"),
     ):
         other = dataclasses.replace(data, source=f"{PARTS}:{name}", loss_on=loss_on)
         with pytest.raises(InputError, match=message):

@@ -50,7 +50,7 @@ def test_other_json_in_place_of_a_loss(tmp_path, content):
 
 
 def test_no_best_without_a_loss(saved):
-    with pytest.raises(InputError, match=r"no checkpoint of .* give one of the steps 2, 4, 6$"):
+    with pytest.raises(InputError, match=r"no checkpoint of .* give one of the steps 2, 4, 6, or"):
         find_step(saved, "best")
 
 

@@ -147,7 +147,9 @@ def test_what_is_no_text_is_skipped_and_counted(data, tmp_path, capsys):
     assert manifest["skipped"] == {"empty": 2, "not UTF-8": 1, "with a NUL character": 1}
     assert "skipped documents: 2 empty, 1 not UTF-8, 1 with a NUL" in capsys.readouterr().err
     path.write_bytes(b"\n".join(bad))
-    with pytest.raises(InputError, match=r"no document to train on; skipped: 2 empty, 1 not UTF-8"):
+    with pytest.raises(
+        InputError, match=r"no document to train on \(skipped: 2 empty, 1 not UTF-8"
+    ):
         prepare(data, tmp_path / "none")
     assert not (tmp_path / "none" / "manifest.json").exists()
 
