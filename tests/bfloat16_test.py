@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
-from helpers import auto_mesh, train_keys
+from helpers import auto_mesh, train_config
 from small_models import TOKENS, small
 
 from t5x_diffeq.model.adaptive import Adaptive, solve
@@ -74,7 +74,7 @@ def gradients(dtype, architecture, source, microbatches=1, mesh=None, **changes)
         lambda x: x + 0.02 * jnp.asarray(rng.normal(size=x.shape), x.dtype), params
     )
     of_batch = make_gradient(
-        model, lambda part: True, train_keys(microbatches=microbatches, loss_chunk=256)
+        model, lambda part: True, train_config(microbatches=microbatches, loss_chunk=256)
     )
     key = jax.random.key(0)
     if mesh is None:

@@ -108,7 +108,7 @@ def test_as_many_logits_exist_at_once_as_fit(kind, tensor, expected, monkeypatch
         config.train.loss_chunk = key
         keys = Config.of(config)
         placed = place_model(keys, 32_000, make_mesh(keys.mesh, keys.train.batch_size))
-        assert placed.loss_chunk == placed.train_keys.loss_chunk == chosen
+        assert placed.loss_chunk == placed.train_config.loss_chunk == chosen
     if kind == "H100":
         assert 4 * expected * 32_000 / tensor < CHIPS[kind].memory_bytes / 64
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from chats import CHATML, MARKED, chat_tokenizer_of
 from clu import metrics as clu_metrics
-from helpers import corpus_of, small_config, train_keys
+from helpers import corpus_of, small_config, train_config
 from small_models import random_params
 from small_models import small as small_model
 
@@ -183,7 +183,7 @@ def batch_of(mask):
 def test_the_gradient_does_not_depend_on_targets_that_do_not_count():
     model = small_model(weights="per_layer", num_steps=1)
     params, key = random_params(model), jax.random.key(0)
-    keys = train_keys(loss_chunk=32, microbatches=2, z_loss=0.1)
+    keys = train_config(loss_chunk=32, microbatches=2, z_loss=0.1)
     gradient = jax.jit(make_gradient(model, lambda part: True, keys))
     mask = np.zeros((2, 10))
     mask[0, 4:7] = 1  # the second microbatch has none

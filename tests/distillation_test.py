@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import assert_close, auto_mesh, setup_of, small_config, stop_after, train_keys
+from helpers import assert_close, auto_mesh, setup_of, small_config, stop_after, train_config
 from small_models import random_params, uneven_batch
 from small_models import small as small_model
 
@@ -41,7 +41,7 @@ def gradient(student, microbatches=1, mesh=None, depths=None, teacher=TEACHER, t
     of_batch = make_gradient(
         student,
         lambda part: True,
-        train_keys(microbatches=microbatches, loss_chunk=32, distill_weight=WEIGHT),
+        train_config(microbatches=microbatches, loss_chunk=32, distill_weight=WEIGHT),
         depths,
         teacher,
     )

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from fault_checkpoints import truncate
 from flax.traverse_util import flatten_dict
-from helpers import assert_close, small_config, train_keys
+from helpers import assert_close, small_config, train_config
 from small_models import random_params, small
 
 from configs import finetune as finetune_config
@@ -90,7 +90,7 @@ def test_only_what_trains_has_a_gradient():
     batch = {"inputs": TOKENS, "targets": TOKENS, "mask": jnp.ones(TOKENS.shape)}
 
     def of_batch(trains):
-        made = make_gradient(model, trains, train_keys(loss_chunk=32))
+        made = make_gradient(model, trains, train_config(loss_chunk=32))
         return jax.jit(made)
 
     whole, _, loss, *_ = of_batch(lambda part: True)(params, batch, jax.random.key(0))

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from helpers import assert_close, auto_mesh, setup_of, train_keys
+from helpers import assert_close, auto_mesh, setup_of, train_config
 from small_models import EVERY_OPTION, random_params, uneven_batch
 from small_models import small as small_model
 
@@ -24,7 +24,7 @@ def gradient(microbatches, mesh=None, depths=None, rules=RULES, **changes):
     of_batch = make_gradient(
         model,
         lambda part: True,
-        train_keys(microbatches=microbatches, loss_chunk=32, z_loss=1e-2),
+        train_config(microbatches=microbatches, loss_chunk=32, z_loss=1e-2),
         depths,
     )
     arguments = params, BATCH, jax.random.key(0)

@@ -93,7 +93,7 @@ def config_with_train(**keys: object) -> Config:
     return config.with_values({f"train.{key}": value for key, value in keys.items()})
 
 
-def train_keys(**keys: object) -> TrainKeys:
+def train_config(**keys: object) -> TrainKeys:
     return dataclasses.replace(
         Config.of(default.get_config()).train, **{"loss_chunk": 2048, **keys}
     )

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import assert_close, auto_mesh, train_keys
+from helpers import assert_close, auto_mesh, train_config
 from small_models import random_params, uneven_batch
 from small_models import small as small_model
 
@@ -32,7 +32,7 @@ RULES = (
 
 
 def gradient(model, depths=None, mesh=None, **keys):
-    of_batch = make_gradient(model, lambda part: True, train_keys(loss_chunk=32, **keys), depths)
+    of_batch = make_gradient(model, lambda part: True, train_config(loss_chunk=32, **keys), depths)
     arguments = random_params(model), BATCH, jax.random.key(0)
     if mesh is None:
         found = jax.jit(of_batch)(*arguments)

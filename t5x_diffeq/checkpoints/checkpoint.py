@@ -66,16 +66,18 @@ class Checkpoints:
         self.manager = self.open()
 
     @classmethod
-    def of(cls, workdir: AnyPath, keys: TrainKeys) -> "Checkpoints":
+    def of(cls, workdir: AnyPath, train_config: TrainKeys) -> "Checkpoints":
         """The checkpoints of a workdir as `config.train` wants them."""
         retention = Retention(
-            keys.keep_checkpoints,
-            keys.keep_every,
-            keys.keep_best,
-            keys.milestones,
-            keys.checkpoint_every if keys.on_spike == "rollback" else None,
+            train_config.keep_checkpoints,
+            train_config.keep_every,
+            train_config.keep_best,
+            train_config.milestones,
+            train_config.checkpoint_every if train_config.on_spike == "rollback" else None,
         )
-        return cls(workdir, retention, keys.verify_checkpoints, keys.local_checkpoints)
+        return cls(
+            workdir, retention, train_config.verify_checkpoints, train_config.local_checkpoints
+        )
 
     def open(self) -> ocp.CheckpointManager:
         """Orbax's view of the folder as it is now."""

@@ -49,15 +49,15 @@ class Evaluation(Hook):
         return reports
 
     def _evaluate(self, params: dict, step: int) -> dict[str, float]:
-        training, keys = self.training, self.training.config.train
+        training, train_config = self.training, self.training.config.train
         sequences = sum(map(len, training.eval_parts))
-        rows = training.setup.eval_batch_size(min(keys.eval_batch_size, sequences))
-        whole = keys.eval_all_at_end and step == keys.total_steps
+        rows = training.setup.eval_batch_size(min(train_config.eval_batch_size, sequences))
+        whole = train_config.eval_all_at_end and step == train_config.total_steps
         batches = eval_batches(
             training.eval_parts,
             rows,
             training.setup.batch_sharding,
-            None if whole else keys.eval_batches,
+            None if whole else train_config.eval_batches,
             f"evaluating at step {step}",
         )
         return evaluate_loss(self.eval_step, params, training.stop.interruptible(batches))
@@ -81,17 +81,17 @@ class MetricsLog(Hook):
     def report(self, done: DoneStep, values: dict[str, float]) -> None:
         """Logs the step, if it is one of those to log."""
         training, step = self.training, done.step
-        keys = training.config.train
+        train_config = training.config.train
         if step == training.start + 1:
             seconds = sum(training.stopwatch.seconds().values())
             log(f"first step done {seconds:.1f} s after the start")
-        if step % keys.log_every and step != keys.total_steps:
+        if step % train_config.log_every and step != train_config.total_steps:
             return
         rates = training.clock.rates(step)
         rate = rates["tokens_per_second"]
         if not values["targets"]:  # a batch of prompts alone: its zeros are no measurements
             values = {name: x if name in _OF_EMPTY_BATCH else nan for name, x in values.items()}
-        if keys.depths:
+        if train_config.depths:
             values["num_steps"] = fmean(depths_of(training.config, step))
         values |= {**rates, "goodput": training.history.goodput()}
         values |= {**utilisation(training.setup, rate), **_memory_in_use()}
@@ -137,8 +137,8 @@ class Saves(Hook):
 
     def is_due(self, step: int) -> bool:
         """Whether a checkpoint is due, in the workdir or locally."""
-        keys = self.training.config.train
-        locally = keys.local_checkpoints and step % keys.local_checkpoint_every == 0
+        train_config = self.training.config.train
+        locally = train_config.local_checkpoints and step % train_config.local_checkpoint_every == 0
         return self._is_due_in_workdir(step) or bool(locally)
 
     def _is_due_in_workdir(self, step: int) -> bool:

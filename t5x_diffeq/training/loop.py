@@ -107,7 +107,7 @@ def train(
       InputError: if the config or data is invalid; detected before training starts.
       RunError: if the run fails.
     """
-    stopwatch, keys = Stopwatch(), config.train
+    stopwatch, train_config = Stopwatch(), config.train
     setup, corpus, data, eval_parts, hook_classes = _check_and_prepare(config, workdir, verb_hooks)
 
     with setup.context(), StopSignals() as stop, ExitStack() as stack:
@@ -116,30 +116,32 @@ def train(
         history = stack.enter_context(History(workdir, stopwatch))
         watchdog = stack.enter_context(Watchdog(workdir))
         trackers_end = stack.enter_context(ExitStack())  # after the checkpoints, which matter more
-        checkpoints = Checkpoints.of(workdir, keys)
+        checkpoints = Checkpoints.of(workdir, train_config)
         stack.callback(lambda: history.write_saves(checkpoints.finished_saves()))  # the last one
         stack.enter_context(checkpoints)
         programs = enable_cache()
-        reading = watchdog.limit("restoring the train state", keys.save_timeout)
+        reading = watchdog.limit("restoring the train state", train_config.save_timeout)
         with Progress("restoring the train state"), reading:
             restored = checkpoints.restore(setup.abstract_state, corpus.fingerprint)
         start = restored.step if restored else 0
         stack.enter_context(comparing_failures(workdir, start))
-        depths = depths_to_come(config, start) if start < keys.total_steps else []
+        depths = depths_to_come(config, start) if start < train_config.total_steps else []
         teacher = load_teacher(setup)
         # The steps are compiled in a thread, while the state is made and evaluated.
         pool = stack.enter_context(ThreadPoolExecutor(1, "compile"))
-        compiling = pool.submit(compile_train_steps, setup, keys.batch_size, depths, teacher)
+        compiling = pool.submit(
+            compile_train_steps, setup, train_config.batch_size, depths, teacher
+        )
 
         def wait() -> tuple[dict, float]:
             what = f"compiling {progress.describe_steps(depths)}"
-            limit = watchdog.limit(what, keys.compile_timeout)
+            limit = watchdog.limit(what, train_config.compile_timeout)
             with stopwatch.during(COMPILE), limit, Progress(what):
                 return compiling.result()
 
         if setup.mesh.devices.flat[0].platform == "gpu":
             wait()  # XLA chooses a GPU's kernels by their times
-        making = watchdog.limit("making the train state", keys.save_timeout)
+        making = watchdog.limit("making the train state", train_config.save_timeout)
         with Progress("making the train state"), making:
             first = restored or RestoredCheckpoint(make_state(setup))
             state = setup.complete(first.state)
@@ -148,7 +150,7 @@ def train(
         progress.log_account(config, setup, corpus, data, workdir, start)
 
         # ---------------------------------------------------------------- hooks, and the first ones
-        tokens = keys.batch_size * config.data.sequence_length
+        tokens = train_config.batch_size * config.data.sequence_length
         training = Training(
             config,
             setup,
@@ -160,19 +162,21 @@ def train(
             checkpoints,
             history,
             stopwatch,
-            Clock(keys.total_steps, tokens, start, stopwatch),
+            Clock(train_config.total_steps, tokens, start, stopwatch),
             watchdog,
             stop,
         )
         hooks = Hooks(training, [hook.make(training) for hook in hook_classes])
         at_start = hooks.due_at_start(kinds_reported_at(workdir, start))
-        if start > keys.total_steps or (start == keys.total_steps and not at_start):
+        if start > train_config.total_steps or (start == train_config.total_steps and not at_start):
             finish(setup, state)
-            log(f"already finished: {start} of {keys.total_steps} steps are done")
+            log(f"already finished: {start} of {train_config.total_steps} steps are done")
             progress.log_next_commands(workdir)
             return 0
-        history.start(start, keys.total_steps)
-        training.writer = trackers_end.enter_context(open_writer(workdir, start, keys.trackers))
+        history.start(start, train_config.total_steps)
+        training.writer = trackers_end.enter_context(
+            open_writer(workdir, start, train_config.trackers)
+        )
         training.writer.write_hparams(progress.hyperparameters(setup))
         trackers_end.callback(lambda: stopwatch.turn_to(OTHER))
         teacher_params = (teacher.params,) if teacher else ()
@@ -185,10 +189,10 @@ def train(
             progress.log_ready(depths, sum(stopwatch.seconds().values()), seconds, programs)
 
         # ---------------------------------------------------------------- loop
-        watchdog.expect(f"step {start + 1}", keys.hang_timeout)
+        watchdog.expect(f"step {start + 1}", train_config.hang_timeout)
         stopwatch.turn_to(STEPS)
         in_flight: DoneStep | None = None
-        while step < keys.total_steps and not stopping:
+        while step < train_config.total_steps and not stopping:
             step, consumed = step + 1, consumed + 1
             hooks.before_batch(step, state)
             with training.clock.waiting_for_data(in_flight and in_flight.metrics):
@@ -216,7 +220,7 @@ def train(
             if stopping:
                 hooks.stop(position)
         stopwatch.turn_to(CHECKPOINT)
-        watchdog.expect("saving the last checkpoint", keys.save_timeout)
+        watchdog.expect("saving the last checkpoint", train_config.save_timeout)
         if not stopping:
             finish(setup, state)
 

@@ -38,7 +38,7 @@ class Term(NamedTuple):
     value: Callable[[TokenLosses], Any]  # `[...]`, of each token
 
 
-def terms_of(keys: TrainKeys, share_of_teacher: float | None) -> list[Term]:
+def terms_of(train_config: TrainKeys, share_of_teacher: float | None) -> list[Term]:
     """The terms of a forward pass, which are made of its logits.
 
     They are the cross entropy; KL(teacher || model) of the next token (Hinton et al. 2015), which
@@ -49,8 +49,8 @@ def terms_of(keys: TrainKeys, share_of_teacher: float | None) -> list[Term]:
     terms = [Term("loss", 1 - share, lambda losses: losses.losses)]
     if share_of_teacher is not None:
         terms.append(Term("distillation", share, lambda losses: losses.divergences))
-    if keys.z_loss:
-        terms.append(Term("z_loss", keys.z_loss, lambda t: jnp.square(t.normalisers)))
+    if train_config.z_loss:
+        terms.append(Term("z_loss", train_config.z_loss, lambda t: jnp.square(t.normalisers)))
     return terms
 
 
@@ -71,16 +71,18 @@ class PassEnd(NamedTuple):
     velocities: Float[Array, "B L"] | None
 
 
-def passes_of(model: LanguageModel, depths: tuple[int, ...] | None, keys: TrainKeys) -> list[Pass]:
+def passes_of(
+    model: LanguageModel, depths: tuple[int, ...] | None, train_config: TrainKeys
+) -> list[Pass]:
     """The passes of an optimizer step at these numbers of solver steps, the largest last.
 
     None is the model's own.
     """
     models = [model.at_depth(n) for n in sorted(depths or ())] or [model]
-    rows = rows_of_depths(keys.depths_rows, len(models))
+    rows = rows_of_depths(train_config.depths_rows, len(models))
     read = sum(1 / each.every for each in rows)
     shares = [1 / each.every / read for each in rows]
-    learn = [keys.depths_distill] * (len(models) - 1) + [0.0]
+    learn = [train_config.depths_distill] * (len(models) - 1) + [0.0]
     return [Pass(*each) for each in zip(models, rows, shares, learn, strict=True)]
 
 
@@ -109,21 +111,21 @@ def objective(
     weights: list[Weights],
     batch: Batch,
     tokens: list[Float[Array, ""]],
-    keys: TrainKeys,
+    train_config: TrainKeys,
     key: Array | None,
     teacher: StateAndHead | None = None,
 ) -> tuple[Float[Array, ""], BatchMetrics]:
     """The minimised loss and the reported means; for a microbatch, its part of them.
 
     `weights` are those of each pass, `tokens` what `count_tokens` returns for the whole batch, and
-    `keys` those of `PlacedModel.train_keys`. The parameters needn't hold the source's. A teacher,
-    which doesn't train, is given by its last state of these rows, and its head.
+    `train_config` is that of `PlacedModel.train_config`. The parameters needn't hold the source's.
+    A teacher, which doesn't train, is given by its last state of these rows, and its head.
     """
-    chunk = keys.loss_chunk
-    assert chunk is not None  # `PlacedModel.train_keys` has chosen it
+    chunk = train_config.loss_chunk
+    assert chunk is not None  # `PlacedModel.train_config` has chosen it
     batches = [jax.tree.map(each.rows.take, batch) for each in passes]
     ends = [
-        end_of_pass(each.model, params, rows, w, key, velocity=bool(keys.velocity_penalty))
+        end_of_pass(each.model, params, rows, w, key, velocity=bool(train_config.velocity_penalty))
         for each, rows, w in zip(passes, batches, weights, strict=True)
     ]
     largest = ends[-1]
@@ -132,7 +134,9 @@ def objective(
         teacher_outputs = (largest.y, largest.head) if each.learns else teacher
         if teacher_outputs:
             teacher_outputs = each.rows.take(teacher_outputs[0]), teacher_outputs[1]
-        terms = terms_of(keys, each.learns or (keys.distill_weight if teacher else None))
+        terms = terms_of(
+            train_config, each.learns or (train_config.distill_weight if teacher else None)
+        )
         with jax.named_scope("loss"):
             charged, losses = charged_losses(
                 partial(_charge, terms),
@@ -150,7 +154,7 @@ def objective(
         for name, by_token in values.items():
             reported[name].append((by_token * rows["mask"]).sum() / count)
         if end.velocities is not None:
-            total += each.share * keys.velocity_penalty * reported["velocity"][-1]
+            total += each.share * train_config.velocity_penalty * reported["velocity"][-1]
     return total, {name: sum(x, start=jnp.zeros(())) / len(x) for name, x in reported.items()}
 
 

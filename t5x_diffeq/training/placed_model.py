@@ -56,7 +56,7 @@ class PlacedModel:
         )
 
     @property
-    def train_keys(self) -> TrainKeys:
+    def train_config(self) -> TrainKeys:
         """`config.train`, with `loss_chunk` chosen if it isn't set."""
         return replace(self.config.train, loss_chunk=self.loss_chunk)
 

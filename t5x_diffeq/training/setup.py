@@ -47,8 +47,8 @@ class Setup(PlacedModel):
         shardings = jax.tree.map(lambda x: x.sharding, self.abstract_state)
 
         def init(key: Array) -> TrainState:
-            keys = self.config.train
-            state = _new_state(self.model, self.optimizer, self.trains, keys, key)
+            train_config = self.config.train
+            state = _new_state(self.model, self.optimizer, self.trains, train_config, key)
             return partitioning.unbox(state)
 
         # It runs once, and most of its time is compilation. On CPUs, LLVM's level 1 takes 0.4 times
@@ -118,14 +118,16 @@ def fits_on_gpu(device: Any, state: TrainState) -> bool:
 def _setup_on(mesh: Mesh, config: Config, vocab_size: int) -> Setup:
     check_microbatches(config.train, mesh)
     placed = place_model(config, vocab_size, mesh)
-    model, keys = placed.model, config.train
-    schedule = optimizers.learning_rate_schedule(config.optimizer, keys.total_steps)
+    model, train_config = placed.model, config.train
+    schedule = optimizers.learning_rate_schedule(config.optimizer, train_config.total_steps)
     declared = declared_params(model)
-    trains = _trainable_parts(keys.trainable, declared)
+    trains = _trainable_parts(train_config.trainable, declared)
     training = {name: part for name, part in declared.items() if trains(name)}
     optimizer = optimizers.make_optimizer(config.optimizer, training, schedule)
     init_key, dropout_key = jax.random.split(jax.random.key(config.seed))
-    boxed = jax.eval_shape(lambda key: _new_state(model, optimizer, trains, keys, key), init_key)
+    boxed = jax.eval_shape(
+        lambda key: _new_state(model, optimizer, trains, train_config, key), init_key
+    )
     return Setup(
         **vars(placed),
         optimizer=optimizer,
@@ -154,7 +156,7 @@ def _new_state(
     model: LanguageModel,
     optimizer: optax.GradientTransformation,
     trains: Callable[[str], bool],
-    keys: TrainKeys,
+    train_config: TrainKeys,
     key: Array,
 ) -> TrainState:
     """A new state, its parameters boxed (for `partitioning.shard_shapes` and `unbox`)."""
@@ -164,8 +166,10 @@ def _new_state(
         jnp.zeros((), jnp.int32),
         params,
         optimizer.init(training),
-        averages=training if keys.ema_decay else None,
-        recent=None if keys.on_spike == "nothing" else RecentSteps.new(keys.spike_window),
+        averages=training if train_config.ema_decay else None,
+        recent=None
+        if train_config.on_spike == "nothing"
+        else RecentSteps.new(train_config.spike_window),
     )
 
 

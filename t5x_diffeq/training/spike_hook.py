@@ -157,7 +157,7 @@ def find_cause(setup: Setup, params: Params, batch: Batch) -> str | None:
             return fault
     if setup.config.train.distill_from:
         return None  # the gradient takes the teacher's parameters, too
-    batch_gradient = make_gradient(setup.model, setup.trains, setup.train_keys)
+    batch_gradient = make_gradient(setup.model, setup.trains, setup.train_config)
     gradient = jax.jit(lambda *given: batch_gradient(*given).gradient)(
         params, batch, setup.dropout_key
     )

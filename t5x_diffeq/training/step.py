@@ -63,7 +63,7 @@ class BatchGradient(NamedTuple):
 def make_gradient(
     model: LanguageModel,
     trains: Callable[[str], bool],
-    keys: TrainKeys,
+    train_config: TrainKeys,
     depths: tuple[int, ...] | None = None,
     teacher: LanguageModel | None = None,
 ) -> Callable[..., BatchGradient]:
@@ -71,16 +71,16 @@ def make_gradient(
 
     With a teacher, whose predictions are distilled, its fourth argument is the teacher's
     parameters. The loss is the mean over `depths`, numbers of solver steps; None is the model's
-    own. Each device's rows must be divisible by the microbatches of `keys`.
+    own. Each device's rows must be divisible by the microbatches of `train_config`.
     """
-    passes = passes_of(model, depths, keys)
+    passes = passes_of(model, depths, train_config)
     nodes = NodesOfPasses.of(passes)
 
     def gradient(
         params: Params, batch: Batch, key: Array, teacher_params: Params | None = None
     ) -> BatchGradient:
         made = make_weights(model, params, nodes.times, trains)
-        tokens = count_tokens(passes, batch["mask"], keys.microbatches)
+        tokens = count_tokens(passes, batch["mask"], train_config.microbatches)
         read = make_reader(teacher, teacher_params) if teacher and teacher_params else None
 
         def loss(
@@ -89,11 +89,15 @@ def make_gradient(
             weights = nodes.split({**made.frozen, **trained})
             teacher_outputs = read(rows) if read else None
             everything = {**params, **rest}
-            return objective(passes, everything, weights, rows, tokens, keys, key, teacher_outputs)
+            return objective(
+                passes, everything, weights, rows, tokens, train_config, key, teacher_outputs
+            )
 
         rest = trained_rest(params, trains)
         gradient_of_rows = partial(jax.grad(loss, argnums=(0, 1), has_aux=True), rest, made.trained)
-        (d_rest, d_weights), metrics = accumulate(gradient_of_rows, batch, key, keys.microbatches)
+        (d_rest, d_weights), metrics = accumulate(
+            gradient_of_rows, batch, key, train_config.microbatches
+        )
         d_weights = jax.tree.map(lambda d, w: d.astype(w.dtype), d_weights, made.trained)
         with jax.named_scope("pull back to P"):
             (d_makers,) = made.pull_back(d_weights)
@@ -116,8 +120,8 @@ def make_train_step(
     Teacher and depths are those of `make_gradient`; the third argument is the teacher's parameters.
     The metrics are scalars; with `train.watch_every`, also the norms of the gradient of W(t).
     """
-    keys = setup.train_keys
-    gradient_of = make_gradient(setup.model, setup.trains, keys, depths, teacher)
+    train_config = setup.train_config
+    gradient_of = make_gradient(setup.model, setup.trains, train_config, depths, teacher)
 
     def train_step(
         state: TrainState, batch: Batch, *teacher_params: Params
@@ -126,10 +130,10 @@ def make_train_step(
         gradient, norm, metrics, embeddings, d_weights = gradient_of(
             state.params, batch, dropout_key, *teacher_params
         )
-        curves = watch_gradient(d_weights, keys.watch_every)
+        curves = watch_gradient(d_weights, train_config.watch_every)
         targets = batch["mask"].sum()
         rejected, recent, spike_metrics = look_for_spike(
-            state.recent, state.step, metrics["loss"], norm, targets, keys.spike_deviations
+            state.recent, state.step, metrics["loss"], norm, targets, train_config.spike_deviations
         )
         with jax.named_scope("optimizer"):
             updated = _update(setup, state, gradient, norm=norm, embeddings=embeddings)
