@@ -74,7 +74,8 @@ class FaultyRun:
             free.bind(("localhost", 0))
             port = free.getsockname()[1]
         self.mark = folder / "mark"
-        self.silence = round(silence or patience(10))
+        # A collective of the devices gives up after 30 s, which a silent peer has to come before.
+        self.silence = round(silence or min(patience(10), 15))
         self.processes = []
         for index in (0, 1):
             environment = {

@@ -217,6 +217,14 @@ def test_compilation_counts_as_such_whatever_goes_on():
     assert sum(after.values()) == pytest.approx(time.time() - watch.began, abs=0.5)
 
 
+def test_what_is_compiled_while_a_batch_is_waited_for_counts_once():
+    clock = Clock(10, 1, 0, Stopwatch("steps"))
+    with clock.stopwatch.counting_compilation(), clock.waiting_for_data({}):
+        jax.jit(lambda x: x * 5.25 - 1.125)(jnp.ones(7))
+    seconds = clock.stopwatch.seconds()
+    assert seconds["compile"] > 0 and seconds["steps"] > -1e-6
+
+
 def test_a_batch_without_targets_measures_nothing(tmp_path):
     """Its loss and its gradient are 0, which are no loss and no gradient of the model."""
     setup = create_autospec(Setup, instance=True, config=config_with_train(log_every=1))

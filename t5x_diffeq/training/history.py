@@ -114,12 +114,14 @@ class Clock:
     def waiting_for_data(self, running: object) -> Iterator[None]:
         """A context in which a batch is waited for, while a step runs that makes these arrays.
 
-        If they are there in the end, the devices waited, too, and the time counts as the data's.
+        If they are there in the end, the devices waited, too, and what counted as time of steps
+        counts as the data's.
         """
-        start = time.perf_counter()
+        before = self.stopwatch.seconds().get(STEPS, 0.0)
         yield
         if all(array.is_ready() for array in jax.tree.leaves(running)):
-            self.stopwatch.move(time.perf_counter() - start, STEPS, DATA)
+            waited = self.stopwatch.seconds().get(STEPS, 0.0) - before
+            self.stopwatch.move(waited, STEPS, DATA)
 
     def rates(self, step: int) -> dict[str, float]:
         """Rates of training since the last call.
