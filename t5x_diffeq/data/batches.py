@@ -7,9 +7,10 @@ order of devices.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
+from functools import partial
+from itertools import groupby
 from sys import maxsize
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import grain
 import jax
@@ -27,6 +28,13 @@ _Item = TypeVar("_Item")
 Rows = Integer[np.ndarray, " rows"]  # row numbers in the global batch, ascending
 
 
+class _Place(NamedTuple):
+    """Where an example is: the part of the mixture, and its number there."""
+
+    part: int
+    number: int
+
+
 def local_rows(sharding: NamedSharding, batch_size: int, process: int | None = None) -> Rows:
     """The rows of a global batch that a process's devices hold; `process` None is this one."""
     process = jax.process_index() if process is None else process
@@ -39,22 +47,32 @@ def local_rows(sharding: NamedSharding, batch_size: int, process: int | None = N
     return np.flatnonzero(ours)
 
 
-def stack(examples: Sequence[Example]) -> Example:
-    """The batch of some examples."""
-    return jax.tree.map(lambda *leaves: np.stack(leaves), *examples)
+def _read(parts: Sequence[Examples], places: Sequence[_Place]) -> Example:
+    """The batch of the examples at some places; a part makes all of its own at once."""
+    by_part = sorted(range(len(places)), key=lambda row: places[row].part)
+    batches = [
+        parts[part].batch([places[row].number for row in rows])
+        for part, rows in groupby(by_part, lambda row: places[row].part)
+    ]
+    return jax.tree.map(lambda *leaves: np.concatenate(leaves)[np.argsort(by_part)], *batches)
 
 
 def train_dataset(mixture: Mixture, batch_size: int, seed: int, rows: Rows) -> grain.MapDataset:
     """A dataset whose element s is `rows` of the global batch of step s."""
-    each = [
-        grain.MapDataset.source(examples).seed(seed + number).shuffle().repeat(None)
-        for number, (_, examples) in enumerate(mixture)
+    parts = [examples for _, examples in mixture]
+    places = [
+        grain.MapDataset.range(len(examples))
+        .map(partial(_Place, part))
+        .seed(seed + part)
+        .shuffle()
+        .repeat(None)
+        for part, examples in enumerate(parts)
     ]
     weights = [weight for weight, _ in mixture]
-    examples = grain.MapDataset.mix(each, weights) if len(each) > 1 else each[0]
+    order = grain.MapDataset.mix(places, weights) if len(parts) > 1 else places[0]
 
     def rows_of(step: int) -> Example:
-        return stack([examples[number] for number in (step * batch_size + rows).tolist()])
+        return _read(parts, [order[row] for row in (step * batch_size + rows).tolist()])
 
     return grain.MapDataset.range(maxsize // batch_size).map(rows_of)
 
@@ -94,18 +112,22 @@ def eval_batches(
     Shows `title`, how many batches (at most `limit`) were taken, and the estimated time left.
     """
     rows = local_rows(sharding, batch_size)
-    windows = grain.MapDataset.concatenate([grain.MapDataset.source(part) for part in parts])
-    blank = jax.tree.map(np.zeros_like, windows[0])
+    firsts = np.cumsum([0, *map(len, parts)])  # the number of each part's first window
+    count = int(firsts[-1])
+    number = min(limit or maxsize, -(-count // batch_size))
 
     def local_batches() -> Iterator[Example]:
-        for first in range(0, len(windows), batch_size):
-            numbers = (first + rows).tolist()
-            yield stack([windows[k] if k < len(windows) else blank for k in numbers])
+        for first in range(0, number * batch_size, batch_size):
+            windows = np.minimum(first + rows, count - 1)
+            part_of = np.searchsorted(firsts, windows, side="right") - 1
+            numbers = windows - firsts[part_of]
+            batch: Any = _read(parts, list(map(_Place, part_of.tolist(), numbers.tolist())))
+            for leaf in batch.values():
+                leaf[first + rows >= count] = 0
+            yield batch
 
-    local = islice(local_batches(), limit)
-    number = min(limit or maxsize, -(-len(windows) // batch_size))
-    batches = prefetch(put_on_devices(batch, rows, batch_size, sharding) for batch in local)
-    return track(batches, title, number, "batches")
+    local = (put_on_devices(batch, rows, batch_size, sharding) for batch in local_batches())
+    return track(prefetch(local), title, number, "batches")
 
 
 def put_on_devices(

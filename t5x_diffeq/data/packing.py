@@ -5,8 +5,8 @@ closes it, and its first input the one that opens it: so every token of a docume
 first one from the opener alone, and attention need not cross documents.
 """
 
-from collections.abc import Iterator
-from typing import NotRequired, Protocol, TypedDict, runtime_checkable
+from collections.abc import Iterator, Sequence
+from typing import Any, NotRequired, Protocol, TypedDict, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float, Integer
@@ -124,12 +124,22 @@ class Windows:
         return self.count
 
     def __getitem__(self, k: int) -> Example:
-        start, before = k * self.length, min(k, 1)
-        window = self.codes(start - before, start + self.length)
-        missing = self.length + before - len(window)
-        window = np.pad(window, (1 - before, missing), constant_values=(self.border.end, 0))
-        example = example_of(window[:-1], window[1:], self.border, self.segments)
-        example["mask"][self.length - missing :] = 0
+        batch: Any = self.batch([k])
+        example: Any = {name: leaf[0] for name, leaf in batch.items()}
+        return example
+
+    def batch(self, numbers: Sequence[int]) -> Example:
+        """The windows of some numbers, made at once: calls of NumPy cost more than the work."""
+        codes = np.zeros((len(numbers), self.length + 1), np.int32)
+        stops = np.empty((len(numbers), 1), np.int64)  # the numbers of targets
+        for row, stop, k in zip(codes, stops, numbers, strict=True):
+            before = min(k, 1)
+            window = self.codes(k * self.length - before, (k + 1) * self.length)
+            row[0] = self.border.end  # stays in the very first window, which nothing precedes
+            row[1 - before :][: len(window)] = window
+            stop[:] = len(window) - before
+        example = example_of(codes[:, :-1], codes[:, 1:], self.border, self.segments)
+        example["mask"][np.arange(self.length) >= stops] = 0
         if self.token_bytes is not None:
             counted = example["mask"] > 0
             size = self.token_bytes.count(example["inputs"], example["targets"], counted)
@@ -207,6 +217,17 @@ class FirstFitRows:
             starts[position] = True  # the padding belongs to no document
         example: Example = {"inputs": inputs, "targets": targets, "mask": mask}
         return add_segments(example, starts) if self.segments else example
+
+    def batch(self, numbers: Sequence[int]) -> Example:
+        """The rows of some numbers."""
+        return stack([self[number] for number in numbers])
+
+
+def stack(examples: Sequence[Example]) -> Example:
+    """The batch of some examples."""
+    rows: Any = examples
+    batch: Any = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+    return batch
 
 
 def _shuffle(count: int, seed: int | None) -> Integer[np.ndarray, " count"]:

@@ -21,9 +21,9 @@ from jax.sharding import NamedSharding
 from jaxtyping import Integer
 
 from t5x_diffeq.cluster.processes import gather
-from t5x_diffeq.data.batches import Rows, local_rows, prefetch, put_on_devices, stack
+from t5x_diffeq.data.batches import Rows, local_rows, prefetch, put_on_devices
 from t5x_diffeq.data.encoding import Codes, TextEncoder
-from t5x_diffeq.data.packing import Example, example_of
+from t5x_diffeq.data.packing import Example, example_of, stack
 from t5x_diffeq.data.rows import Skipped
 from t5x_diffeq.data.stream_files import FileReader, OpenStream
 from t5x_diffeq.data.tokenizer import Border

@@ -51,11 +51,11 @@ class TokenBytes:
         inputs: Integer[np.ndarray, "..."],
         targets: Integer[np.ndarray, "..."],
         counted: Bool[np.ndarray, "..."],
-    ) -> np.int32:
-        """The bytes of the counted targets, each the token that follows the input at its place."""
+    ) -> np.int32 | Integer[np.ndarray, "..."]:
+        """The bytes of each row's counted targets, which are the tokens that follow the inputs."""
         first = self.opens_text[inputs]
         lengths = np.where(first, self.first_lengths[targets], self.lengths[targets])
-        return np.int32(lengths[counted].sum())
+        return np.where(counted, lengths, 0).sum(-1, dtype=np.int32)
 
 
 class _Vocabulary(NamedTuple):
