@@ -152,7 +152,7 @@ def test_a_run_says_what_it_is(run, run_on_lines, monkeypatch):
     """A few short lines, also where its metrics can't be read; a table in a notebook."""
     lines = repr(run).splitlines()
     assert len(lines) == 5 and max(map(len, lines)) < 200
-    for word in (f"{run_on_lines}, step 20", "gpt, time_dependent", "2 steps of euler, as trained"):
+    for word in (f"{run_on_lines}, step 20", "gpt, W(t) = W0 + P", "2 steps of euler, as trained"):
         assert word in repr(run)
     loss = read_metrics(run_on_lines)[-1]["eval/loss"]
     assert f"{loss:.4f} nats" in repr(run)

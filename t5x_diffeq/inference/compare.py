@@ -69,7 +69,9 @@ def _cells(name: str, lines: Sequence[dict[str, float]], workdir: AnyPath) -> It
     losses = [line["eval/loss"] for line in lines if "eval/loss" in line]
     rates = [line["train/tokens_per_second"] for line in lines if "train/loss" in line]
     yield name
-    yield f"{describe_model(model)}, {model.num_steps} steps of {model.scheme}"
+    # A source of another package isn't asked: its code would run.
+    weights = f"{model.weights} weights"
+    yield f"{describe_model(model, weights)}, {model.num_steps} steps of {model.scheme}"
     yield "-" if size is None else format_count(size)
     yield f"{max((line['step'] for line in lines), default=0):.0f}"
     yield f"{losses[-1]:.4f}" if losses else "-"

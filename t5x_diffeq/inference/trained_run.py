@@ -89,7 +89,7 @@ class TrainedRun:
         losses = [x["eval/loss"] for x in lines if x["step"] == self.step and "eval/loss" in x]
         return {
             "run": ", ".join(filter(None, (f"{self.workdir}, step {self.step}", self.loaded_with))),
-            "model": f"{describe_model(c)}, {c.vocab_size} tokens",
+            "model": f"{describe_model(c, source_of(c).describe())}, {c.vocab_size} tokens",
             "parameters": format_count(sum(leaf.size for leaf in leaves)),
             "grid": f"{c.num_steps} steps of {c.scheme}, {trained}",
             "validation loss": f"{losses[-1]:.4f} nats per token when it was trained"
@@ -332,10 +332,9 @@ class TrainedRun:
             return _apply(method, self.run.placed.model, self.run.params, *arguments)
 
 
-def describe_model(c: ModelConfig | ModelKeys) -> str:
-    """`gpt, time_dependent weights, width 128, 4 heads`."""
-    name = c.block or c.architecture
-    return f"{name}, {c.weights} weights, width {c.embed_dim}, {c.num_heads} heads"
+def describe_model(c: ModelConfig | ModelKeys, weights: str) -> str:
+    """`gpt, W(t) = W0 + P e(t), T = 24, width 128, 4 heads`; `weights` says what makes them."""
+    return f"{c.block or c.architecture}, {weights}, width {c.embed_dim}, {c.num_heads} heads"
 
 
 @partial(jax.jit, static_argnames=("method", "model"))

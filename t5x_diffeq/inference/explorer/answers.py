@@ -18,7 +18,7 @@ from t5x_diffeq.data.examples import eval_examples
 from t5x_diffeq.inference import validation
 from t5x_diffeq.inference.explorer.stepping import Depth, Stepper
 from t5x_diffeq.inference.sampling import Continuation, Sampling
-from t5x_diffeq.inference.trained_run import TrainedRun
+from t5x_diffeq.inference.trained_run import TrainedRun, describe_model
 from t5x_diffeq.model.language_model import LanguageModel, nodes
 from t5x_diffeq.model.ode.solvers import SCHEMES
 from t5x_diffeq.model.ode.sources import source_of
@@ -78,8 +78,7 @@ class Explorer:
         return {
             "name": self.name,
             "step": self.trained.run.step,
-            "model": f"{c.block or c.architecture}, {c.weights} weights, width {c.embed_dim}, "
-            f"{c.num_heads} heads",
+            "model": describe_model(c, source_of(c).describe()),
             "num_steps": c.num_steps,
             "scheme": c.scheme,
             "max_tokens": c.max_length,
