@@ -73,10 +73,14 @@ def test_the_table_knows_what_the_code_knows():
     from t5x_diffeq.experiments.paper import LAPTOP
     from t5x_diffeq.model.adaptive import SOLVERS
     from t5x_diffeq.model.ode.solvers import SCHEMES
+    from t5x_diffeq.model.ode.sources import SOURCES
+    from t5x_diffeq.model.ode.time_basis import TIME_BASES
     from t5x_diffeq.training.optimizers.optimizer import DECAYED, OPTIMIZERS
 
     assert KEYS["optimizer.decay"].values.choices == tuple(DECAYED)
     assert tuple(SCHEMES) == values.SCHEMES
+    assert tuple(SOURCES) == values.WEIGHTS
+    assert tuple(TIME_BASES) == values.TIME_BASES
     assert tuple(OPTIMIZERS) == values.OPTIMIZERS
     assert tuple(SOLVERS) == values.ADAPTIVE_SOLVERS
     assert tuple(LAPTOP) == reproduce.EXPERIMENTS

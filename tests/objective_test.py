@@ -80,13 +80,22 @@ def plain(model, rows_of):
                 share = SHARE
             objective = (1 - share) * loss + share * divergence + PENALTY * velocity
             objectives.append(len(rows) / read * objective)
-        means = {name: jnp.stack(x).mean() for name, x in means.items()}
+        means = {name: jnp.stack(x).mean() for name, x in means.items() if x}
         return sum(objectives), means
 
     return jax.jit(jax.grad(whole, has_aux=True))(random_params(model))
 
 
 KEYS = {"depths_distill": SHARE, "depths_rows": "every:2", "velocity_penalty": PENALTY}
+
+
+def test_the_gradient_is_that_of_the_loss_and_the_penalty():
+    model = small_model(num_steps=2)
+    expected, means = plain(model, {model.config.num_steps: np.arange(16)})
+    found, same_means = gradient(model, velocity_penalty=PENALTY)
+    for name, value in means.items():
+        np.testing.assert_allclose(same_means[name], value, rtol=1e-5)
+    assert_close(found, expected)
 
 
 @pytest.mark.slow

@@ -12,11 +12,12 @@ from small_models import small as small_model
 
 from t5x_diffeq.config.config import ModelKeys
 from t5x_diffeq.model.ode.hyper_init import HyperInit
-from t5x_diffeq.model.ode.time_basis import make_time_basis
+from t5x_diffeq.model.ode.time_basis import TIME_BASES, make_time_basis
 from t5x_diffeq.system.errors import InputError
 
 TIMES = np.linspace(0, 1, 61)
-BASES = ("legendre:1", "legendre:7", "table:1", "table:5")
+COUNTED = [name.removesuffix(":k") for name in TIME_BASES if name.endswith(":k")]
+BASES = [f"{name}:{k}" for name in COUNTED for k in (1, 5)]
 
 
 def basis_of(name):
@@ -25,9 +26,11 @@ def basis_of(name):
 
 def by_numpy(basis, t):
     kind, K = basis.split(":")[0], int(basis.split(":")[1])
-    if kind == "legendre":
-        return legendre.legvander(2 * t - 1, K - 1)
-    return np.stack([np.interp(t, np.arange(1, K + 1) / K, row) for row in np.eye(K)], axis=-1)
+    nodes = np.arange(1, K + 1) / K
+    return {
+        "legendre": lambda: legendre.legvander(2 * t - 1, K - 1),
+        "table": lambda: np.stack([np.interp(t, nodes, row) for row in np.eye(K)], axis=-1),
+    }[kind]()
 
 
 @pytest.mark.slow

@@ -113,6 +113,8 @@ class LoopPosition:
 class Hook:
     """Does nothing; a hook overrides what it needs. It is also a context around the whole loop.
 
+    It is made while the steps are being compiled, so what times them begins in `before_step`.
+
     Attributes:
       name: stands in messages, and before the / in the names of what it reports.
       activity: what the time of `run` counts as (`runs.goodput`).

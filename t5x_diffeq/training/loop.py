@@ -98,7 +98,7 @@ def train(
     Args:
       config: the run's config.
       workdir: a new workdir, or one whose run is resumed.
-      own_hooks: the hooks of every run. Those of `train.hooks` follow, and `Saves` is last: a
+      verb_hooks: the hooks of every run. Those of `train.hooks` follow, and `Saves` is last: a
         checkpoint comes after all reports of its step.
       make_state: makes the train state of a run that has none yet.
       finish: called with the last state of a run that is done.

@@ -4,8 +4,9 @@ Each depth counts by the rows that it reads, so that all tokens that are read co
 with the weight of many would make the gradient noisy. What is reported is the plain mean over the
 depths. Both are of means over the tokens that have a loss in a depth's rows.
 
-A term has a weight, and a name under which its mean is reported, unweighted. A new term is a line
-in `terms_of`, and a key for its weight (`config/keys/train.py`).
+A term has a weight, and a name under which its mean is reported, unweighted. A new term of the
+logits is a line in `terms_of`, and a key for its weight (`config/keys/train.py`). A term of the
+states takes the way of the velocity penalty here: a field of `PassEnd`, a value, a part of the sum.
 """
 
 from collections import defaultdict

@@ -6,9 +6,9 @@ from math import inf
 from typing import Annotated
 
 # Names that the command line must know before JAX is imported, which takes seconds. They are
-# defined in model/ode (schemes.py, sources.py, integrate.py), model/adaptive.py,
-# model/layers/attention_kernels.py and training/optimizers/moments.py; tests/bad_input_test.py
-# compares the two.
+# defined in model/ode (solvers.py, sources.py, time_basis.py, integrate.py), model/adaptive.py,
+# model/layers/attention_kernels.py, and optimizer.py and moments.py of training/optimizers;
+# where these have a table of them, tests/bad_input_test.py compares the two.
 SCHEMES = ("euler", "lie_trotter", "strang", "midpoint", "heun", "rk4")
 ADAPTIVE_SOLVERS = ("bosh3", "tsit5", "dopri5", "dopri8")
 KERNELS = ("xla", "cudnn", "triton", "splash")

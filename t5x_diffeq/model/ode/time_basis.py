@@ -11,6 +11,7 @@ of the trained grid. The others are smooth over 1/K. They are functions on [0, 1
 these rows.
 """
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache
@@ -161,15 +162,20 @@ def _values(basis: TimeBasis, times: np.ndarray) -> np.ndarray:
         return compute.result()
 
 
+TIME_BASES: dict[str, Callable[[ModelKeys, int], TimeBasis]] = {  # of k, if its name has one
+    "sinusoids": lambda config, _: Sinusoids(config.num_frequencies, config.time_scale),
+    "legendre:k": lambda _, k: Legendre(k),
+    "table:k": lambda _, k: Table(k),
+}
+
+
 def make_time_basis(config: ModelKeys) -> TimeBasis:
-    """The basis that `model.time_basis` names."""
+    """The basis that `model.time_basis` names: one of `TIME_BASES`, or of another package."""
     name = config.time_basis
-    if name == "sinusoids":
-        return Sinusoids(config.num_frequencies, config.time_scale)
-    if not is_plugin(name):
-        kind, _, count = name.partition(":")
-        return {"legendre": Legendre, "table": Table}[kind](int(count))
-    return _load_basis(name)
+    if is_plugin(name):
+        return _load_basis(name)
+    kind, colon, count = name.partition(":")
+    return TIME_BASES[f"{kind}:k" if colon else kind](config, int(count or 0))
 
 
 @cache
