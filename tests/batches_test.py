@@ -1,7 +1,7 @@
 """A batch is a pure function of seed and step, whatever reads it."""
 
 import time
-from itertools import islice
+from itertools import islice, product
 
 import grain
 import jax
@@ -64,11 +64,12 @@ def whole_batch(parts, rows):
     return jax.tree.map(lambda *leaves: np.concatenate(leaves)[numbers], *parts)
 
 
+@pytest.mark.parametrize("mixture", [[(1.0, WINDOWS)], [(0.3, WINDOWS), (0.7, windows_of(200))]])
 @pytest.mark.parametrize("processes", [2, 4])
-def test_processes_together_read_what_one_reads(processes):
-    alone = train_dataset([(1.0, WINDOWS)], BATCH, 3, np.arange(BATCH))
+def test_processes_together_read_what_one_reads(processes, mixture):
+    alone = train_dataset(mixture, BATCH, 3, np.arange(BATCH))
     rows = scatter_rows(processes)
-    parts = [train_dataset([(1.0, WINDOWS)], BATCH, 3, own) for own in rows]
+    parts = [train_dataset(mixture, BATCH, 3, own) for own in rows]
     for step in range(30):  # across epochs: an epoch has 7.75 batches
         together = whole_batch([part[step] for part in parts], rows)
         jax.tree.map(np.testing.assert_array_equal, together, alone[step])
@@ -180,10 +181,11 @@ def test_segments_part_documents():
     assert second["inputs"].tolist() == [7, 0, 8, 9]
     assert second["targets"].tolist() == [0, 8, 9, 3]
     assert second["positions"].tolist() == [0, 0, 1, 2]
-    for segments in (True, False):  # another token may open documents
-        opened = Windows(row, 4, "train", Border(end=0, opener=1), segments=segments)
+    for segments, end in product((True, False), (0, 2)):  # another token may open documents
+        ended = Row(np.where(row.tokens == 0, end, row.tokens), row.lengths)
+        opened = Windows(ended, 4, "train", Border(end=end, opener=1), segments=segments)
         assert opened[0]["inputs"].tolist() == [1, 5, 6, 1]
-        assert opened[0]["targets"].tolist() == [5, 6, 0, 7]
+        assert opened[0]["targets"].tolist() == [5, 6, end, 7]
         assert opened[1]["inputs"].tolist() == [7, 1, 8, 9]
     packed = FirstFitRows(row, 4, "train", Border(end=0, opener=1), 0)
     for k in range(len(packed)):

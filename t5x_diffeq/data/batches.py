@@ -54,7 +54,8 @@ def _read(parts: Sequence[Examples], places: Sequence[_Place]) -> Example:
         parts[part].batch([places[row].number for row in rows])
         for part, rows in groupby(by_part, lambda row: places[row].part)
     ]
-    return jax.tree.map(lambda *leaves: np.concatenate(leaves)[np.argsort(by_part)], *batches)
+    in_order = np.argsort(by_part)
+    return jax.tree.map(lambda *leaves: np.concatenate(leaves)[in_order], *batches)
 
 
 def train_dataset(mixture: Mixture, batch_size: int, seed: int, rows: Rows) -> grain.MapDataset:
