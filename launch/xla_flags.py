@@ -41,7 +41,7 @@ GENERATIONS = {
         "--xla_tpu_enable_async_collective_fusion_multiple_steps=true",
     ),
     "v5p": ("--xla_tpu_megacore_fusion_allow_ags=false",),
-    "v6e": ("--xla_tpu_scoped_vmem_limit_kib=98304",),  # of its 128 MiB
+    "v6e": (),
     "tpu7x": (),
 }
 # Collectives are combined up to so many bytes. Libtpu has a threshold for all-reduces alone.

@@ -1,10 +1,14 @@
-"""What decays, what is scaled, and the schedules."""
+"""What decays, what is scaled, the schedules, and how the step is compiled."""
+
+import re
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
+from helpers import setup_of
 from small_models import SMALL
 
 from t5x_diffeq.checkpoints.workdir import check_config, save_config
@@ -15,6 +19,8 @@ from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.training.optimizers.optimizer import learning_rate_schedule, make_optimizer
 from t5x_diffeq.training.partitioning import unbox
 from t5x_diffeq.training.placed_model import declared_params
+from t5x_diffeq.training.setup import Setup
+from t5x_diffeq.training.step import lower_train_step
 
 
 def updates(optimizer, gradient):
@@ -153,3 +159,29 @@ def test_bad_factors_of_roles(small, pairs, message):
     small.optimizer.role_multipliers = pairs
     with pytest.raises(InputError, match=message):
         updates(small.optimizer, gradient=0.0)
+
+
+def test_a_step_on_cpus_replaces_adams_moments_in_place(small):
+    """By default XLA copies them first, and those of P are most of what a step touches."""
+    setup = setup_of(small)
+    with setup.context():
+        program = lower_train_step(setup, small.train.batch_size).compile().as_text()
+    moments = re.findall(r"%(\S+) = .* parameter\(.*\[1\]\.[mn]u\[.*source.*kernel.*", program)
+    copied = re.findall(r" copy\(%([^)]+)\)", program)
+    assert len(moments) >= 8
+    assert not set(moments) & set(copied)
+
+
+@pytest.mark.parametrize(
+    ("kind", "mib"),
+    [("TPU v4", None), ("TPU v5 lite", 96), ("TPU v5", 48), ("TPU7x", 48), ("NVIDIA H100", None)],
+)
+def test_an_operation_has_most_of_a_tpus_vmem(kind, mib, monkeypatch):
+    """And as much as the user says."""
+    setup = object.__new__(Setup)
+    device = SimpleNamespace(device_kind=kind, platform=kind.split()[0].lower())
+    object.__setattr__(setup, "mesh", SimpleNamespace(devices=np.array([device])))
+    limit = "xla_tpu_scoped_vmem_limit_kib"
+    assert setup.step_options == ({limit: mib * 1024} if mib else {})
+    monkeypatch.setenv("LIBTPU_INIT_ARGS", f"--{limit}=32768")
+    assert setup.step_options == {}

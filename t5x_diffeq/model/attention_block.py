@@ -1,6 +1,5 @@
 """Blocks whose f is attention: their base, and GPT's and Llama's block, whose g is an MLP."""
 
-import jax
 from flax import linen as nn
 from jaxtyping import Array, Bool, Float
 
@@ -114,9 +113,7 @@ class TransformerBlock(AttentionBlock):
             x = self.attention_norm(y) if self.config.mlp_input == "attention_norm" else y
             output = self.mlp(self.mlp_norm(x))
         dropped = self.mlp_dropout(output, deterministic=deterministic)
-        # Without a barrier, the TPU compiler fuses the conversions to and from the state's dtype,
-        # and the next norm's sums, into the MLP's products, which then take up to twice as long.
-        return jax.lax.optimization_barrier(dropped).astype(self.config.state_dtype)
+        return dropped.astype(self.config.state_dtype)
 
     @nn.nowrap
     def flops(self, length: int) -> tuple[SubFieldFlops, SubFieldFlops]:

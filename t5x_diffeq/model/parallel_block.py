@@ -7,7 +7,6 @@ Chowdhery et al. 2022). Euler's step reads y once, so with `model.scheme=euler` 
 `model.step_size=1` the per-layer model is the published one.
 """
 
-import jax
 from flax import linen as nn
 
 from t5x_diffeq.model.attention_block import AttentionBlock, TransformerBlock
@@ -29,7 +28,7 @@ class ParallelBlock(AttentionBlock):
     def g(self, y: State, deterministic: bool = True) -> State:
         """The MLP of the state that attention reads too."""
         output = self.mlp_dropout(self.mlp(self.attention_norm(y)), deterministic=deterministic)
-        return jax.lax.optimization_barrier(output).astype(self.config.state_dtype)
+        return output.astype(self.config.state_dtype)
 
     # An MLP has the same FLOPs and factors, whatever it reads.
     flops = TransformerBlock.flops

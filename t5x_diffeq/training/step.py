@@ -198,6 +198,7 @@ def lower_train_step(
         make_train_step(setup, depths, teacher.model if teacher else None),
         donate_argnums=0,
         out_shardings=(shardings, everywhere),
+        compiler_options=setup.step_options,
     )
     arguments = setup.abstract_state, setup.abstract_batch(batch_size)
     return step.lower(*arguments, teacher.params) if teacher else step.lower(*arguments)
