@@ -63,7 +63,7 @@ class Setup(PlacedModel):
 
         By default, XLA copies both of Adam's moments on CPUs before it replaces them, an eighth of
         the time of a small ODE's step. On TPUs it gives an operation 16 MiB of VMEM, with which
-        products take up to twice as long if other operations are fused with them
+        products take up to 1.7 times as long if other operations are fused with them
         (docs/lab/tpu_step.md); here it is three quarters of the VMEM, if the user sets no limit.
         """
         if self._on_cpus:
