@@ -18,6 +18,7 @@ def norm_of(config: ModelConfig) -> Norm:
         epsilon=config.norm_eps,
         writes_residual=config.norm_position == "after",
         dtype=config.compute_dtype,
+        unrolled=_is_unrolled(config),
     )
 
 
@@ -49,7 +50,7 @@ def mlp_of(config: ModelConfig) -> MLP:
         config.mlp_dim,
         config.mlp_activation,
         gated=gated,
-        unrolled=(config.scan_unroll or 1) > 1,
+        unrolled=_is_unrolled(config),
         **_common(config),
     )
 
@@ -60,6 +61,10 @@ def output_std(config: ModelConfig) -> float:
     N residual additions with step size 1 make the stream grow; those with 1/N do not.
     """
     return 0.02 / sqrt(2 * config.num_steps) if config.step_size == "1" else 0.02
+
+
+def _is_unrolled(config: ModelConfig) -> bool:
+    return (config.scan_unroll or 1) > 1
 
 
 def _common(config: ModelConfig) -> dict[str, Any]:
