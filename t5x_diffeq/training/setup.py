@@ -63,16 +63,17 @@ class Setup(PlacedModel):
 
         By default, XLA copies both of Adam's moments on CPUs before it replaces them, an eighth of
         the time of a small ODE's step. On TPUs it gives an operation 16 MiB of VMEM, with which
-        products take up to 1.7 times as long if other operations are fused with them
-        (docs/lab/tpu_step.md); here it is three quarters of the VMEM, if the user sets no limit.
+        products take up to 1.7 times as long if other operations are fused with them. If there is
+        enough VMEM, it is 48 MiB here, unless the user sets a limit; with more, too little is left
+        for arrays that stay in VMEM from one operation to the next (docs/lab/tpu_step.md).
         """
         if self._on_cpus:
             return {"xla_cpu_copy_insertion_use_region_analysis": True}
         figures = chip(self.mesh.devices.flat[0].device_kind)
-        limit = 3 * figures.vector_memory // 4 if figures else 0
-        if limit < 16 * MIB or _VMEM_OPTION in os.environ.get("LIBTPU_INIT_ARGS", ""):
+        has_enough = figures is not None and figures.vector_memory >= 64 * MIB
+        if not has_enough or _VMEM_OPTION in os.environ.get("LIBTPU_INIT_ARGS", ""):
             return {}
-        return {_VMEM_OPTION: limit // 1024}
+        return {_VMEM_OPTION: 48 * 1024}
 
     @property
     def _on_cpus(self) -> bool:

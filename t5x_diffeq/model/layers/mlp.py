@@ -74,10 +74,11 @@ class MLP(nn.Module):
         else:
             hidden = activate(self.activation, up, prevent_cse=self.unrolled)
         hidden = nn.with_logical_constraint(hidden, ("batch", "length", "mlp"))
-        return linear(
+        output: State = linear(
             (self.mlp_dim, self.embed_dim),
             ("mlp", "embed"),
             init_std=self.output_std,
             writes_residual=self.writes_residual,
             name="down",
         )(hidden)
+        return jax.lax.optimization_barrier(output) if self.unrolled else output
