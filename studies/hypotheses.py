@@ -7,7 +7,8 @@
 3. The step size is N^-a: a = 1 is the ODE's, a = 1/2 keeps the variance of a sum of N terms.
 4. The first and the last step have weights of their own (Hyperloop, arXiv 2604.21254).
 
-Weight decay is 0.1 for all. The optimizers of 1 and 2 are in `muon_variants`.
+Weight decay is 0.1 for all; where norms are held, of the embeddings alone. The optimizers of 1 and
+2 are in `muon_variants`.
 """
 
 from studies.study import run_study

@@ -1,9 +1,9 @@
 """Accelerator specifications: dense bf16 FLOP/s, memory, bandwidths; per device as JAX counts them.
 
 TPUs: docs.cloud.google.com/tpu/docs/{v4,v5e,v5p,v6e,tpu7x}; memory is what the compiler lets a
-program use. A TPU7x chip is two devices, so its numbers here are half of the chip's. GPUs:
-NVIDIA's data sheets of the SXM modules, without sparsity; their network is that of a DGX, one
-adapter per GPU (A100: 200 Gbit/s, later ones 400).
+program use, and VMEM is what JAX's Pallas says. A TPU7x chip is two devices, so its numbers here
+are half of the chip's. GPUs: NVIDIA's data sheets of the SXM modules, without sparsity; their
+network is that of a DGX, one adapter per GPU (A100: 200 Gbit/s, later ones 400).
 """
 
 import re
@@ -24,7 +24,7 @@ class Chip:
     links: int  # 1 where any device reaches any other at full bandwidth
     network_bandwidth: float  # bytes/s to other TPU slices or GPU machines, each device's share
     clock: float | None = None  # cycles/s of the compiler's estimates; None where it makes none
-    vector_memory: int = 0  # bytes of a TPU core's VMEM
+    vector_memory: int = 0  # bytes of a TPU core's VMEM; 0: not a TPU
     # A GPU's 32-bit integer operations/s: 64 units in each multiprocessor, at its boost clock.
     integer_operations: float = inf
 

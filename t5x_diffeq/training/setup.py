@@ -24,7 +24,7 @@ from t5x_diffeq.training.placed_model import PlacedModel, declared_params, least
 from t5x_diffeq.training.spikes import RecentSteps
 
 _SHARE_OF_STATE = 0.75  # of a GPU's memory, with the gradient; activations need the rest
-_VMEM_OPTION = "xla_tpu_scoped_vmem_limit_kib"  # of each operation of a program
+_VMEM_OPTION = "xla_tpu_scoped_vmem_limit_kib"  # what one operation may use
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,11 +61,12 @@ class Setup(PlacedModel):
     def step_options(self) -> dict[str, bool | int]:
         """XLA's options for the train step.
 
-        By default, XLA copies both of Adam's moments on CPUs before it replaces them, an eighth of
-        the time of a small ODE's step. On TPUs it gives an operation 16 MiB of VMEM, with which
-        products take up to 1.7 times as long if other operations are fused with them. If there is
-        enough VMEM, it is 48 MiB here, unless the user sets a limit; with more, too little is left
-        for arrays that stay in VMEM from one operation to the next (docs/lab/tpu_step.md).
+        By default, XLA on CPUs copies both of Adam's moments before it replaces them. The copies
+        take up to an eighth of the time of a small ODE's step (docs/lab/step_cost.md).
+
+        On TPUs an operation may use 16 MiB of VMEM by default, and a product with which other
+        operations are fused can take 1.7 times as long as one with enough. Here it may use 48 MiB,
+        if a core has more and the user sets no limit (docs/lab/tpu_step.md).
         """
         if self._on_cpus:
             return {"xla_cpu_copy_insertion_use_region_analysis": True}
