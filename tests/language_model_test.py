@@ -115,6 +115,18 @@ def test_unrolling_changes_nothing(remat):
     assert_equal_gradients(gradient_with_dropout(remat, 2), gradient_with_dropout("none"))
 
 
+def test_barriers_stand_behind_norms_and_mlp_of_unrolled_steps():
+    """Without them, XLA stores what the backward pass should compute again."""
+
+    def barriers(unroll):
+        model = small(remat="none", scan_unroll=unroll)
+        apply = functools.partial(model.apply, {"params": random_params(model)})
+        return str(jax.make_jaxpr(apply)(TOKENS)).count("optimization_barrier")
+
+    assert barriers(1) == 0
+    assert barriers(2) == 3
+
+
 @pytest.mark.slow
 def test_dropout():
     model = small(dropout_rate=0.5)

@@ -181,6 +181,7 @@ def test_an_operation_has_enough_of_a_tpus_vmem(kind, mib, monkeypatch):
     device = SimpleNamespace(device_kind=kind, platform=kind.split()[0].lower())
     object.__setattr__(setup, "mesh", SimpleNamespace(devices=np.array([device])))
     limit = "xla_tpu_scoped_vmem_limit_kib"
+    monkeypatch.delenv("LIBTPU_INIT_ARGS", raising=False)
     assert setup.step_options == ({limit: mib * 1024} if mib else {})
     monkeypatch.setenv("LIBTPU_INIT_ARGS", f"--{limit}=32768")
     assert setup.step_options == {}

@@ -52,6 +52,11 @@ def test_types_of_the_table_are_refused(kind):
         read({"model_type": kind})
 
 
+def test_a_workdir_is_no_folder_of_transformers():
+    with pytest.raises(InputError, match=r"has no model_type.* a run's workdir, export makes"):
+        read({"model": {}, "train": {}})
+
+
 def test_every_value_that_is_refused_by_a_list_is_in_the_table():
     only = {key for family in FAMILIES.values() for key in family.only}
     activations = {family.keys["activation"] for family in FAMILIES.values()}

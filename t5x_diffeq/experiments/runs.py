@@ -17,9 +17,10 @@ from typing import Any
 from t5x_diffeq.checkpoints.workdir import read_config
 from t5x_diffeq.cluster.peers import EXIT_INFRASTRUCTURE, EXIT_INTERRUPTED, EXIT_PREEMPTED
 from t5x_diffeq.system.console import Progress, format_duration, log
-from t5x_diffeq.system.errors import InfrastructureError, RunError
+from t5x_diffeq.system.errors import InfrastructureError, InputError, RunError
 from t5x_diffeq.system.files import make_folder, write_whole
 
+_REFUSED = 2  # the status of an `InputError`
 _STATUSES = {signal.SIGTERM: EXIT_PREEMPTED, signal.SIGINT: EXIT_INTERRUPTED}
 
 
@@ -172,7 +173,7 @@ def carry_out(
         same command retries it.
 
     Raises:
-      InputError: if the folder can't be written.
+      InputError: if the folder can't be written; or a run is refused, unless `go_on`.
       RunError: if a run fails, naming it and its log, unless `go_on`.
       InfrastructureError: if it failed under a run; the same command continues with that run.
       StoppedError: if a run was stopped and saved.
@@ -220,6 +221,8 @@ def _outcome_of(run: ExperimentRun, output: Path, commands: Commands, go_on: boo
         reason = line.removeprefix("error: ")
         if status == EXIT_INFRASTRUCTURE:
             raise InfrastructureError(f"run {run.name}: {reason}")
+        if status == _REFUSED and not go_on:
+            raise InputError(f"run {run.name}: {reason}")
         diverged = _NOT_FINITE.search(line) is not None
         if not (diverged or go_on):
             raise RunError(

@@ -156,6 +156,11 @@ def _check_known(config_json: Mapping[str, Any], kind: str, family: Family) -> N
 def folder_family(config_json: Mapping[str, Any]) -> tuple[str, Family]:
     """The `model_type` and class of a folder; InputError if the type isn't supported."""
     kind = config_json.get("model_type")
+    if kind is None:
+        raise InputError(
+            "--input: config.json has no model_type, so this isn't a folder of transformers; if it "
+            "is a run's workdir, export makes such a folder of it"
+        )
     if not isinstance(kind, str) or kind not in FAMILIES:
         reason, nearest = TYPES.get(str(kind), ("", ""))
         lacking = f" ({reason})" if reason else ""
