@@ -82,7 +82,7 @@ def test_a_run_that_fails_ends_the_experiment(commands, tmp_path):
 def test_a_run_that_is_refused_is_bad_input(commands, tmp_path):
     code = "import sys; print('error: no such key', file=sys.stderr); sys.exit(2)"
     refused = ExperimentRun("bad", "evaluate", (code,))
-    with pytest.raises(InputError, match="^run bad: no such key$"):
+    with pytest.raises(InputError, match=r"^run bad: no such key$"):
         carry_out([refused], tmp_path)
     carry_out([refused], tmp_path, go_on=True)
     assert read_results(tmp_path)["bad"]["failed"] == "no such key"
