@@ -192,8 +192,11 @@ def test_the_outcome_of_a_model_with_a_plug_in(monkeypatch, small, tmp_path):
     step = {"step": 6, "train/loss": 2.1, "train/tokens_per_second": 1e3}
     lines = map(json.dumps, (evaluation, step))
     (workdir / "metrics.jsonl").write_text("\n".join(lines))
+    parts = [{"fingerprint": "abc", "weight": 1}]
+    (workdir / "data.json").write_text(json.dumps({"parts": parts}))
     outcome = read_numbers(ExperimentRun("own", "train", ()), tmp_path, "")
     assert outcome["loss"] == 2.0 and outcome["tokens_per_second"] == 1e3
+    assert len(outcome["data_fingerprint"]) == 64
 
 
 @pytest.mark.slow

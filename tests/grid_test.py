@@ -8,6 +8,7 @@ import pytest
 from helpers import ROOT, call
 
 from t5x_diffeq.cli import sweep
+from t5x_diffeq.experiments.commands import StoppedError
 from t5x_diffeq.experiments.grid import parse_grid, points
 from t5x_diffeq.experiments.grid_runs import (
     GridSweep,
@@ -18,7 +19,6 @@ from t5x_diffeq.experiments.grid_runs import (
 )
 from t5x_diffeq.experiments.runs import (
     ExperimentRun,
-    StoppedError,
     carry_out,
     finished,
     read_results,

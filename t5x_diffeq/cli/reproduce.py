@@ -87,7 +87,8 @@ def carry_out_at_scale(
     output = command_line.parse_folder(flags["output"], "reproduce")
     i, n = command_line.parse_part(flags["part"])
 
-    from t5x_diffeq.experiments.runs import StoppedError, carry_out, part_of, read_results
+    from t5x_diffeq.experiments.commands import StoppedError
+    from t5x_diffeq.experiments.runs import carry_out, part_of, read_results
     from t5x_diffeq.experiments.tokenizers import check_tokenizer_files, remark
 
     experiment = at_scale(flags.scale)

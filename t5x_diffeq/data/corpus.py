@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property
@@ -57,8 +58,7 @@ class Corpus:
     @property
     def fingerprint(self) -> str:
         """A hash of everything that determines the examples."""
-        weights = [str(part.weight) for part in self.parts] if len(self.parts) > 1 else []
-        return files.digest(map(str.encode, (*(x.fingerprint for x in self.parts), *weights)))
+        return _fingerprint_of_parts([(part.fingerprint, part.weight) for part in self.parts])
 
     @cached_property
     def token_bytes(self) -> TokenBytes | None:
@@ -231,6 +231,20 @@ def load_corpus(workdir: AnyPath) -> Corpus:
             f"{type(error).__name__}: {error}; restore it or train in a new --workdir"
         ) from error
     return Corpus(tokenizer, parts)
+
+
+def stored_fingerprint(workdir: AnyPath) -> str | None:
+    """The fingerprint of the corpus that a run uses; None if the run has not prepared it yet."""
+    try:
+        parts = files.parse_json((workdir / _FACTS_FILE).read_bytes())["parts"]
+    except FileNotFoundError:
+        return None
+    return _fingerprint_of_parts([(part["fingerprint"], part["weight"]) for part in parts])
+
+
+def _fingerprint_of_parts(parts: Sequence[tuple[str, float]]) -> str:
+    weights = [str(weight) for _, weight in parts] if len(parts) > 1 else []
+    return files.digest(map(str.encode, (*(fingerprint for fingerprint, _ in parts), *weights)))
 
 
 def explain_no_run(workdir: AnyPath) -> str:

@@ -2,96 +2,24 @@
 
 import json
 import re
-import signal
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from os import SEEK_END
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from t5x_diffeq.checkpoints.workdir import read_config
-from t5x_diffeq.cluster.peers import EXIT_INFRASTRUCTURE, EXIT_INTERRUPTED, EXIT_PREEMPTED
+from t5x_diffeq.cluster.peers import EXIT_INFRASTRUCTURE
+from t5x_diffeq.data.corpus import stored_fingerprint
+from t5x_diffeq.experiments.commands import Commands
+from t5x_diffeq.experiments.same_data import FINGERPRINT, check_same_data
 from t5x_diffeq.system.console import Progress, format_duration, log
 from t5x_diffeq.system.errors import InfrastructureError, InputError, RunError
 from t5x_diffeq.system.files import make_folder, write_whole
 
 _REFUSED = 2  # the status of an `InputError`
-_STATUSES = {signal.SIGTERM: EXIT_PREEMPTED, signal.SIGINT: EXIT_INTERRUPTED}
-
-
-class StoppedError(Exception):
-    """A run was stopped, and saved."""
-
-    def __init__(self, status: int):
-        super().__init__(status)
-        self.status = status
-
-
-class Commands:
-    """A context in which SIGTERM and Ctrl-C are handed on to the command that runs.
-
-    The command has a process group of its own: a terminal sends Ctrl-C to a whole group, and a
-    training would take a second one as a request to stop without saving.
-    """
-
-    def __init__(self) -> None:
-        self.child: subprocess.Popen | None = None
-        self.received: int | None = None
-
-    def __enter__(self) -> "Commands":
-        self.before = {number: signal.signal(number, self._hand_on) for number in _STATUSES}
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        for number, handler in self.before.items():
-            signal.signal(number, handler)
-
-    def check(self) -> None:
-        """Raises a `StoppedError` if a signal has come."""
-        if self.received is not None:
-            raise StoppedError(_STATUSES[signal.Signals(self.received)])
-
-    def run(
-        self, command: Sequence[str], log_file: Path, watch: Callable[[], None] = lambda: None
-    ) -> tuple[int, str]:
-        """Runs a command, with its messages in a log; returns its status and standard output.
-
-        Args:
-          log: the file to which its standard error is appended.
-          watch: called every second while it runs.
-
-        Raises:
-          StoppedError: if a signal ended it.
-        """
-        with log_file.open("ab") as words:
-            self.child = subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=words, process_group=0
-            )
-            if self.received is not None:  # it came while the command started
-                self.child.send_signal(self.received)
-            printed = None
-            while printed is None:
-                with suppress(subprocess.TimeoutExpired):
-                    printed, _ = self.child.communicate(timeout=1)
-                watch()
-        status, self.child = self.child.returncode, None
-        if status in _STATUSES.values():
-            raise StoppedError(status)
-        if status != 0:
-            self.check()
-        return status, printed.decode()
-
-    def _hand_on(self, number: int, frame: FrameType | None) -> None:
-        self.received = number
-        if self.child is not None:
-            self.child.send_signal(number)
-
-
 _RESULTS = "results.jsonl"
 _BITS = "eval/bits_per_byte"
 _TRAINING = ("train", "finetune")
@@ -173,7 +101,8 @@ def carry_out(
         same command retries it.
 
     Raises:
-      InputError: if the folder can't be written; or a run is refused, unless `go_on`.
+      InputError: if the folder can't be written; if a run is refused, unless `go_on`; or if a
+        training's data isn't that of earlier ones which name the same.
       RunError: if a run fails, naming it and its log, unless `go_on`.
       InfrastructureError: if it failed under a run; the same command continues with that run.
       StoppedError: if a run was stopped and saved.
@@ -191,7 +120,7 @@ def carry_out(
             commands.check()
             left = time_left(runs[number - 1 :], done)
             log(f"{number} of {len(runs)}: {run.name} (log: {output / run.name}.log){left}")
-            outcome = _outcome_of(run, output, commands, go_on)
+            outcome = _outcome_of(run, output, commands, go_on, done)
             _add_line(output / results, outcome)
             if "failed" not in outcome:
                 done[run.name] = outcome
@@ -203,16 +132,20 @@ def finished(outcomes: Mapping[str, dict]) -> dict[str, dict]:
     return {name: outcome for name, outcome in outcomes.items() if "failed" not in outcome}
 
 
-def _outcome_of(run: ExperimentRun, output: Path, commands: Commands, go_on: bool) -> dict:
+def _outcome_of(
+    run: ExperimentRun, output: Path, commands: Commands, go_on: bool, done: Mapping[str, dict]
+) -> dict:
     """Carries out a run, with its messages in a log; returns its outcome."""
     began, log_file = time.perf_counter(), output / f"{run.name}.log"
     with Progress(run.name, unit="steps") as progress:
 
-        def show_steps() -> None:
-            if done := steps_done(log_file):
-                progress.update(*done)
+        def watch() -> None:
+            if steps := steps_done(log_file):
+                progress.update(*steps)
+            if run.verb in _TRAINING:
+                check_same_data(run.arguments, output / run.name, done)
 
-        status, printed = commands.run(run.command(output), log_file, show_steps)
+        status, printed = commands.run(run.command(output), log_file, watch)
     if status == 0:
         numbers = read_numbers(run, output, printed)
     else:
@@ -292,6 +225,7 @@ def read_numbers(run: ExperimentRun, output: Path, printed: str) -> dict:
         **bits,
         "tokens_per_second": rates[len(rates) // 2],
         "training_seconds": training_seconds(metrics, tokens),
+        FINGERPRINT: stored_fingerprint(output / run.name),
     }
 
 
