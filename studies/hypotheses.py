@@ -7,14 +7,15 @@
 3. The step size is N^-a: a = 1 is the ODE's, a = 1/2 keeps the variance of a sum of N terms.
 4. The first and the last step have weights of their own (Hyperloop, arXiv 2604.21254).
 
-Weight decay is 0.1 for all; where norms are held, of the embeddings alone. The optimizers of 1 and
-2 are in `muon_variants`.
+With T = N - 1, or N - 3 if the ends have their own, there are as many kernels as GPT's N layers
+have. Weight decay is 0.1 for all; where norms are held, of the embeddings alone. The optimizers of
+1 and 2 are in `muon_variants`.
 """
 
 from studies.study import run_study
 from t5x_diffeq.experiments.experiment import Keys, Sweep, Training
 
-_N = 6  # of configs/ladder.py at these widths
+_N, _T = 6, "model.time_embed_dim"  # N of configs/ladder.py at these widths
 _FROZEN: Keys = {"optimizer.role_multipliers": (("time_embedding", 0.0),)}
 _ENDS: Keys = {"model.weights": "examples.own_source:OwnEnds"}
 _MUON, _ADAM = (3.2e-2, 1.6e-2, 6.4e-2), (1.6e-2, 8e-3, 3.2e-2)  # the rates to begin with
@@ -39,7 +40,9 @@ _WITH_MUON: dict[str, dict[str, Keys]] = {
     },
     "ode": {
         "frozen": _FROZEN,
+        "frozen, T = 5": {**_FROZEN, _T: _N - 1},
         "frozen, own ends": {**_FROZEN, **_ENDS},
+        "frozen, own ends, T = 3": {**_FROZEN, **_ENDS, _T: _N - 3},
         "frozen, a = 1/2": {**_FROZEN, **_step_size(1 / 2)},
         "frozen, a = 3/4": {**_FROZEN, **_step_size(3 / 4)},
         "frozen, norms held": {**_FROZEN, **_HELD},
