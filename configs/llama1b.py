@@ -7,13 +7,12 @@ plots, the perplexity is 9.7 for the ODE and 10.2 for the baseline. The ODE foll
 code, with which that figure was made: the MLP reads the attention's normed input, block norms have
 a shift and epsilon 1e-6, and weight decay of 1e-5 applies to all parameters.
 
-On a TPU pod these flags are faster than the defaults, which work on any number of devices
-(docs/lab/planning.md has the estimates, and `plan --sweep` finds such flags for other devices):
+The defaults work on any number of devices. Where there is memory for it, a step is faster with
 
-    v5p:4x4x4             --config.mesh.data=4 --config.mesh.fsdp=16
-    v6e:16x16             --config.mesh.fsdp=256
-    two of v5p:4x4x4      --config.mesh.data=8 --config.mesh.fsdp=16
-    each of them with     --config.model.remat=keep:qkv,attention,mlp
+    --config.model.remat=keep:qkv,attention,mlp
+
+and on two slices of v5p:4x4x4 with --config.mesh.data=8 --config.mesh.fsdp=16, too
+(docs/lab/planning.md has the estimates, and `plan --sweep` finds such flags for other devices).
 
 Variants: `:ode` (default), `:compact`, `:smooth`, `:baseline`, `:shared`.
 """

@@ -1,7 +1,7 @@
 """A Llama of 7B, 32 steps or layers: a size beyond the paper's, to plan and to start from.
 
     python -m t5x_diffeq.plan --config=configs/llama7b.py --topology=v5p:8x8x8 \\
-        --config.mesh.data=8 --config.mesh.fsdp=64 --config.model.remat=keep:qkv,attention,mlp
+        --config.model.remat=keep:qkv,attention,mlp
 
 Shapes and batch are those of Llama 7B (Touvron et al. 2023): 4M tokens per step, in sequences of
 2048. Its learning rate, 3e-4, was not tuned for the ODE. With T = 96 the ODE has 20B parameters,

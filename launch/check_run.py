@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from ml_collections import ConfigDict
 
-from t5x_diffeq.cli import command_line
+from t5x_diffeq.cli import command_line, quiet_libraries
 from t5x_diffeq.cli.verb_flags import VerbFlags
 from t5x_diffeq.config.config import Config, DataKeys
 from t5x_diffeq.data.named_source import part_configs
@@ -214,7 +214,7 @@ def main() -> int:
     words = sys.argv[1:]
     end = words.index("--")
     options = parser.parse_args(words[:end])
-    command_line.silence_libraries()
+    quiet_libraries.silence_libraries()
     os.environ["JAX_PLATFORMS"] = "cpu"
     problems = find_problems(options, words[end + 1 :])
     if not problems:

@@ -17,7 +17,7 @@ from absl import flags
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxtyping import Array, Float
 
-from t5x_diffeq.cli import command_line
+from t5x_diffeq.cli import command_line, flag_values
 from t5x_diffeq.cli.verb_flags import VerbFlags
 from t5x_diffeq.data.corpus import Corpus, load_corpus
 from t5x_diffeq.inference.validation import evaluate_split
@@ -131,7 +131,7 @@ def evaluate_rounded(
 
 def main() -> None:
     """The command."""
-    workdir = command_line.parse_folder(_WORKDIR, "quantization")
+    workdir = flag_values.parse_folder(_WORKDIR, "quantization")
     corpus = load_corpus(workdir)
     run = load_run(
         workdir,

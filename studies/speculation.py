@@ -22,7 +22,7 @@ from absl import flags
 from jaxtyping import Array
 
 from studies.drafts import DRAFTS, by_drafts, drafter_of, plainly
-from t5x_diffeq.cli import command_line
+from t5x_diffeq.cli import command_line, flag_values
 from t5x_diffeq.cli.verb_flags import VerbFlags
 from t5x_diffeq.data.corpus import load_corpus
 from t5x_diffeq.inference.sampling import Sampling, generate, make_weights_by_step
@@ -162,7 +162,7 @@ def ways_of(
 
 def main() -> None:
     """The command."""
-    workdir = command_line.parse_folder(_WORKDIR, "speculation")
+    workdir = flag_values.parse_folder(_WORKDIR, "speculation")
     corpus = load_corpus(workdir)
     run = load_run(
         workdir,

@@ -11,7 +11,7 @@ from absl import flags
 from helpers import ROOT, run_to_end
 
 import t5x_diffeq as td
-from t5x_diffeq.cli import VERBS, command_line
+from t5x_diffeq.cli import VERBS, command_line, failures, flag_values, quiet_libraries
 from t5x_diffeq.cluster import processes
 from t5x_diffeq.system.errors import InputError
 
@@ -153,7 +153,7 @@ def test_of_a_save_that_failed_one_line_is_shown(monkeypatch):
     monkeypatch.setattr(sys, "__unraisablehook__", shown.append)
     for text in ("Event loop is closed", "of the program"):
         error = SimpleNamespace(exc_value=RuntimeError(text))
-        command_line._show_unless_loop_closed(error)
+        quiet_libraries._show_unless_loop_closed(error)
     assert shown == [error]
 
 
@@ -161,7 +161,7 @@ def test_notes_of_libraries_are_left_out():
     error = InputError("data.path is wrong")
     error.add_note("in the hook eval at step 3")
     error.add_note("For simplicity, JAX has removed its internal frames from the traceback.")
-    assert command_line._with_notes(error) == "data.path is wrong; in the hook eval at step 3"
+    assert failures._with_notes(error) == "data.path is wrong; in the hook eval at step 3"
 
 
 def test_an_exit_waits_for_python_but_not_for_the_threads_of_arrow():
@@ -224,7 +224,7 @@ def test_parts(value, parts):
     flag = flags.DEFINE_string("part", value, "", flag_values=own)
     own(["verb"])
     if parts:
-        assert command_line.parse_part(flag) == parts
+        assert flag_values.parse_part(flag) == parts
     else:
         with pytest.raises(InputError, match=f"--part={value} is not i/n with i from 0 to n - 1"):
-            command_line.parse_part(flag)
+            flag_values.parse_part(flag)

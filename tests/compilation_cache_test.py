@@ -14,7 +14,7 @@ from t5x_diffeq.system.compilation_cache import enable_cache
 PROGRAM = """
     import sys
     import jax, jax.numpy as jnp
-    from t5x_diffeq.cli.command_line import silence_libraries
+    from t5x_diffeq.cli.quiet_libraries import silence_libraries
     from t5x_diffeq.system.compilation_cache import enable_cache
 
     silence_libraries()

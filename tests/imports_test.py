@@ -20,7 +20,8 @@ WITHIN = {  # the same for the folders of a room; "" are its own files
     "inference": ("explorer", ""),
     "config": ("", "keys"),
 }
-COMMON = ("__init__", "command_line", "verb_flags")  # of cli
+# of cli
+COMMON = ("__init__", "command_line", "failures", "flag_values", "quiet_libraries", "verb_flags")
 LIBRARIES_OF_EDGES = {"ml_collections", "grain", "sentencepiece", "tensorflow_datasets", "orbax"}
 PACKAGE = ROOT / "t5x_diffeq"
 

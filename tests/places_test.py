@@ -8,7 +8,7 @@ from unittest.mock import create_autospec
 import pytest
 from absl import flags
 
-from t5x_diffeq.cli.command_line import parse_folder
+from t5x_diffeq.cli.flag_values import parse_folder
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.extras import python_command
 from t5x_diffeq.system.files import parse_path

@@ -14,7 +14,7 @@ import json
 from collections.abc import Callable
 from functools import partial
 
-from t5x_diffeq.cli import command_line
+from t5x_diffeq.cli import flag_values
 from t5x_diffeq.cli.verb_flags import VerbFlags
 from t5x_diffeq.config.keys.values import CONVENTIONS
 from t5x_diffeq.system.console import Progress, format_count, log
@@ -65,12 +65,12 @@ def main() -> None:
     """Runs the verb."""
     _check_flags()
     if _OUTPUT.value:
-        folder = command_line.parse_folder(_OUTPUT, "analyze")
+        folder = flag_values.parse_folder(_OUTPUT, "analyze")
     else:
-        folder = command_line.parse_folder(_WORKDIR, "analyze") / "analysis"
+        folder = flag_values.parse_folder(_WORKDIR, "analyze") / "analysis"
     kinds = [kind for kind in _KINDS if _WHAT.value in (kind, "all")]
     workdir = (
-        command_line.parse_folder(_WORKDIR, "analyze")
+        flag_values.parse_folder(_WORKDIR, "analyze")
         if set(kinds) - {"clustering"} or _INTERACTIVE.value
         else None
     )

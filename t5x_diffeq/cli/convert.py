@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from ml_collections.config_flags import config_flags
 
-from t5x_diffeq.cli import command_line
+from t5x_diffeq.cli import flag_values
 from t5x_diffeq.cli.verb_flags import VerbFlags
 from t5x_diffeq.config.config import Config
 from t5x_diffeq.config.config_files import CONFIGS
@@ -52,8 +52,8 @@ CONFIG = FLAGS.define_config(
 
 def main() -> None:
     """Runs the verb."""
-    source = command_line.parse_folder(_INPUT, "convert")
-    to = command_line.parse_folder(_WORKDIR, "convert")
+    source = flag_values.parse_folder(_INPUT, "convert")
+    to = flag_values.parse_folder(_WORKDIR, "convert")
     for key in config_flags.get_override_values(FLAGS["config"]):
         section, _, name = key.partition(".")
         if (section == "model" and name not in _FREE) or key == "data.sequence_length":

@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from itertools import product
 from typing import TypeAlias
 
-from t5x_diffeq.cli import command_line
+from t5x_diffeq.cli import flag_values
 from t5x_diffeq.cli.verb_flags import VerbFlags
 from t5x_diffeq.config.config import KEYS, Config
 from t5x_diffeq.config.keys.values import ADAPTIVE_SOLVERS, INT32, SCHEMES, STEPS
@@ -88,7 +88,7 @@ def _parse_num_steps(values: list[str] | None) -> list[int | None]:
 
 def main() -> None:
     """Runs the verb."""
-    workdir = command_line.parse_folder(_WORKDIR, "evaluate")
+    workdir = flag_values.parse_folder(_WORKDIR, "evaluate")
     schemes: Sequence[str | None] = _SCHEME.value or [None]
     _check_schemes(schemes)
     adaptive = [scheme for scheme in schemes if scheme in ADAPTIVE_SOLVERS]
@@ -97,7 +97,7 @@ def main() -> None:
             f"--scheme={adaptive[0]} chooses its own steps: give it alone, without --num_steps "
             "and --plot"
         )
-    command_line.check_plot(_PLOT)
+    flag_values.check_plot(_PLOT)
     _check_tasks(bool(adaptive))
     grids = list(product(schemes, _parse_num_steps(_NUM_STEPS.value)))
     (_evaluate_tasks if _TASKS.value else _evaluate_grids)(workdir, grids)

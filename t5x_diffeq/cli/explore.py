@@ -10,7 +10,7 @@ import secrets
 import socket
 from contextlib import suppress
 
-from t5x_diffeq.cli import command_line
+from t5x_diffeq.cli import flag_values
 from t5x_diffeq.cli.verb_flags import VerbFlags
 from t5x_diffeq.system.console import log
 from t5x_diffeq.system.errors import InputError
@@ -30,7 +30,7 @@ _AVERAGES = FLAGS.define_averages()
 
 def main() -> None:
     """Runs the verb."""
-    workdirs = command_line.parse_folders(_WORKDIR, "explore")
+    workdirs = flag_values.parse_folders(_WORKDIR, "explore")
     for package in ("starlette", "uvicorn"):
         need_package(package, "explore")
 

@@ -8,7 +8,7 @@ from_pretrained also takes num_steps=24 or any other number, for models such as 
 Needs safetensors: pip install -e '.[export]'.
 """
 
-from t5x_diffeq.cli import command_line
+from t5x_diffeq.cli import flag_values
 from t5x_diffeq.cli.verb_flags import VerbFlags
 from t5x_diffeq.system.console import Progress, format_count, log, print_table
 from t5x_diffeq.system.errors import InputError
@@ -32,8 +32,8 @@ _AVERAGES = FLAGS.define_averages()
 
 def main() -> None:
     """Runs the verb."""
-    workdir = command_line.parse_folder(_WORKDIR, "export")
-    to = command_line.parse_folder(_OUTPUT, "export")
+    workdir = flag_values.parse_folder(_WORKDIR, "export")
+    to = flag_values.parse_folder(_OUTPUT, "export")
 
     from t5x_diffeq.checkpoints.workdir import read_config
     from t5x_diffeq.data.file_tokenizers import load_tokenizer  # importing JAX takes seconds

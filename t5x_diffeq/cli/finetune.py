@@ -8,7 +8,7 @@ command again resumes it.
 
 from collections.abc import Mapping
 
-from t5x_diffeq.cli import command_line
+from t5x_diffeq.cli import flag_values
 from t5x_diffeq.cli.train import train_to_end
 from t5x_diffeq.cli.verb_flags import VerbFlags
 from t5x_diffeq.config.config import KEYS, Config, flatten
@@ -26,7 +26,7 @@ def main() -> int:
     """Runs the verb."""
     if CONFIG.value is None:
         raise InputError(f"finetune needs {_NEEDED}, and --workdir=NEW")
-    workdir = command_line.parse_folder(_WORKDIR, "finetune")
+    workdir = flag_values.parse_folder(_WORKDIR, "finetune")
 
     from t5x_diffeq.checkpoints.workdir import sole_writer  # importing JAX takes seconds
 

@@ -8,7 +8,7 @@ import json
 import time
 from datetime import datetime
 
-from t5x_diffeq.cli import command_line
+from t5x_diffeq.cli import flag_values
 from t5x_diffeq.cli.verb_flags import VerbFlags
 from t5x_diffeq.config.keys.values import INT32
 from t5x_diffeq.system.console import log, track
@@ -51,7 +51,7 @@ _ADAPTERS = FLAGS.define_adapters()
 def main() -> None:
     """Runs the verb."""
     _check_flags()
-    workdir = command_line.parse_folder(_WORKDIR, "generate")
+    workdir = flag_values.parse_folder(_WORKDIR, "generate")
 
     from t5x_diffeq.data.corpus import load_corpus  # importing JAX takes seconds
     from t5x_diffeq.inference.sampling import Continuation

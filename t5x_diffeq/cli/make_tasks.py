@@ -9,7 +9,7 @@ import json
 import re
 from typing import TYPE_CHECKING
 
-from t5x_diffeq.cli import command_line
+from t5x_diffeq.cli import flag_values
 from t5x_diffeq.cli.verb_flags import VerbFlags
 from t5x_diffeq.system.console import log
 from t5x_diffeq.system.errors import InputError
@@ -44,8 +44,8 @@ _OUTPUT = FLAGS.define_text("output", "Folder for the task files.")
 
 def main() -> None:
     """Runs the verb."""
-    workdir = command_line.parse_folder(_WORKDIR, "make_tasks")
-    make_tasks(workdir, command_line.parse_folder(_OUTPUT, "make_tasks"))
+    workdir = flag_values.parse_folder(_WORKDIR, "make_tasks")
+    make_tasks(workdir, flag_values.parse_folder(_OUTPUT, "make_tasks"))
 
 
 def passage(tokens: "TokenSequence", tokenizer: "Tokenizer") -> list[str] | None:

@@ -10,7 +10,7 @@ folder.
 import json
 import os
 
-from t5x_diffeq.cli import command_line
+from t5x_diffeq.cli import flag_values
 from t5x_diffeq.cli.verb_flags import VerbFlags
 from t5x_diffeq.config.config import DataKeys
 from t5x_diffeq.config.keys.values import MOST_SHARDS, THREADS
@@ -39,8 +39,8 @@ def main() -> None:
         raise InputError("prepare_data needs --config=FILE and --output=DIR; see --help")
     data = DataKeys(**CONFIG.value.data)  # the rest of the config may be incomplete
     folder, part = (
-        command_line.parse_folder(_OUTPUT, "prepare_data"),
-        command_line.parse_part(_SHARD),
+        flag_values.parse_folder(_OUTPUT, "prepare_data"),
+        flag_values.parse_part(_SHARD),
     )
     if part[1] > 2 * _SHARDS.value:
         raise InputError(

@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from t5x_diffeq.cli import command_line
+from t5x_diffeq.cli import flag_values
 from t5x_diffeq.cli.verb_flags import VerbFlags
 from t5x_diffeq.config.keys.values import INT32
 from t5x_diffeq.system.console import log
@@ -84,8 +84,8 @@ def carry_out_at_scale(
     """Carries out the runs of an experiment, then presents them; returns the exit status."""
     if flags.scale not in _SCALES:
         raise InputError(f"--scale={flags.scale} must be laptop or paper")
-    output = command_line.parse_folder(flags["output"], "reproduce")
-    i, n = command_line.parse_part(flags["part"])
+    output = flag_values.parse_folder(flags["output"], "reproduce")
+    i, n = flag_values.parse_part(flags["part"])
 
     from t5x_diffeq.experiments.commands import StoppedError
     from t5x_diffeq.experiments.runs import carry_out, part_of, read_results

@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 from functools import cached_property
 
-from t5x_diffeq.cli import command_line
+from t5x_diffeq.cli import flag_values
 from t5x_diffeq.cli.verb_flags import VerbFlags
 from t5x_diffeq.system.console import align, format_duration
 from t5x_diffeq.system.errors import InputError
@@ -32,8 +32,8 @@ _PLOT = FLAGS.define_plot("training and validation losses over optimizer steps")
 
 def main() -> None:
     """Runs the verb."""
-    folders, now = command_line.parse_folders(_WORKDIR, "status"), time.time()
-    command_line.check_plot(_PLOT)
+    folders, now = flag_values.parse_folders(_WORKDIR, "status"), time.time()
+    flag_values.check_plot(_PLOT)
     if _PLOT.value:
         need_package("matplotlib", "--plot", "leave it out")
     workdirs = list(dict.fromkeys(workdir for folder in folders for workdir in _runs_in(folder)))

@@ -10,7 +10,7 @@ import shlex
 
 from ml_collections.config_flags import config_flags
 
-from t5x_diffeq.cli import command_line
+from t5x_diffeq.cli import flag_values
 from t5x_diffeq.cli.verb_flags import VerbFlags
 from t5x_diffeq.config.config_files import load_config
 from t5x_diffeq.config.keys.values import INT32, SEEDS
@@ -41,7 +41,7 @@ def main() -> int:
         raise InputError("sweep needs --config=FILE, --output=DIR and --grid=KEY=V1,V2; see --help")
     if not _GRID.value and _SEEDS.value == 1:
         raise InputError("sweep needs --grid=KEY=V1,V2, or --seeds=N for seeds alone")
-    output, part = command_line.parse_folder(_OUTPUT, "sweep"), command_line.parse_part(_PART)
+    output, part = flag_values.parse_folder(_OUTPUT, "sweep"), flag_values.parse_part(_PART)
     if is_in_bucket(output):
         raise InputError(f"--output={output} is in a bucket; name a folder that all machines see")
     overrides = config_flags.get_override_values(FLAGS["config"])

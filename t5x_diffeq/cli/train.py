@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ml_collections import ConfigDict
 from ml_collections.config_flags import config_flags
 
-from t5x_diffeq.cli import command_line
+from t5x_diffeq.cli import flag_values
 from t5x_diffeq.cli.verb_flags import VerbFlags
 from t5x_diffeq.config.config import Config
 from t5x_diffeq.config.config_files import config_file, flatten
@@ -53,7 +53,7 @@ def main() -> int:
         raise InputError("--branch_step needs --branch_from=DIR, the run that it is a step of")
     if _DRY_RUN.value and _BRANCH_FROM.value:
         raise InputError("--dry_run can't check a branch, which begins with a copy; leave it out")
-    workdir = command_line.parse_folder(_WORKDIR, "train")
+    workdir = flag_values.parse_folder(_WORKDIR, "train")
 
     from t5x_diffeq.checkpoints.workdir import sole_writer  # importing JAX takes seconds
     from t5x_diffeq.training import loop
@@ -71,10 +71,10 @@ def _branch(workdir: AnyPath) -> Config:
     from t5x_diffeq.cluster.processes import run_in_turn
     from t5x_diffeq.training.branch import branch_off
 
-    source = command_line.parse_folder(_BRANCH_FROM, "train")
+    source = flag_values.parse_folder(_BRANCH_FROM, "train")
     given, values = CONFIG.value, flatten(CONFIG.value)
     has_config = config_flags.get_config_filename(FLAGS["config"]) != str(config_file("default.py"))
-    changes = {key: values[key] for key in command_line.given_keys(FLAGS)}
+    changes = {key: values[key] for key in flag_values.given_keys(FLAGS)}
     return run_in_turn(
         lambda first: branch_off(
             workdir,

@@ -117,11 +117,11 @@ class VerbFlags(flags.FlagValues):
         return self.define_texts("prompt", meaning)
 
     def define_plot(self, what: str) -> flags.FlagHolder:
-        """Defines `--plot`, for `command_line.check_plot`; `what` says what is plotted."""
+        """Defines `--plot`, for `flag_values.check_plot`; `what` says what is plotted."""
         return self.define_text("plot", f"File for a plot of {what}: .png, .pdf or .svg.")
 
     def define_part(self) -> flags.FlagHolder:
-        """Defines `--part`, for `command_line.parse_part`."""
+        """Defines `--part`, for `flag_values.parse_part`."""
         meaning = "Do only part i of n, as i/n, for an array of jobs."
         return self.define_text("part", meaning, "0/1")
 

@@ -1,0 +1,67 @@
+"""What the values of flags mean: folders, a plot's file, a part of several, keys of the config."""
+
+import re
+from pathlib import Path
+
+from absl import flags
+
+from t5x_diffeq.system.errors import InputError
+from t5x_diffeq.system.files import AnyPath, parse_path
+
+
+def given_keys(verb_flags: flags.FlagValues) -> set[str]:
+    """The keys of the config that the command line sets."""
+    named = {name for name in verb_flags if name.startswith("config.") and verb_flags[name].present}
+    return {name.removeprefix("config.") for name in named}
+
+
+def parse_folder(flag: flags.FlagHolder | flags.Flag, verb: str) -> AnyPath:
+    """The folder that a flag names, on this machine or in a bucket.
+
+    Raises:
+      InputError: if the flag isn't given, or the folder can't be reached.
+    """
+    if not flag.value:
+        raise InputError(f"{verb} needs --{flag.name}=DIR; see --help")
+    return _parse_folder(flag.value, flag.name)
+
+
+def parse_folders(flag: flags.FlagHolder, verb: str) -> list[AnyPath]:
+    """The folders that a repeated flag names; raises what `parse_folder` does."""
+    if not flag.value:
+        raise InputError(f"{verb} needs --{flag.name}=DIR; see --help")
+    return [_parse_folder(text, flag.name) for text in flag.value]
+
+
+def _parse_folder(text: str, name: str) -> AnyPath:
+    path = parse_path(text, f"--{name}")
+    if isinstance(path, Path):
+        if path.is_symlink() and not path.exists():
+            target = path.readlink()
+            raise InputError(f"--{name}={path} is a link to {target}, which doesn't exist")
+        there = next(each for each in (path, *path.absolute().parents) if each.exists())
+        if not there.is_dir():
+            raise InputError(f"--{name}={path}: {there} is a file; name a folder")
+    return path
+
+
+def check_plot(flag: flags.FlagHolder) -> None:
+    """Checks the file that `--plot` names, if it is given: its suffix, and that it is no folder."""
+    if flag.value and not flag.value.endswith((".png", ".pdf", ".svg")):
+        raise InputError(f"--plot={flag.value} must end in .png, .pdf or .svg")
+    if flag.value and parse_path(flag.value, "--plot").is_dir():
+        raise InputError(f"--plot={flag.value} is a folder; name a file")
+
+
+def parse_part(flag: flags.FlagHolder | flags.Flag) -> tuple[int, int]:
+    """(i, n) of a flag's `i/n`, the i-th of n parts; without a value, the whole.
+
+    Raises:
+      InputError: if it is not that, with 0 <= i < n.
+    """
+    match = re.fullmatch(r"(\d+)/(\d+)", flag.value or "0/1", re.ASCII)
+    if not match or not int(match[1]) < int(match[2]):
+        raise InputError(
+            f"--{flag.name}={flag.value} is not i/n with i from 0 to n - 1, such as 3/64"
+        )
+    return int(match[1]), int(match[2])
