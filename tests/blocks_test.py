@@ -9,6 +9,7 @@ from small_models import TOKENS, random_params, small
 from t5x_diffeq.analysis.spectra import spectra
 from t5x_diffeq.inference.sampling import Sampling, generate
 from t5x_diffeq.model.block import Block
+from t5x_diffeq.model.block_checks import check_block
 from t5x_diffeq.model.flops import step_flops
 from t5x_diffeq.model.layers.array_types import Places
 from t5x_diffeq.model.sub_fields import has_method, make_block, need_methods
@@ -26,6 +27,43 @@ class BareBlock(Block):
 
     def g(self, y, deterministic=True):
         return y
+
+
+class WithoutF(Block):
+    """g alone."""
+
+    def g(self, y, deterministic=True):
+        return y
+
+
+class Narrow(BareBlock):
+    """An f of another width than the state's."""
+
+    def f(self, y, places, deterministic=True):
+        return y[..., :3]
+
+
+class Broken(BareBlock):
+    """A g that raises."""
+
+    def g(self, y, deterministic=True):
+        return y @ y
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("WithoutF", "has no f; docs/extending.md says what a block needs"),
+        ("Narrow", r"has a method f that returns \[1, 10, 3\] for a state \[1, 10, 16\]"),
+        ("Broken", "has a method g that can't be traced: TypeError: .*"),
+    ],
+)
+def test_a_faulty_block_is_refused_before_the_run(kind, message):
+    name = f"{__name__}:{kind}"
+    with pytest.raises(InputError, match=f"^model.block={name} {message}$"):
+        check_block(small(block=name).config)
+    check_block(small(block=f"{__name__}:BareBlock").config)
+    check_block(small(block=PARALLEL).config)
 
 
 @pytest.mark.slow

@@ -295,6 +295,18 @@ def test_what_reproduce_refuses(arguments, message, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_reproduce_refuses_an_empty_text_before_the_first_run(tmp_path):
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "empty.txt").touch()
+    with pytest.raises(InputError, match=r"--text=a=.*/text has no text; name another"):
+        call(
+            reproduce,
+            f"--output={tmp_path / 'output'}",
+            "--experiment=table1",
+            f"--text=a={tmp_path / 'text'}",
+        )
+
+
 @pytest.mark.slow
 @pytest.mark.every_case
 @pytest.mark.parametrize("study", STUDIES, ids=lambda study: study.__name__)

@@ -194,7 +194,7 @@ def test_sources_that_can_not_be_trained(kind, message):
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"weights": f"{__name__}:Chebyshev"}, "is not called, because it doesn't say"),
+        ({"weights": f"{__name__}:Chebyshev"}, "is no subclass of .*WeightSource; derive it"),
         ({"weights": SHELL}, "is not called, because it doesn't say .* WeightSource"),
         ({"weights": f"{__name__}:FixedUp(rank=2)"}, "can't be made: .*rank"),
         ({"weights": f"{__name__}:Missing"}, "has no Missing"),

@@ -61,6 +61,13 @@ def shards_folder(data, tmp_path):
     return tmp_path / "made"
 
 
+def test_shards_of_another_number_are_not_left_behind(data, shards_folder):
+    there = contents(shards_folder)
+    with pytest.raises(InputError, match=r"-of-00003, one of 3 shards, not of 4; keep that numb"):
+        prepare(data, shards_folder, shards=4)
+    assert contents(shards_folder) == there
+
+
 def test_any_number_of_workers_and_parts_gives_the_same_bytes(data, shards_folder, tmp_path):
     prepare(data, tmp_path / "workers", shards=3, workers=3, part=(0, 1))
     assert contents(tmp_path / "workers") == contents(shards_folder)

@@ -111,6 +111,8 @@ def test_a_text_that_is_short_for_the_vocabulary(small, capsys):
 def test_bad_tokenizers(small):
     with pytest.raises(InputError, match=r"tokenizer_vocab_size=260: sentencepiece can't train"):
         SentencePieceTokenizer.train(TEXTS, 260)
+    with pytest.raises(InputError, match=r"the documents to train on have no text, and a token"):
+        SentencePieceTokenizer.train([""], 300)
     small.data.tokenizer = "words"
     with pytest.raises(InputError, match=r"'words'; it can be sentencepiece .*, bytes"):
         make_tokenizer(Config.of(small).data, TEXTS)

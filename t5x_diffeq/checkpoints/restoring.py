@@ -282,7 +282,7 @@ def _read_params(folder: AnyPath, abstract_params: dict, verify: bool, averages:
         if averaged is None:
             raise InputError(
                 f"--averages: checkpoint {folder} has no averages of the parameters; leave the "
-                "flag out, or resume the run with train.ema_decay, which makes them"
+                "flag out, or train on, to more train.total_steps, with train.ema_decay"
             )
         others = {name: part for name, part in abstract_params.items() if name not in averaged}
         asked = {"averages": {name: abstract_params[name] for name in averaged}}
@@ -330,7 +330,10 @@ def find_step(workdir: AnyPath, step: int | str | None) -> int:
     """
     steps = whole_steps(absolute_path(workdir) / "checkpoints")
     if not steps:
-        raise InputError(f"workdir {workdir} holds no checkpoint yet; train there first")
+        raise InputError(
+            f"workdir {workdir} holds no checkpoint yet; train there first, "
+            "or wait for the first one of a run that trains (train.checkpoint_every)"
+        )
     if step == BEST:
         return best_step(absolute_path(workdir))
     if step is not None and step not in steps:

@@ -228,7 +228,9 @@ def _check_flags(verb_flags: flags.FlagValues) -> None:
         if not verb_flags[name].present or "." in name:
             continue
         value = verb_flags[name].value
-        if value in ("", []) or (isinstance(value, list) and "" in value):
+        if value in ("", [], [""]):
             raise InputError(f"--{name} is empty; give it a value or leave it out")
+        if isinstance(value, list) and "" in value:
+            raise InputError(f"--{name}={','.join(value)} has an empty entry; take it out")
         if isinstance(value, float) and not -inf < value < inf:
             raise InputError(f"--{name}={value} must be a finite number")

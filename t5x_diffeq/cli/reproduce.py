@@ -16,7 +16,7 @@ from t5x_diffeq.cli.verb_flags import VerbFlags
 from t5x_diffeq.config.keys.values import INT32
 from t5x_diffeq.system.console import log
 from t5x_diffeq.system.errors import InputError
-from t5x_diffeq.system.files import AnyPath, files_matching, parse_path, write_whole
+from t5x_diffeq.system.files import AnyPath, files_in, files_matching, parse_path, write_whole
 
 if TYPE_CHECKING:
     from t5x_diffeq.experiments.experiment import Experiment
@@ -146,8 +146,12 @@ def _texts(flags: ExperimentFlags) -> dict[str, dict[str, object]]:
     for name, keys in keys_by_text.items():
         if keys["data.source"] == "text_files":
             file = parse_path(keys["data.path"], f"--text={name}")
-            if not (file.exists() or files_matching(file)):
+            inside = files_in(file) if file.is_dir() else files_matching(file)
+            there = [file] if file.is_file() else inside
+            if not (file.exists() or there):
                 raise InputError(f"--text={name}={file}: there is no such file or folder; check it")
+            if not any(each.stat().st_size for each in there):
+                raise InputError(f"--text={name}={file} has no text; name another file or folder")
     return keys_by_text
 
 

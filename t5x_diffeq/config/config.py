@@ -86,12 +86,27 @@ def check_key(key: str) -> None:
 
 
 def explain_unknown_key(key: str) -> str:
-    """One line for a key that doesn't exist: the nearest that does."""
+    """One line for a key that doesn't exist: the nearest that does.
+
+    That is a key of this name in another section, one whose words begin with these letters (`lr`),
+    or the most similar one.
+    """
+    last = key.rpartition(".")[2].replace("-", "_")
+    words = {each: each.rpartition(".")[2] for each in KEYS}
+    same = [each for each, word in words.items() if last in (word, _initials(word))]
+    if same:
+        return f"config key {key!r} does not exist; did you mean {' or '.join(same)}?"
     bare = {each.rpartition(".")[2]: each for each in KEYS} | {each: each for each in SECTIONS}
     names = {each: each for each in KEYS} if "." in key else bare
     near = get_close_matches(key.replace("-", "_"), names, n=1, cutoff=0.5)
     hint = f"did you mean {names[near[0]]}?" if near else "`train --help=keys` prints all keys"
     return f"config key {key!r} does not exist; {hint}"
+
+
+def _initials(name: str) -> str:
+    """`lr` of `learning_rate`; empty for a single word."""
+    words = name.split("_")
+    return "".join(word[0] for word in words) if len(words) > 1 else ""
 
 
 def check_complete(keys: Collection[str]) -> None:

@@ -38,7 +38,10 @@ def nearest(name: str, names: Iterable[str]) -> list[str]:
 def explain_argument(argument: str, verb_flags: flags.FlagValues) -> str:
     """One line for an argument that isn't a flag."""
     argument, hint = argument.replace(f"{CONFIGS}/", "configs/"), "flags are --name=value"
-    if re.search(r"\.py(:\w*)?$", argument) and "config" in verb_flags:
+    name = argument.partition("=")[0]
+    if name != argument and (name in verb_flags or name.startswith("config.")):
+        hint = f"did you mean --{argument}?"
+    elif re.search(r"\.py(:\w*)?$", argument) and "config" in verb_flags:
         hint = f"did you mean --config={argument}?"
     elif ("/" in argument or isdir(argument)) and "workdir" in verb_flags:
         hint = f"did you mean --workdir={argument}?"

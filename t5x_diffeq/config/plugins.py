@@ -80,6 +80,8 @@ def check_returns(key: str, name: str, plugin: Any, *kinds: type) -> None:
     if all(isinstance(each, type) and issubclass(each, kinds) for each in classes):
         return
     names = " or ".join(f"{each.__module__}.{each.__qualname__}" for each in kinds)
+    if isinstance(function, type):
+        raise InputError(f"{key}={name} is no subclass of {names}; derive it from that")
     raise InputError(
         f"{key}={name} is not called, because it doesn't say that it returns {names}; annotate its "
         f"result (def {name.partition(':')[2].partition('(')[0]}(...) -> {kinds[0].__name__}), or "

@@ -106,6 +106,11 @@ class SentencePieceTokenizer(FileTokenizer):
                 minloglevel=2,
             )
         except RuntimeError as error:
+            if "sentences_.empty()" in str(error):
+                raise InputError(
+                    "the documents to train on have no text, and a tokenizer needs some; check "
+                    "what data.path, or another key of the data, names"
+                ) from error
             raise InputError(
                 f"data.tokenizer_vocab_size={vocab_size}: sentencepiece can't train it on this "
                 f"text: {describe_error(error)}; choose another, or data.tokenizer=bytes"
@@ -206,9 +211,11 @@ def read_tokenizer(path: AnyPath, end_of_text: str | None = None) -> FileTokeniz
     try:
         tokenizer: FileTokenizer = kind(path.read_bytes(), end_of_text)
     except (RuntimeError, ValueError, OSError) as error:
+        # What sentencepiece says of a file that is no model is a line of its own source code.
+        reason = "" if isinstance(error, RuntimeError) else f" ({describe_error(error)})"
         raise InputError(
-            f"{path} is neither a sentencepiece model nor a tokenizer.json "
-            f"({describe_error(error)}); restore it or name another"
+            f"the tokenizer's file {path} is neither a sentencepiece model nor a tokenizer.json"
+            f"{reason}; restore it, or name another (data.tokenizer)"
         ) from error
     tokenizer.chat = read_chat_format(path.parent)
     return tokenizer

@@ -110,9 +110,10 @@ class Windows:
         tokens = int(self.ends[-1]) if len(self.ends) else 0
         self.count = -(-tokens // length) if ragged else tokens // length
         if not tokens:
+            key = "data.path or data.validation_path" if split == "validation" else "data.path"
             raise InputError(
                 f"the {split} split has no tokens: its documents are empty or not text; give other "
-                "text, or data.validation_path"
+                f"text in {key}, or another key of the data"
             )
         if self.count < 1:
             raise InputError(

@@ -42,7 +42,8 @@ def prepare_shards(
     their number in each split; `part` is (i, n), the i-th of n parts.
 
     Raises:
-      InputError: if the folder holds shards of other data, or there is nothing to train on.
+      InputError: if the folder holds shards of other data, or another number of them, or there is
+        nothing to train on.
       RunError: if a shard can't be written.
     """
     facts = {
@@ -53,6 +54,7 @@ def prepare_shards(
         "record_tokens": RECORD_TOKENS,
         **({MASKS: True} if source.conversations else {}),
     }
+    _check_count(folder, shards)
     mine = [(split, n) for split in SPLITS for n in range(shards)][part[0] :: part[1]]
     missing = [(s, n) for s, n in mine if not _is_made(folder, stem(s, n, shards), facts)]
     if len(missing) < len(mine):
@@ -65,6 +67,17 @@ def prepare_shards(
     if manifest["skipped"]:
         log(f"{source.name}: skipped documents: {Skipped(manifest['skipped'])}")
     return manifest
+
+
+def _check_count(folder: AnyPath, shards: int) -> None:
+    """Checks that no shards in the folder are of another number."""
+    ending = f"-of-{shards:05}"
+    others = (path.stem for path in sorted(folder.glob("*-of-*.json")))
+    if other := next((name for name in others if not name.endswith(ending)), None):
+        raise InputError(
+            f"{folder} holds {other}, one of {int(other[-5:])} shards, not of {shards}; keep that "
+            "number, choose another folder, or delete this one"
+        )
 
 
 def fingerprint_of(source: Source, tokenizer: Tokenizer) -> str:

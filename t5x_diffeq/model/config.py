@@ -103,8 +103,8 @@ class ModelConfig(ModelKeys):
             raise InputError(
                 f"num_steps={other.num_steps} with scheme {other.scheme} reads weights at other "
                 f"times than num_steps={self.num_steps} with scheme {self.scheme}, and "
-                f"{self.weights} weights exist only at their own times; leave both out, or take a "
-                "run of time_dependent or shared weights"
+                f"{self.weights} weights exist only at their own times; keep num_steps "
+                "and scheme, or take a run of time_dependent or shared weights"
             )
         return other
 
@@ -175,7 +175,7 @@ class ModelConfig(ModelKeys):
         if self.num_heads % self.kv_heads:
             raise InputError(
                 f"model.num_heads={self.num_heads} is not divisible by "
-                f"model.num_kv_heads={self.kv_heads}"
+                f"model.num_kv_heads={self.kv_heads}; choose a divisor, or None for as many"
             )
         if self.architecture == "gpt" and self.kv_heads != self.num_heads:
             raise InputError(

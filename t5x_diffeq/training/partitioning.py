@@ -140,8 +140,8 @@ def axes_across_slices(sizes: dict[str, int], devices: Sequence[Any]) -> dict[st
 def _fill_axis(sizes: dict[str, int], axis: str, batch_size: int, devices: Sequence[Any]) -> int:
     """The size of the axis that fills the mesh.
 
-    On one machine it is the largest that divides the batch; on a TPU, whose chips form a box, it
-    must also divide what the other axes leave.
+    On one machine it is the largest that divides both the batch and what the other axes leave: the
+    chips of a TPU form a box, and models have sizes that few numbers divide.
     """
     others = prod(size for size in sizes.values() if size != -1)
     size = len(devices) // others
@@ -155,8 +155,7 @@ def _fill_axis(sizes: dict[str, int], axis: str, batch_size: int, devices: Seque
     if axis not in _BATCH or _on_many_machines(devices):
         return size
     rest = prod(sizes[a] for a in _BATCH if a != axis)
-    whole = devices[0].platform == "tpu"
-    usable = (n for n in range(size, 0, -1) if size % n == 0 or not whole)
+    usable = (n for n in range(size, 0, -1) if size % n == 0)
     return next((n for n in usable if batch_size % (n * rest) == 0), size)
 
 

@@ -11,6 +11,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from t5x_diffeq.config.config import Config, TrainKeys
 from t5x_diffeq.config.plugins import is_plugin
+from t5x_diffeq.model.block_checks import check_block
 from t5x_diffeq.model.config import ModelConfig
 from t5x_diffeq.model.language_model import LanguageModel
 from t5x_diffeq.model.layers.context import length_shards
@@ -110,6 +111,8 @@ def place_model(config: Config, vocab_size: int, mesh: Mesh) -> PlacedModel:
         shards=mesh.shape["context"],
         capability=getattr(device, "compute_capability", None),
     )
+    if model_config.block is not None:
+        check_block(model_config)
     if is_plugin(model_config.weights):
         check_source(model_config)
     model_config = model_config.for_platform(device.platform)
