@@ -72,6 +72,16 @@ def test_a_lock_holds_its_file_as_it_is(tmp_path):
     assert (tmp_path / ".lock").read_text() == "kept"
 
 
+@pytest.mark.skipif(not os.path.exists("/proc/locks"), reason="only Linux lists locks")
+def test_who_holds_a_lock(tmp_path):
+    with (
+        hold_lock(tmp_path / ".lock", "it"),
+        pytest.raises(InputError, match=rf"is writing it \(process {os.getpid()}\); wait for it"),
+        hold_lock(tmp_path / ".lock", "it"),
+    ):
+        pass
+
+
 def test_a_folder_that_was_moved_is_not_made_again(tmp_path):
     run, moved = tmp_path / "run", tmp_path / "moved"
     with hold_lock(run / ".lock", "--workdir=run"):

@@ -59,7 +59,7 @@ def hold_local_lock(lock: AnyPath, what: str, wait: bool = False) -> Iterator[No
             fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise InputError(
-                f"another process is writing {what}; wait for it or stop it"
+                f"another process is writing {what}{_name_holder(lock)}; wait for it or stop it"
             ) from error
         except OSError as error:
             raise InputError(
@@ -69,6 +69,17 @@ def hold_local_lock(lock: AnyPath, what: str, wait: bool = False) -> Iterator[No
         check = partial(_check_in_place, lock, os.fstat(file.fileno()), what)
         with files.guarded(lock.parent, check):
             yield
+
+
+def _name_holder(lock: Path) -> str:
+    """` (process 1234)`, if Linux knows the holder; it is unknown if it runs on another machine."""
+    with suppress(OSError, ValueError):  # no such file, or a line of another form
+        inode = lock.stat().st_ino
+        for line in Path("/proc/locks").read_text("ascii").splitlines():
+            _, kind, _, _, process, place = line.split()[:6]
+            if kind == "FLOCK" and place.endswith(f":{inode}") and int(process) > 0:
+                return f" (process {process})"
+    return ""
 
 
 def _check_in_place(lock: Path, held: os.stat_result, what: str) -> None:
