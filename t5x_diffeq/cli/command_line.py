@@ -54,6 +54,7 @@ from t5x_diffeq.system import console
 from t5x_diffeq.system.allocator import keep_freed_memory
 from t5x_diffeq.system.errors import InputError, RunError
 from t5x_diffeq.system.extras import __version__
+from t5x_diffeq.system.parent import end_with_parent
 
 _FROM_INIT = ("model.num_steps", "model.scheme")  # None: the values of the run that init_from names
 
@@ -76,6 +77,7 @@ def run(
         _print_and_exit(f"t5x_diffeq {__version__}")
     if {"--help", "-h"} & set(sys.argv[1:]):
         _print_and_exit(f"{doc.strip()}\n\n{format_help(verb_flags)}")
+    end_with_parent(os.environ)
     keep_freed_memory(os.environ)
     try:
         if asked := [each for each in sys.argv[1:] if re.match("--?help=.", each)]:

@@ -9,6 +9,7 @@ from types import FrameType
 
 from t5x_diffeq.cluster.peers import EXIT_INTERRUPTED, EXIT_PREEMPTED
 from t5x_diffeq.system.errors import InputError
+from t5x_diffeq.system.parent import environment_of_child
 
 _STATUSES = {signal.SIGTERM: EXIT_PREEMPTED, signal.SIGINT: EXIT_INTERRUPTED}
 
@@ -25,7 +26,8 @@ class Commands:
     """A context in which SIGTERM and Ctrl-C are handed on to the command that runs.
 
     The command has a process group of its own: a terminal sends Ctrl-C to a whole group, and a
-    training would take a second one as a request to stop without saving.
+    training would take a second one as a request to stop without saving. On Linux it gets SIGTERM
+    if this process is killed.
     """
 
     def __init__(self) -> None:
@@ -60,7 +62,11 @@ class Commands:
         """
         with log_file.open("ab") as words:
             self.child = subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=words, process_group=0
+                command,
+                stdout=subprocess.PIPE,
+                stderr=words,
+                process_group=0,
+                env=environment_of_child(),
             )
             if self.received is not None:  # it came while the command started
                 self.child.send_signal(self.received)

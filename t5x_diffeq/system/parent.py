@@ -1,0 +1,29 @@
+"""A command that ends with the process that started it, however that one ends."""
+
+import ctypes
+import os
+import signal
+from collections.abc import MutableMapping
+from contextlib import suppress
+
+_PARENT = "T5X_DIFFEQ_PARENT"
+_PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
+
+
+def environment_of_child() -> dict[str, str]:
+    """The environment for a command that calls `end_with_parent`."""
+    return {**os.environ, _PARENT: str(os.getpid())}
+
+
+def end_with_parent(environment: MutableMapping[str, str]) -> None:
+    """Asks Linux for a SIGTERM when the parent ends, if the parent made this environment.
+
+    Processes that this one starts don't inherit the wish. Other systems have no such call.
+    """
+    parent = environment.pop(_PARENT, None)
+    if parent is None:
+        return
+    with suppress(AttributeError, OSError):  # another system
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != int(parent):  # it has ended already
+        os.kill(os.getpid(), signal.SIGTERM)

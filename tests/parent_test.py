@@ -1,0 +1,60 @@
+"""Commands end with the process that started them."""
+
+import subprocess
+import sys
+import time
+from contextlib import suppress
+
+import psutil
+import pytest
+
+from t5x_diffeq.system.parent import end_with_parent
+
+CHILD = """
+import os, pathlib, time
+from t5x_diffeq.system.parent import end_with_parent
+end_with_parent(os.environ)
+assert not [name for name in os.environ if name.endswith("_PARENT")]  # of its own children
+written = pathlib.Path({file!r} + ".part")
+written.write_text(str(os.getpid()))
+written.rename({file!r})
+time.sleep(60)
+"""
+PARENT = """
+import pathlib, sys
+from t5x_diffeq.experiments.commands import Commands
+with Commands() as commands:
+    commands.run([sys.executable, "-c", {child!r}], pathlib.Path({file!r} + ".log"))
+"""
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def has_ended(process):
+    with suppress(psutil.NoSuchProcess):
+        return process.status() == psutil.STATUS_ZOMBIE
+    return True
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="only Linux tells a process of its parent's end"
+)
+def test_a_run_ends_with_an_experiment_that_is_killed(tmp_path):
+    file = tmp_path / "child"
+    child = CHILD.format(file=str(file))
+    parent = subprocess.Popen([sys.executable, "-c", PARENT.format(child=child, file=str(file))])
+    wait_until(file.exists)
+    process = psutil.Process(int(file.read_text()))
+    assert not has_ended(process)
+    parent.kill()
+    parent.wait()
+    wait_until(lambda: has_ended(process))
+
+
+def test_a_command_of_a_person_goes_on():
+    end_with_parent({})
