@@ -11,8 +11,8 @@ The defaults work on any number of devices. Where there is memory for it, a step
 
     --config.model.remat=keep:qkv,attention,mlp
 
-and on two slices of v5p:4x4x4 with --config.mesh.data=8 --config.mesh.fsdp=16, too
-(docs/lab/planning.md has the estimates, and `plan --sweep` finds such flags for other devices).
+and, on two slices of v5p:4x4x4, with --config.mesh.data=4 --config.mesh.fsdp=32 as well.
+docs/lab/planning.md has the estimates, and `plan --sweep` finds such flags for other devices.
 
 Variants: `:ode` (default), `:compact`, `:smooth`, `:baseline`, `:shared`.
 """
