@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from small_models import TOKENS, random_params, small
 
+import t5x_diffeq as td
 from t5x_diffeq.analysis.spectra import spectra
 from t5x_diffeq.inference.sampling import Sampling, generate
 from t5x_diffeq.model.block import Block
@@ -14,6 +15,7 @@ from t5x_diffeq.model.flops import step_flops
 from t5x_diffeq.model.layers.array_types import Places
 from t5x_diffeq.model.sub_fields import has_method, make_block, need_methods
 from t5x_diffeq.system.errors import InputError
+from t5x_diffeq.training.setup import make_setup
 
 PARALLEL = "t5x_diffeq.model.parallel_block:ParallelBlock"
 BASELINE = {"weights": "per_layer", "scheme": "lie_trotter", "step_size": "1"}
@@ -64,6 +66,12 @@ def test_a_faulty_block_is_refused_before_the_run(kind, message):
         check_block(small(block=name).config)
     check_block(small(block=f"{__name__}:BareBlock").config)
     check_block(small(block=PARALLEL).config)
+
+
+def test_a_run_checks_its_block():
+    config = td.load_config("configs/tiny.py", {"model.block": f"{__name__}:WithoutF"})
+    with pytest.raises(InputError, match="has no f"):
+        make_setup(config, 256)
 
 
 @pytest.mark.slow
@@ -125,7 +133,7 @@ def test_a_block_without_a_method_is_refused_by_name():
     [
         ("nowhere:Block", "nowhere can't be imported .*No module named 'nowhere'.* PYTHONPATH"),
         ("t5x_diffeq.model.parallel_block:Block9", "has no Block9; it has .*ParallelBlock"),
-        ("t5x_diffeq.model.config:ModelConfig", "is not called, because it doesn't say .* Block"),
+        ("t5x_diffeq.model.config:ModelConfig", "is no subclass of .*Block; derive it"),
         (f"{PARALLEL}(size=3)", "can't be made: .*size"),
         (f"{PARALLEL}(3)", "can.t be made: multiple values for argument .config."),
     ],

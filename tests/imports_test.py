@@ -20,7 +20,7 @@ WITHIN = {  # the same for the folders of a room; "" are its own files
     "inference": ("explorer", ""),
     "config": ("", "keys"),
 }
-# of cli
+# The files of cli that are not verbs.
 COMMON = ("__init__", "command_line", "failures", "flag_values", "quiet_libraries", "verb_flags")
 LIBRARIES_OF_EDGES = {"ml_collections", "grain", "sentencepiece", "tensorflow_datasets", "orbax"}
 PACKAGE = ROOT / "t5x_diffeq"

@@ -81,14 +81,19 @@ def said(capsys, monkeypatch, tmp_path):
         (f"prepare_data {TINY} --config.data.path=a.txt --output=o", "source=text_files does"),
         ("evaluate --workdir=w --scheme=tsit", "did you mean tsit5? There are euler, lie_trott"),
         ("evaluate --workdir=w --config.model.num_steps=4", "did you mean --num_steps?"),
-        ("evaluate --workdir=w", "w holds no run: there is no such folder; name a run's workdir"),
+        ("evaluate --workdir=w", "w holds no run: there is no such folder; name a run's wor"),
         (f"train {TINY} workdir=w", "did you mean --workdir=w?"),
         (
             "evaluate --workdir=w --num_steps=3,,x",
             "--num_steps=3,,x has an empty entry; take it ou",
         ),
         (f"train {TINY} --config.train.remat=full", "did you mean model.remat?"),
+        (f"train {TINY} --config.train.=3", "config key 'train.' does not exist; did you mean tr"),
         (f"train {TINY} --config.optimizer.lr=1", "did you mean optimizer.learning_rate?"),
+        (
+            "status --workdir=a --workdir=",
+            "--workdir= is given without a value; leave that one out",
+        ),
         ("generate runs", "did you mean --workdir=runs?"),
         ("evaluate runs/tiny", "did you mean --workdir=runs/tiny?"),
         ("generate --workdir=~/runs", "home/runs holds no run; name a run's workdir, such as "),
@@ -130,7 +135,7 @@ def test_a_mistake_is_named_with_the_way_out(words, named, said, tmp_path):
         (["config.modle.num_steps = 3"], "own.py, line 4: config key 'modle' does not exist; "),
         (
             ["config.model.num_steps = 'six'"],
-            "line 4: model.num_steps has a value of another type; it must be a whole num",
+            "own.py, line 4: model.num_steps is six; it must be a whole number",
         ),
         (
             ["config = td.load_config('configs/tiny.py')", "config.seed = 3"],

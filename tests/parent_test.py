@@ -1,5 +1,7 @@
 """Commands end with the process that started them."""
 
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -12,13 +14,17 @@ from t5x_diffeq.system.parent import end_with_parent
 
 CHILD = """
 import os, pathlib, time
-from t5x_diffeq.system.parent import end_with_parent
-end_with_parent(os.environ)
-assert not [name for name in os.environ if name.endswith("_PARENT")]  # of its own children
-written = pathlib.Path({file!r} + ".part")
-written.write_text(str(os.getpid()))
-written.rename({file!r})
-time.sleep(60)
+from absl import flags
+from t5x_diffeq.cli import command_line
+
+def verb():
+    assert "T5X_DIFFEQ_PARENT" not in os.environ  # of its own children
+    written = pathlib.Path({file!r} + ".part")
+    written.write_text(str(os.getpid()))
+    written.rename({file!r})
+    time.sleep(60)
+
+command_line.run(verb, "A verb.", flags.FlagValues())
 """
 PARENT = """
 import pathlib, sys
@@ -54,6 +60,18 @@ def test_a_run_ends_with_an_experiment_that_is_killed(tmp_path):
     parent.kill()
     parent.wait()
     wait_until(lambda: has_ended(process))
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="only Linux tells a process of its parent's end"
+)
+def test_a_run_whose_experiment_was_killed_before_it_started_ends(tmp_path):
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    environment = {**os.environ, "T5X_DIFFEQ_PARENT": str(gone.pid)}
+    command = [sys.executable, "-c", CHILD.format(file=str(tmp_path / "child"))]
+    assert subprocess.run(command, env=environment).returncode == -signal.SIGTERM
+    assert not (tmp_path / "child").exists()
 
 
 def test_a_command_of_a_person_goes_on():

@@ -35,6 +35,7 @@ def test_other_data_of_the_same_name_is_refused(tmp_path):
     "arguments",
     [
         (*ODE, "--config.data.tokenizer=gpt2.json"),
+        (*ODE, "--config.init_from=DIR"),  # which has the tokenizer
         ("--config=configs/laptop.py:ode", STDLIB),
         ("--config=configs/ladder.py:ode-32", "--config.data.source=text_files"),
     ],
@@ -42,6 +43,23 @@ def test_other_data_of_the_same_name_is_refused(tmp_path):
 def test_data_that_other_keys_name_may_differ(tmp_path, arguments):
     store_data(tmp_path / "now", "now")
     check_same_data(arguments, tmp_path / "now", {"before": {"arguments": ODE, FINGERPRINT: "x"}})
+
+
+def test_a_variant_of_a_config_may_name_other_data(tmp_path):
+    file = tmp_path / "own.py"
+    file.write_text(
+        "import configs.tiny\n"
+        "def get_config(variant):\n"
+        "    config = configs.tiny.get_config()\n"
+        "    config.data.source, config.data.path = 'text_files', variant\n"
+        "    return config\n"
+    )
+    store_data(tmp_path / "now", "now")
+    english, german = ((f"--config={file}:{name}",) for name in ("english", "german"))
+    done = {"before": {"arguments": english, FINGERPRINT: "x"}}
+    check_same_data(german, tmp_path / "now", done)
+    with pytest.raises(InputError, match=r"run now: its data"):
+        check_same_data(english, tmp_path / "now", done)
 
 
 def test_nothing_is_checked_before_there_is_data(tmp_path):

@@ -62,8 +62,10 @@ def shards_folder(data, tmp_path):
 
 
 def test_shards_of_another_number_are_not_left_behind(data, shards_folder):
+    (shards_folder / "list-of-files.json").write_text("[]")  # of somebody else
+    prepare(data, shards_folder, shards=3)
     there = contents(shards_folder)
-    with pytest.raises(InputError, match=r"-of-00003, one of 3 shards, not of 4; keep that numb"):
+    with pytest.raises(InputError, match=r"-of-00003, one of 3 shards, and 4 are to be made; "):
         prepare(data, shards_folder, shards=4)
     assert contents(shards_folder) == there
 

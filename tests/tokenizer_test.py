@@ -111,7 +111,7 @@ def test_a_text_that_is_short_for_the_vocabulary(small, capsys):
 def test_bad_tokenizers(small):
     with pytest.raises(InputError, match=r"tokenizer_vocab_size=260: sentencepiece can't train"):
         SentencePieceTokenizer.train(TEXTS, 260)
-    with pytest.raises(InputError, match=r"the documents to train on have no text, and a token"):
+    with pytest.raises(InputError, match=r"the documents have no text to train a tokenizer on"):
         SentencePieceTokenizer.train([""], 300)
     small.data.tokenizer = "words"
     with pytest.raises(InputError, match=r"'words'; it can be sentencepiece .*, bytes"):

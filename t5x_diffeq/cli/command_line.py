@@ -5,6 +5,7 @@
 2    the arguments, the config or the input is invalid
 42   saved on preemption: run the same command again
 130  stopped by Ctrl-C, saved
+143  ended by SIGTERM before the data was prepared: run the same command again
 175  infrastructure failure (a process, link, device or bucket): run the same command again
 
 If there are several processes, all end with the status and the last line of the first that fails
@@ -232,6 +233,12 @@ def _check_flags(verb_flags: flags.FlagValues) -> None:
         value = verb_flags[name].value
         if value in ("", [], [""]):
             raise InputError(f"--{name} is empty; give it a value or leave it out")
+        if (
+            isinstance(value, list)
+            and "" in value
+            and isinstance(verb_flags[name], flags.MultiFlag)
+        ):
+            raise InputError(f"--{name}= is given without a value; leave that one out")
         if isinstance(value, list) and "" in value:
             raise InputError(f"--{name}={','.join(value)} has an empty entry; take it out")
         if isinstance(value, float) and not -inf < value < inf:

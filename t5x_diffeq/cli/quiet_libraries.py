@@ -1,4 +1,4 @@
-"""Libraries whose messages a user should not see, or should see once."""
+"""Silences libraries, whose messages a user should not see, or see only once."""
 
 import logging as python_logging
 import os

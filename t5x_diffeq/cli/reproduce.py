@@ -9,6 +9,7 @@ import json
 import re
 import shlex
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from t5x_diffeq.cli import flag_values
@@ -150,7 +151,7 @@ def _texts(flags: ExperimentFlags) -> dict[str, dict[str, object]]:
             there = [file] if file.is_file() else inside
             if not (file.exists() or there):
                 raise InputError(f"--text={name}={file}: there is no such file or folder; check it")
-            if not any(each.stat().st_size for each in there):
+            if isinstance(file, Path) and not any(each.stat().st_size for each in there):
                 raise InputError(f"--text={name}={file} has no text; name another file or folder")
     return keys_by_text
 

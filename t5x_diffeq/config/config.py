@@ -93,7 +93,7 @@ def explain_unknown_key(key: str) -> str:
     """
     last = key.rpartition(".")[2].replace("-", "_")
     words = {each: each.rpartition(".")[2] for each in KEYS}
-    same = [each for each, word in words.items() if last in (word, _initials(word))]
+    same = [each for each, word in words.items() if last and last in (word, _initials(word))]
     if same:
         return f"config key {key!r} does not exist; did you mean {' or '.join(same)}?"
     bare = {each.rpartition(".")[2]: each for each in KEYS} | {each: each for each in SECTIONS}

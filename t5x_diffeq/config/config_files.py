@@ -145,12 +145,9 @@ def _explain_mistake(error: Exception, path: Path, file: str) -> str:
         key = unknown[1] or unknown[2]
         section = re.search(rf"\b({'|'.join(SECTIONS)})\W+{key}\b", line)
         message = explain_unknown_key(f"{section[1]}.{key}" if section else key)
-    elif wrong_type := re.match(r"Could not override field '(\w+)'", message):
-        key = next((each for each in KEYS if each.rpartition(".")[2] == wrong_type[1]), None)
-        if section := re.search(rf"\b({'|'.join(SECTIONS)})\W+{wrong_type[1]}\b", line):
-            key = f"{section[1]}.{wrong_type[1]}"
-        if key in KEYS:
-            message = f"{key} has a value of another type; {KEYS[key].values.fault_of_type()}"
+    elif wrong := re.match(r"Could not override field '(\w+)'[^.]*\. (.*) is of orig", message):
+        if key := next((each for each in KEYS if each.rpartition(".")[2] == wrong[1]), None):
+            message = f"{key} is {wrong[2]}; {KEYS[key].values.fault_of_type()}"
     elif isinstance(error, FrozenInstanceError) or "is immutable" in message:
         message = (
             "this config is frozen; change what get_config() of configs/default.py, or of another "

@@ -254,8 +254,8 @@ def explain_no_run(workdir: AnyPath) -> str:
     near = get_close_matches(workdir.name, names, n=1) or names[:3]
     runs = ", ".join(str(where / name) for name in near)
     missing = "" if workdir.exists() else ": there is no such folder"
-    return f"{workdir} holds no run{missing}; " + (
-        f"name a run's workdir, such as {runs}" if runs else "name a run's workdir"
+    return f"{workdir} holds no run{missing}; name a run's workdir" + (
+        f", such as {runs}" if runs else ", or train there first"
     )
 
 

@@ -108,8 +108,7 @@ class SentencePieceTokenizer(FileTokenizer):
         except RuntimeError as error:
             if "sentences_.empty()" in str(error):
                 raise InputError(
-                    "the documents to train on have no text, and a tokenizer needs some; check "
-                    "what data.path, or another key of the data, names"
+                    "the documents have no text to train a tokenizer on; check what data.path names"
                 ) from error
             raise InputError(
                 f"data.tokenizer_vocab_size={vocab_size}: sentencepiece can't train it on this "

@@ -110,10 +110,10 @@ class Windows:
         tokens = int(self.ends[-1]) if len(self.ends) else 0
         self.count = -(-tokens // length) if ragged else tokens // length
         if not tokens:
-            key = "data.path or data.validation_path" if split == "validation" else "data.path"
+            keys = "data.path or data.validation_path" if split == "validation" else "data.path"
             raise InputError(
-                f"the {split} split has no tokens: its documents are empty or not text; give other "
-                f"text in {key}, or another key of the data"
+                f"the {split} split has no tokens: its documents are empty or not text; check "
+                f"what {keys} names"
             )
         if self.count < 1:
             raise InputError(

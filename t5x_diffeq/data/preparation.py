@@ -1,6 +1,7 @@
 """Turns documents into token shards, on all cores; resumes if it is killed and restarted."""
 
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from dataclasses import dataclass
@@ -71,13 +72,15 @@ def prepare_shards(
 
 def _check_count(folder: AnyPath, shards: int) -> None:
     """Checks that no shards in the folder are of another number."""
-    ending = f"-of-{shards:05}"
-    others = (path.stem for path in sorted(folder.glob("*-of-*.json")))
-    if other := next((name for name in others if not name.endswith(ending)), None):
-        raise InputError(
-            f"{folder} holds {other}, one of {int(other[-5:])} shards, not of {shards}; keep that "
-            "number, choose another folder, or delete this one"
-        )
+    shard = re.compile(rf"({'|'.join(SPLITS)})-\d{{5}}-of-(\d{{5}})")
+    for path in sorted(folder.glob("*-of-*.json")):
+        match = shard.fullmatch(path.stem)
+        if match and int(match[2]) != shards:
+            raise InputError(
+                f"{folder} holds {match[0]}, one of {int(match[2])} shards, and {shards} are to be "
+                f"made; keep that number (--shards={int(match[2])}), name another folder, or "
+                "delete this one"
+            )
 
 
 def fingerprint_of(source: Source, tokenizer: Tokenizer) -> str:

@@ -8,7 +8,6 @@ from pathlib import Path
 from types import FrameType
 
 from t5x_diffeq.cluster.peers import EXIT_INTERRUPTED, EXIT_PREEMPTED
-from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.parent import environment_of_child
 
 _STATUSES = {signal.SIGTERM: EXIT_PREEMPTED, signal.SIGINT: EXIT_INTERRUPTED}
@@ -53,12 +52,13 @@ class Commands:
         """Runs a command, with its messages in a log; returns its status and standard output.
 
         Args:
-          log: the file to which its standard error is appended.
+          command: the words of the command.
+          log_file: the file to which its standard error is appended.
           watch: called every second while it runs, and when it has ended.
 
         Raises:
-          InputError: if `watch` raises one, which ends the command.
           StoppedError: if a signal ended it.
+          Exception: what `watch` raises, after the command was ended.
         """
         with log_file.open("ab") as words:
             self.child = subprocess.Popen(
@@ -76,9 +76,9 @@ class Commands:
                     printed, _ = self.child.communicate(timeout=1)
                 try:
                     watch()
-                except InputError:
+                except BaseException:
                     self.child.terminate()
-                    self.child.wait()
+                    self.child.communicate()  # `wait` could hang at a full pipe
                     raise
         status, self.child = self.child.returncode, None
         if status in _STATUSES.values():

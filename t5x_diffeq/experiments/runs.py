@@ -118,6 +118,7 @@ def carry_out(
                 )
                 continue
             commands.check()
+            done |= finished(read_results(output))  # of the other parts, whose data is compared
             left = time_left(runs[number - 1 :], done)
             log(f"{number} of {len(runs)}: {run.name} (log: {output / run.name}.log){left}")
             outcome = _outcome_of(run, output, commands, go_on, done)

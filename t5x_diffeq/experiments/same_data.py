@@ -5,12 +5,17 @@ file can be edited between two runs.
 """
 
 from collections.abc import Iterable, Mapping
+from functools import cache
 
+from t5x_diffeq.config.config import DataKeys
+from t5x_diffeq.config.config_files import load_config
 from t5x_diffeq.data.corpus import stored_fingerprint
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.files import AnyPath
 
 FINGERPRINT = "data_fingerprint"  # in outcomes
+_FILE = "--config="
+_NAMES_DATA = ("--config.data.", "--config.init_from=")  # the latter names the tokenizer
 
 
 def check_same_data(
@@ -26,12 +31,13 @@ def check_same_data(
     Raises:
       InputError: if the same keys name other data now.
     """
-    mine, named = stored_fingerprint(workdir), _data_named(arguments)
+    mine = stored_fingerprint(workdir)
     if mine is None:
         return
+    named = _data_named(arguments)
     for name, outcome in done.items():
         theirs = outcome.get(FINGERPRINT, mine)
-        if theirs != mine and _data_named(outcome["arguments"]) == named:
+        if theirs != mine and _data_named(outcome.get("arguments", ())) == named:
             raise InputError(
                 f"run {workdir.name}: its data (fingerprint {mine[:12]}) is not that of run {name} "
                 f"({theirs[:12]}), although the same keys name it, so their losses can't be "
@@ -39,10 +45,16 @@ def check_same_data(
             )
 
 
-def _data_named(arguments: Iterable[str]) -> set[str]:
-    """The arguments that name the data: the config's file, and the keys of `data`."""
-    return {
-        argument.partition(":")[0] if argument.startswith("--config=") else argument
-        for argument in arguments
-        if argument.startswith(("--config=", "--config.data.", "--init_from="))
-    }
+def _data_named(arguments: Iterable[str]) -> set[DataKeys | str]:
+    """What names the data: the `data` section of the config's file, and keys that are set."""
+    given = [*arguments]
+    files = (each.removeprefix(_FILE) for each in given if each.startswith(_FILE))
+    return {*map(_data_of_file, files), *(each for each in given if each.startswith(_NAMES_DATA))}
+
+
+@cache
+def _data_of_file(file: str) -> DataKeys | str:
+    try:
+        return load_config(file).data
+    except InputError:  # it was moved after an earlier run
+        return file

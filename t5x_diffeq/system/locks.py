@@ -72,14 +72,22 @@ def hold_local_lock(lock: AnyPath, what: str, wait: bool = False) -> Iterator[No
 
 
 def _name_holder(lock: Path) -> str:
-    """` (process 1234)`, if Linux knows the holder; it is unknown if it runs on another machine."""
+    """` (process 1234)`; empty if Linux lists no such lock, or several.
+
+    The holder may be on another machine. File systems such as btrfs and overlayfs list another
+    device than `stat`, so the device decides only between locks of the same inode.
+    """
+    holders: dict[bool, set[str]] = {True: set(), False: set()}  # by whether the device is the same
     with suppress(OSError, ValueError):  # no such file, or a line of another form
-        inode = lock.stat().st_ino
+        facts = lock.stat()
+        device = f"{os.major(facts.st_dev):02x}:{os.minor(facts.st_dev):02x}"
         for line in Path("/proc/locks").read_text("ascii").splitlines():
             _, kind, _, _, process, place = line.split()[:6]
-            if kind == "FLOCK" and place.endswith(f":{inode}") and int(process) > 0:
-                return f" (process {process})"
-    return ""
+            its_device, _, inode = place.rpartition(":")
+            if kind == "FLOCK" and int(inode) == facts.st_ino and int(process) > 0:
+                holders[its_device == device].add(process)
+    processes = holders[True] or holders[False]
+    return f" (process {processes.pop()})" if len(processes) == 1 else ""
 
 
 def _check_in_place(lock: Path, held: os.stat_result, what: str) -> None:

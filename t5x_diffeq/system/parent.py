@@ -18,7 +18,8 @@ def environment_of_child() -> dict[str, str]:
 def end_with_parent(environment: MutableMapping[str, str]) -> None:
     """Asks Linux for a SIGTERM when the parent ends, if the parent made this environment.
 
-    Processes that this one starts don't inherit the wish. Other systems have no such call.
+    If the parent has ended already, this process ends here. The processes that it starts don't
+    inherit that. Other systems than Linux have no such call.
     """
     parent = environment.pop(_PARENT, None)
     if parent is None:

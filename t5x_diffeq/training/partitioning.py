@@ -140,8 +140,8 @@ def axes_across_slices(sizes: dict[str, int], devices: Sequence[Any]) -> dict[st
 def _fill_axis(sizes: dict[str, int], axis: str, batch_size: int, devices: Sequence[Any]) -> int:
     """The size of the axis that fills the mesh.
 
-    On one machine it is the largest that divides both the batch and what the other axes leave: the
-    chips of a TPU form a box, and models have sizes that few numbers divide.
+    On one machine it is the largest number that divides both the batch and the number of devices
+    that the other axes leave: a TPU's chips form a box, and few numbers divide a model's sizes.
     """
     others = prod(size for size in sizes.values() if size != -1)
     size = len(devices) // others
