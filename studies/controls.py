@@ -75,7 +75,7 @@ def sweep_controls(config: str, rates: tuple[float, ...], size: str = "", seeds:
         },
         "ode": {
             "": {},
-            "Muon": muon,
+            "Muon": {**muon, factors: (("time_embedding", 1.0),)},  # by default e(t) is frozen
             "constant e": {"model.time_basis": "legendre:1"},
             "table": table,
             "frozen table": frozen,

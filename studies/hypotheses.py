@@ -51,8 +51,8 @@ _WITH_MUON: dict[str, dict[str, Keys]] = {
     },
 }
 _WITH_ADAM: dict[str, dict[str, Keys]] = {
-    "euler": {"": {}, "a = 1/2": _step_size(1 / 2)},
-    "ode": {"": {}, "own ends": _ENDS, "a = 1/2": _step_size(1 / 2)},
+    "euler": {"": {}, "a = 1/2": _step_size(1 / 2), "a = 3/4": _step_size(3 / 4)},
+    "ode": {"": {}, "own ends": _ENDS, "a = 1/2": _step_size(1 / 2), "a = 3/4": _step_size(3 / 4)},
 }
 
 

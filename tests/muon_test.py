@@ -223,6 +223,19 @@ def test_all_other_parameters_get_adam():
     assert jax.tree.leaves(tuned["adam"].inner_state.mu)
 
 
+@pytest.mark.parametrize(("factor", "moves"), [(None, False), (2.0, True)])
+def test_time_embeddings_are_frozen_unless_they_are_named(factor, moves):
+    config = small_config("unused")
+    config.optimizer.name = "muon"
+    if factor is not None:
+        config.optimizer.role_multipliers = (("time_embedding", factor),)
+    _, found = updates_of(setup_of(config))
+    steps = flatten_dict(found["source"])
+    of_time = {path: step for path, step in steps.items() if "time_embedding" in path}
+    assert of_time and all(bool(jnp.any(step != 0)) == moves for step in of_time.values())
+    assert all(bool(jnp.any(step != 0)) for path, step in steps.items() if path not in of_time)
+
+
 # ---------------------------------------------------------------------------- on a mesh
 
 

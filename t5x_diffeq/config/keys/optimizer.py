@@ -25,7 +25,8 @@ class OptimizerKeys(Section):
     role_multipliers: values.Entries = _key(())
     """(role, factor) pairs. A factor multiplies the learning rate, and with it the weight decay, of
     all parameters of a role: kernel, bias, scale, shift, embedding, time_embedding, adapter. With
-    factor 0 they don't change"""
+    factor 0 they don't change. With `optimizer.name=muon`, time_embedding has factor 0 unless a
+    pair names it ([why](lab/lead.md#with-muon-and-equal-weight-decay))"""
     beta1: values.BelowOne = _key(0.9)
     """Adam's decay of the mean of the gradients"""
     beta2: values.BelowOne = _key(0.95)

@@ -87,6 +87,12 @@ def _warmup_stable_decay(optimizer: OptimizerKeys, warmup: int, total_steps: int
     return schedule
 
 
+# By optimizer, the factors of roles that `optimizer.role_multipliers` doesn't name. Beside Muon,
+# Adam would train e(t), and move all W(t_n) through it on top of Muon's steps; the loss is higher
+# then (docs/lab/lead.md).
+_FACTORS: dict[str, dict[str, float]] = {"muon": {"time_embedding": 0.0}}
+
+
 def make_optimizer(
     optimizer: OptimizerKeys, declared: dict, schedule: optax.Schedule
 ) -> optax.GradientTransformationExtraArgs:
@@ -104,7 +110,10 @@ def make_optimizer(
     steps = map_parameters(lambda leaf: leaf.step_multiplier, declared)
     directions, multipliers = make(optimizer, declared, steps)
     decays = map_parameters(lambda leaf: leaf.role in DECAYED[optimizer.decay], declared)
-    factors = _role_factors(optimizer.role_multipliers)
+    factors = {
+        **_FACTORS.get(optimizer.name, {}),
+        **_role_factors(optimizer.role_multipliers),
+    }
     by_role = map_parameters(lambda leaf: factors.get(leaf.role, 1.0), declared)
     return optax.chain(
         _clip(optimizer.max_grad_norm),
