@@ -6,80 +6,65 @@ import time
 
 import pytest
 
-from t5x_diffeq.data.corpus import stored_fingerprint
 from t5x_diffeq.experiments.runs import ExperimentRun, carry_out, read_results
-from t5x_diffeq.experiments.same_data import FINGERPRINT, check_same_data
+from t5x_diffeq.experiments.same_data import check_same_data, data_facts
 from t5x_diffeq.system.errors import InputError
 
-STDLIB = "--config.data.source=stdlib"
-ODE = ("--config=configs/ladder.py:ode-32", STDLIB, "--config.seed=1")
-BASELINE = ("--config=configs/ladder.py:baseline-32", STDLIB)
+STDLIB = {"data": {"source": "stdlib", "tokenizer": "bytes"}, "init_from": None}
 
 
-def store_data(workdir, fingerprint):
+def store_data(workdir, fingerprint, config=STDLIB):
+    """What a training writes of its data, and what its outcome has of it."""
     workdir.mkdir()
     parts = [{"fingerprint": fingerprint, "weight": 1}]
     (workdir / "data.json").write_text(json.dumps({"parts": parts}))
-    return stored_fingerprint(workdir)
+    (workdir / "config.json").write_text(json.dumps(config))
+    return data_facts(workdir)
 
 
 def test_other_data_of_the_same_name_is_refused(tmp_path):
-    theirs, _ = (store_data(tmp_path / name, name) for name in ("before", "now"))
-    done = {"before": {"arguments": BASELINE, FINGERPRINT: theirs}}
+    theirs, mine = (store_data(tmp_path / name, name) for name in ("before", "now"))
     with pytest.raises(InputError, match=r"run now: its data \(.*\) is not that of run before"):
-        check_same_data(ODE, tmp_path / "now", done)
-    check_same_data(ODE, tmp_path / "before", done)  # the same data
+        check_same_data(tmp_path / "now", {"before": theirs})
+    check_same_data(tmp_path / "now", {"before": mine})
+    check_same_data(tmp_path / "now", {"before": {"loss": 1.0}})  # of an earlier version
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    "config",
     [
-        (*ODE, "--config.data.tokenizer=gpt2.json"),
-        (*ODE, "--config.init_from=DIR"),  # which has the tokenizer
-        ("--config=configs/laptop.py:ode", STDLIB),
-        ("--config=configs/ladder.py:ode-32", "--config.data.source=text_files"),
+        {**STDLIB, "data": {"source": "stdlib", "tokenizer": "gpt2.json"}},
+        {**STDLIB, "data": {"source": "text_files", "tokenizer": "bytes"}},
+        {**STDLIB, "init_from": "DIR"},  # which has the tokenizer
     ],
 )
-def test_data_that_other_keys_name_may_differ(tmp_path, arguments):
-    store_data(tmp_path / "now", "now")
-    check_same_data(arguments, tmp_path / "now", {"before": {"arguments": ODE, FINGERPRINT: "x"}})
-
-
-def test_a_variant_of_a_config_may_name_other_data(tmp_path):
-    file = tmp_path / "own.py"
-    file.write_text(
-        "import configs.tiny\n"
-        "def get_config(variant):\n"
-        "    config = configs.tiny.get_config()\n"
-        "    config.data.source, config.data.path = 'text_files', variant\n"
-        "    return config\n"
-    )
-    store_data(tmp_path / "now", "now")
-    english, german = ((f"--config={file}:{name}",) for name in ("english", "german"))
-    done = {"before": {"arguments": english, FINGERPRINT: "x"}}
-    check_same_data(german, tmp_path / "now", done)
-    with pytest.raises(InputError, match=r"run now: its data"):
-        check_same_data(english, tmp_path / "now", done)
+def test_data_that_other_keys_name_may_differ(tmp_path, config):
+    theirs = store_data(tmp_path / "before", "before")
+    store_data(tmp_path / "now", "now", config)
+    check_same_data(tmp_path / "now", {"before": theirs})
 
 
 def test_nothing_is_checked_before_there_is_data(tmp_path):
-    check_same_data(ODE, tmp_path / "now", {"before": {"arguments": ODE, FINGERPRINT: "x"}})
+    theirs = store_data(tmp_path / "before", "before")
+    check_same_data(tmp_path / "now", {"before": theirs})
+    (tmp_path / "now").mkdir()
+    (tmp_path / "now" / "config.json").write_text(json.dumps(STDLIB))
+    check_same_data(tmp_path / "now", {"before": theirs})
 
 
 def test_a_training_on_other_data_is_ended_at_once(tmp_path, monkeypatch):
-    workdir = tmp_path / "now"
+    theirs = store_data(tmp_path / "before", "before")
     code = f"""
-import json, os, time
-os.mkdir({str(workdir)!r})
-parts = [{{"fingerprint": "now", "weight": 1}}]
-open({str(workdir / "data.json")!r}, "w").write(json.dumps({{"parts": parts}}))
+import os, shutil, time
+shutil.copytree({str(tmp_path / "made")!r}, {str(tmp_path / "now")!r})
 time.sleep(60)
 """
+    store_data(tmp_path / "made", "now")
     monkeypatch.setattr(ExperimentRun, "command", lambda *_: [sys.executable, "-c", code])
-    before = {"run": "before", "verb": "train", "seconds": 1, "arguments": ODE, FINGERPRINT: "x"}
+    before = {"run": "before", "verb": "train", "seconds": 1, **theirs}
     (tmp_path / "results.jsonl").write_text(json.dumps(before) + "\n")
     began = time.monotonic()
     with pytest.raises(InputError, match=r"run now: its data"):
-        carry_out([ExperimentRun("now", "train", ODE)], tmp_path)
+        carry_out([ExperimentRun("now", "train", ())], tmp_path)
     assert time.monotonic() - began < 30
     assert list(read_results(tmp_path)) == ["before"]

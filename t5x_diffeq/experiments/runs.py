@@ -12,9 +12,8 @@ from typing import Any
 
 from t5x_diffeq.checkpoints.workdir import read_config
 from t5x_diffeq.cluster.peers import EXIT_INFRASTRUCTURE
-from t5x_diffeq.data.corpus import stored_fingerprint
 from t5x_diffeq.experiments.commands import Commands
-from t5x_diffeq.experiments.same_data import FINGERPRINT, check_same_data
+from t5x_diffeq.experiments.same_data import check_same_data, data_facts
 from t5x_diffeq.system.console import Progress, format_duration, log
 from t5x_diffeq.system.errors import InfrastructureError, InputError, RunError
 from t5x_diffeq.system.files import make_folder, write_whole
@@ -144,7 +143,7 @@ def _outcome_of(
             if steps := steps_done(log_file):
                 progress.update(*steps)
             if run.verb in _TRAINING:
-                check_same_data(run.arguments, output / run.name, done)
+                check_same_data(output / run.name, done)
 
         status, printed = commands.run(run.command(output), log_file, watch)
     if status == 0:
@@ -226,7 +225,7 @@ def read_numbers(run: ExperimentRun, output: Path, printed: str) -> dict:
         **bits,
         "tokens_per_second": rates[len(rates) // 2],
         "training_seconds": training_seconds(metrics, tokens),
-        FINGERPRINT: stored_fingerprint(output / run.name),
+        **data_facts(output / run.name),
     }
 
 

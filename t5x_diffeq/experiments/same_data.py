@@ -1,60 +1,54 @@
 """Whether the trainings of an experiment had the same text, without which losses don't compare.
 
 A text can change under its name: the standard library differs between versions of Python, and a
-file can be edited between two runs.
+file can be edited between two runs. Outcomes have hashes of what named the data and of the data, so
+nothing that an earlier outcome names is opened.
 """
 
-from collections.abc import Iterable, Mapping
-from functools import cache
+import json
+from collections.abc import Mapping
 
-from t5x_diffeq.config.config import DataKeys
-from t5x_diffeq.config.config_files import load_config
 from t5x_diffeq.data.corpus import stored_fingerprint
 from t5x_diffeq.system.errors import InputError
-from t5x_diffeq.system.files import AnyPath
+from t5x_diffeq.system.files import AnyPath, digest, parse_json
 
-FINGERPRINT = "data_fingerprint"  # in outcomes
-_FILE = "--config="
-_NAMES_DATA = ("--config.data.", "--config.init_from=")  # the latter names the tokenizer
+FINGERPRINT, _KEYS = "data_fingerprint", "data_keys"  # in outcomes
 
 
-def check_same_data(
-    arguments: Iterable[str], workdir: AnyPath, done: Mapping[str, Mapping]
-) -> None:
-    """Checks that a training has the data of earlier ones that name the same.
+def data_facts(workdir: AnyPath) -> dict[str, str]:
+    """For the outcome of a training: hashes of its data, and of the keys that name it.
+
+    These are the `data` section and `init_from`, whose run has the tokenizer. Empty before the
+    workdir has its config and its data.
+    """
+    fingerprint = stored_fingerprint(workdir)
+    try:
+        config = parse_json((workdir / "config.json").read_bytes())
+    except FileNotFoundError:
+        return {}
+    if fingerprint is None:
+        return {}
+    named = json.dumps([config["data"], config.get("init_from")], sort_keys=True)
+    return {FINGERPRINT: fingerprint, _KEYS: digest([named.encode()])}
+
+
+def check_same_data(workdir: AnyPath, done: Mapping[str, Mapping]) -> None:
+    """Checks that a training has the data of earlier ones whose keys name the same.
 
     Args:
-      arguments: those of the training.
       workdir: its workdir. Before it has prepared its data, nothing is checked.
       done: earlier outcomes by the name of their run.
 
     Raises:
       InputError: if the same keys name other data now.
     """
-    mine = stored_fingerprint(workdir)
-    if mine is None:
-        return
-    named = _data_named(arguments)
+    mine = data_facts(workdir)
     for name, outcome in done.items():
-        theirs = outcome.get(FINGERPRINT, mine)
-        if theirs != mine and _data_named(outcome.get("arguments", ())) == named:
+        theirs = outcome.get(FINGERPRINT)
+        if mine and theirs and outcome.get(_KEYS) == mine[_KEYS] and theirs != mine[FINGERPRINT]:
             raise InputError(
-                f"run {workdir.name}: its data (fingerprint {mine[:12]}) is not that of run {name} "
-                f"({theirs[:12]}), although the same keys name it, so their losses can't be "
-                f"compared; delete {workdir} and restore that data, or give another --output"
+                f"run {workdir.name}: its data (fingerprint {mine[FINGERPRINT][:12]}) is not that "
+                f"of run {name} ({theirs[:12]}), although the same keys name it, so their losses "
+                f"can't be compared; delete {workdir} and restore that data, or give another "
+                "--output"
             )
-
-
-def _data_named(arguments: Iterable[str]) -> set[DataKeys | str]:
-    """What names the data: the `data` section of the config's file, and keys that are set."""
-    given = [*arguments]
-    files = (each.removeprefix(_FILE) for each in given if each.startswith(_FILE))
-    return {*map(_data_of_file, files), *(each for each in given if each.startswith(_NAMES_DATA))}
-
-
-@cache
-def _data_of_file(file: str) -> DataKeys | str:
-    try:
-        return load_config(file).data
-    except InputError:  # it was moved after an earlier run
-        return file
