@@ -2,7 +2,9 @@
 
 import json
 from datetime import datetime
+from functools import partial
 from itertools import product
+from random import Random
 
 import pytest
 from chats import (
@@ -16,9 +18,11 @@ from chats import (
     tokenizer_json,
 )
 from helpers import small_config
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from t5x_diffeq.config.config import Config
-from t5x_diffeq.data.chat import Chat, TemplateError, parse_sentencepiece
+from t5x_diffeq.data import chat as chat_module
+from t5x_diffeq.data.chat import Chat, TemplateError, _bounded, parse_sentencepiece
 from t5x_diffeq.data.chat_template import ChatFormat, read_chat_format, read_template
 from t5x_diffeq.data.file_tokenizers import SentencePieceTokenizer, load_tokenizer
 from t5x_diffeq.data.recipe import adopt_tokenizer, make_tokenizer, tokenizer_in, with_template
@@ -112,6 +116,44 @@ def test_what_can_not_be_written():
 
 
 @pytest.mark.parametrize(
+    "template",
+    [
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{% macro f(n) %}{% if n %}{{ f(n-1) }}{{ f(n-1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+    ],
+    ids=["loop", "recursion"],
+)
+def test_a_template_that_does_not_end(template, monkeypatch):
+    monkeypatch.setattr(chat_module, "_MOST_PASSES", 100)
+    with pytest.raises(InputError, match=r"in the tokenizer doesn't end: .* 100 times; correct it"):
+        chat_of(template).ask("a")
+
+
+BODIES = ("a", "{{ x }}", "{{- x -}}", "{# c #}", "{% raw %}{% for %}{% endraw %}", "{{ '%}' }}")
+
+
+def test_counting_loops_changes_no_text():
+    """Nor the rules by which a template's spaces and newlines are left out."""
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    random = Random(0)
+    space = partial(random.choice, ("", "\n", " ", "  \n", "\n  ", "\t", "\n\n", "\r\n"))
+
+    def tag(text):
+        return f"{{%{random.choice(('', '-', '+'))} {text} {random.choice(('', '-', '+'))}%}}"
+
+    written = set()
+    for _ in range(200):
+        parts = ("for x in ['%}', 2]", "if x == 2", "for x in y", "endfor", "endif", "endfor")
+        parts = [*parts, "macro f(x)", "endmacro"]
+        pieces = [f"{space()}{tag(x)}{space()}{random.choice(BODIES)}{space()}" for x in parts]
+        template = f"{''.join(pieces)}{{{{ f(3) }}}}{space()}"
+        text = environment.from_string(template).render(y=[7, 8])
+        assert environment.from_string(_bounded(template)).render(y=[7, 8]) == text, template
+        written.add(text)
+    assert len(written) > 100
+
+
+@pytest.mark.parametrize(
     "files",
     [
         {"tokenizer_config.json": {"chat_template": CHATML, **FILE_TOKENS}},
@@ -154,6 +196,11 @@ def test_files_that_can_not_be_used(tmp_path, monkeypatch):
         InputError, match=r"the chat templates rag, and no default; copy one to a file"
     ):
         read_chat_format(tmp_path)
+    nameless = [{"template": CHATML}]
+    for template in (7, {"default": CHATML}, nameless, ["x"], [{"name": "default", "template": 7}]):
+        config.write_text(json.dumps({"chat_template": template}))
+        with pytest.raises(InputError, match=r"chat_template is .*_config.json; it must be"):
+            read_chat_format(tmp_path)
     config.write_text("{")
     with pytest.raises(InputError, match=r"tokenizer_config.json can't be read"):
         read_chat_format(tmp_path)

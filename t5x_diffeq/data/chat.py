@@ -5,6 +5,7 @@ It takes a tokenizer of the library `tokenizers`, which `fast_tokenizer` makes o
 
 import os
 import re
+from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
@@ -22,6 +23,8 @@ _QUESTION, _ANSWER = "question", "answer"
 _PROBE = [{"role": "user", "content": _QUESTION}, {"role": "assistant", "content": _ANSWER}]
 _SPACE = "\u2581"  # sentencepiece's sign for a space
 _BPE = 2  # sentencepiece's enum value for byte-pair encoding
+_MOST_PASSES = 200_000  # of a template through its loops and macros, for one conversation
+_ENDLESS = "its loops and macros were passed through"
 
 
 class TemplateError(Exception):
@@ -42,6 +45,7 @@ class Chat:
         for package in ("jinja2", "transformers"):
             need_package(package, "a chat template")
         os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that torch is missing
+        import jinja2
         from transformers import PreTrainedTokenizerFast
 
         if (fast := fast_tokenizer(tokenizer)) is None:
@@ -58,6 +62,8 @@ class Chat:
                 lambda asked: repr(now.strftime(asked[2])), str(tokenizer.chat.template)
             ),
         }
+        with suppress(jinja2.TemplateSyntaxError):  # which writing a conversation reports
+            self._variables["chat_template"] = _bounded(self._variables["chat_template"])
 
     def _apply(self, messages: list[dict], **arguments: Any) -> Any:
         import jinja2
@@ -70,6 +76,11 @@ class Chat:
                 "it, or name another file with --config.data.chat_template=FILE.jinja"
             ) from error
         except Exception as error:  # a template can raise anything
+            if _ENDLESS in str(error):
+                raise InputError(
+                    f"the chat template in {self.tokenizer.chat.origin} doesn't end: {error}; "
+                    "correct it, or name another file with --config.data.chat_template=FILE.jinja"
+                ) from error
             raise TemplateError(" ".join(str(error).split()) or type(error).__name__) from error
 
     def encode(
@@ -106,6 +117,31 @@ class Chat:
         except TemplateError:
             return ""
         return end.strip() if answer else ""
+
+
+def _bounded(template: str) -> str:
+    """The template, which counts how often its loops and macros begin and stops at a limit.
+
+    The library gives a template no functions, so the counter is Jinja as well. It consists of
+    blocks, which leave the spaces and newlines of the template as they are.
+    """
+    import jinja2
+
+    counter = (
+        "{% set t5x_passes.made = t5x_passes.made + 1 %}{% if t5x_passes.made > "
+        f"{_MOST_PASSES} %}}{{{{ raise_exception('{_ENDLESS} {_MOST_PASSES} times') }}}}"
+    )
+    pieces, tag = ["{% set t5x_passes = namespace(made=0) %}\n"], ""
+    for _, kind, text in jinja2.Environment(keep_trailing_newline=True).lex(template):
+        pieces.append(text)
+        if kind == "block_begin":
+            tag = ""
+        elif kind == "name":
+            tag = tag or text
+        elif kind == "block_end" and tag in ("for", "macro"):
+            keeps_newline = "+" if text.startswith("+") else ""
+            pieces.append(f"{counter}{{% endif {keeps_newline}%}}")
+    return "".join(pieces)
 
 
 def fast_tokenizer(tokenizer: Tokenizer) -> Any | None:

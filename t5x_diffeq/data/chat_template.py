@@ -69,15 +69,27 @@ def read_chat_format(folder: AnyPath) -> ChatFormat:
                 f"{_CONFIG_FILE}; delete one of them"
             )
         return chat
-    if isinstance(template, list):
-        named = {each["name"]: each["template"] for each in template}
+    return ChatFormat(_default_of(template, folder), tokens, str(folder / _CONFIG_FILE))
+
+
+def _default_of(template: object, folder: AnyPath) -> str | None:
+    """The template that `tokenizer_config.json` gives, alone or as the default of several."""
+    path = folder / _CONFIG_FILE
+    way_out = "copy one to a file and set --config.data.chat_template=FILE.jinja"
+    several = template if isinstance(template, list) else []
+    if several and all(isinstance(each, dict) and "name" in each for each in several):
+        named = {str(each["name"]): each.get("template") for each in several}
         if "default" not in named:
             raise InputError(
-                f"{folder / _CONFIG_FILE} has the chat templates {', '.join(named)}, and no "
-                "default; copy one to a file and set --config.data.chat_template=FILE.jinja"
+                f"{path} has the chat templates {', '.join(named)}, and no default; {way_out}"
             )
         template = named["default"]
-    return ChatFormat(template, tokens, str(folder / _CONFIG_FILE))
+    if template is None or isinstance(template, str):
+        return template
+    raise InputError(
+        f"chat_template is {template!r:.100} in {path}; it must be a text, or a list of objects "
+        f"with a name and a template; correct it, or {way_out}"
+    )
 
 
 def read_template(path: AnyPath, tokens: Mapping[str, str]) -> ChatFormat:
