@@ -37,13 +37,14 @@ from t5x_diffeq.model.sub_fields import need_methods
 from t5x_diffeq.system.compilation_cache import enable_cache
 from t5x_diffeq.system.console import Progress, format_count, log
 from t5x_diffeq.system.errors import InputError
-from t5x_diffeq.system.files import AnyPath, parse_json, write_whole
+from t5x_diffeq.system.files import AnyPath, describe_error, digest, parse_json, write_whole
 from t5x_diffeq.training.partitioning import Rules, make_mesh, shard_shapes
 from t5x_diffeq.training.placed_model import PlacedModel, declared_params, place_model
 from t5x_diffeq.training.setup import Setup
 
 _FOLDER, _ARRAYS, _FACTS = "adapters", "adapters.npz", "adapters.json"
 _KEYS = ("weights", "num_steps", "scheme", "adapter_rank", "adapter_alpha", "adapter_kernels")
+_RESTORE = "restore the folder, or train the adapters again"
 _SAME = 1e-5  # relative difference of norms that a different order of summation can cause
 Grid = tuple[int | None, str | None]  # number of solver steps and scheme; None: the run's own
 
@@ -205,11 +206,12 @@ def save_adapters(config: Config, params: dict, trained: list[str], workdir: Any
     parts = {name: params[name] for name in trained}
     arrays = process_allgather(flatten_dict(parts, sep="/"), tiled=True)
     model = {key: getattr(config.model, key) for key in _KEYS}
-    facts = AdapterFacts(model, _norms(params))
+    norms = _norms(params)
     if jax.process_index() > 0:
         return
     packed = io.BytesIO()
     np.savez(packed, **arrays)
+    facts = AdapterFacts(model, norms, digest([packed.getvalue()]))
     write_whole(workdir / _FOLDER / _ARRAYS, packed.getvalue())
     write_whole(workdir / _FOLDER / _FACTS, json.dumps(facts._asdict(), indent=2).encode())
     size = format_count(sum(array.size for array in arrays.values()))
@@ -221,6 +223,7 @@ class AdapterFacts(NamedTuple):
 
     model: dict[str, object]  # the keys of `config.model` that adapters change
     norms: dict[str, float]  # of the base's weights
+    arrays: str | None = None  # the digest of `adapters.npz`, which older folders lack
 
 
 def read_adapter_facts(folder: AnyPath) -> AdapterFacts:
@@ -228,14 +231,14 @@ def read_adapter_facts(folder: AnyPath) -> AdapterFacts:
     try:
         facts = parse_json((folder / _FACTS).read_bytes())
         model = {key: value for key, value in facts["model"].items() if key in _KEYS}
-        norms = facts["norms"]
-    except (OSError, ValueError, TypeError, KeyError) as error:
+        norms = {str(name): float(norm) for name, norm in facts["norms"].items()}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise InputError(
             f"--adapters={folder} holds no adapters ({error}); give the adapters/ of a run that "
             "finetune made with :lora"
         ) from error
     check_trusted({f"model.{key}": value for key, value in model.items()}, folder / _FACTS)
-    return AdapterFacts(model, norms)
+    return AdapterFacts(model, norms, facts.get("arrays"))
 
 
 def load_adapters(folder: AnyPath, params: dict, abstract: dict) -> dict:
@@ -243,7 +246,8 @@ def load_adapters(folder: AnyPath, params: dict, abstract: dict) -> dict:
 
     `abstract` has the shapes and shardings of the base with adapters; `params` are without them.
     """
-    base = read_adapter_facts(folder).norms
+    facts = read_adapter_facts(folder)
+    base = facts.norms
     here = _norms(params)
     if here.keys() != base.keys() or not all(
         np.isclose(here[name], base[name], rtol=_SAME) for name in base
@@ -253,10 +257,40 @@ def load_adapters(folder: AnyPath, params: dict, abstract: dict) -> dict:
             "workdir (and --checkpoint) that their run started from"
         )
     flat, shapes = flatten_dict(params, sep="/"), flatten_dict(abstract, sep="/")
-    with np.load(io.BytesIO((folder / _ARRAYS).read_bytes())) as arrays:
-        for name in arrays.files:
-            flat[name] = jax.device_put(arrays[name], shapes[name].sharding)
+    trained = _read_arrays(folder, facts.arrays)
+    parts = {name.partition("/")[0] for name in trained} | {"adapters"}
+    expected = {name: x for name, x in shapes.items() if name.partition("/")[0] in parts}
+    for name in sorted(expected.keys() | trained.keys()):
+        fault = _fault_of_array(trained.get(name), expected.get(name))
+        if fault or name.startswith("source/"):
+            raise InputError(
+                f"--adapters={folder}: in {_ARRAYS}, {name} {fault or 'is of the base'}; {_RESTORE}"
+            )
+        flat[name] = jax.device_put(trained[name], shapes[name].sharding)
     return unflatten_dict(flat, sep="/")
+
+
+def _read_arrays(folder: AnyPath, expected: str | None) -> dict[str, np.ndarray]:
+    """The arrays of adapters, by name; InputError if the file isn't the one of this digest."""
+    try:
+        packed = (folder / _ARRAYS).read_bytes()
+        if expected not in (None, digest([packed])):
+            raise ValueError(f"it isn't the file that {_FACTS} was written with")
+        with np.load(io.BytesIO(packed)) as arrays:
+            return {name: arrays[name] for name in arrays.files}
+    except Exception as error:  # of a damaged archive, NumPy and zipfile raise many kinds
+        raise InputError(
+            f"--adapters={folder}: {_ARRAYS} can't be read: {describe_error(error)}; {_RESTORE}"
+        ) from error
+
+
+def _fault_of_array(array: np.ndarray | None, like: jax.ShapeDtypeStruct | None) -> str | None:
+    """What is wrong with an array in place of one like this; None if nothing is."""
+    if array is None or like is None:
+        return "is missing" if array is None else "is no part of this model"
+    if (array.shape, array.dtype) != (like.shape, like.dtype):
+        return f"is {array.dtype}{[*array.shape]}, and must be {like.dtype}{[*like.shape]}"
+    return None if np.isfinite(array).all() else "has values that aren't finite"
 
 
 def _norms(params: dict) -> dict[str, float]:
