@@ -1,17 +1,19 @@
 """Folders of tensors and small files, as Hugging Face lays them out, here or on its Hub."""
 
+import fcntl
+import glob
 import json
 import os
 import re
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 
 from t5x_diffeq.hf.layouts import Tensors
 from t5x_diffeq.system.errors import InputError, RunError
@@ -21,6 +23,7 @@ from t5x_diffeq.system.files import parse_json
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _SHARD_BYTES = 5 * 10**9
+FLOATS = ("F32", "BF16", "F16")  # what a model's parameters can be stored in, by safetensors' names
 
 
 def need_packages(verb: str) -> None:
@@ -59,7 +62,10 @@ def new_folder(path: Path, flag: str) -> Iterator[Path]:
     except OSError as error:
         raise InputError(f"--{flag}={path} can't be written: {error.strerror}") from error
     partial = Path(made)
+    lock = os.open(partial, os.O_RDONLY)
     try:
+        _lock(lock)
+        _remove_abandoned(absolute)
         yield partial
         _settle(partial)
         os.replace(partial, absolute)
@@ -67,6 +73,26 @@ def new_folder(path: Path, flag: str) -> Iterator[Path]:
         raise RunError(f"--{flag}={path} can't be written: {error.strerror or error}") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+        os.close(lock)
+
+
+def _lock(descriptor: int) -> bool:
+    """Locks a folder until the descriptor is closed or the process ends; says whether it could."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # another process holds it, or the file system has no locks
+        return False
+    return True
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Removes what killed processes left beside the folder; nobody has a lock on it any more."""
+    for partial in folder.parent.glob(f".{glob.escape(folder.name)}.????????.partial"):
+        with suppress(OSError):  # a link, or somebody else's
+            descriptor = os.open(partial, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            if _lock(descriptor):
+                shutil.rmtree(partial, ignore_errors=True)
+            os.close(descriptor)
 
 
 def _settle(folder: Path) -> None:
@@ -137,6 +163,10 @@ class TensorFiles:
         self.used: set[str] = set()
         self.files: dict[str, Any] = {}
         for file in map(_open_tensors, self._paths()):
+            if twice := sorted(self.files.keys() & file.keys()):
+                raise InputError(
+                    f"--input={folder} holds {twice[0]} in two files; delete what isn't the model's"
+                )
             self.files |= dict.fromkeys(file.keys(), file)
 
     def _paths(self) -> list[Path]:
@@ -172,13 +202,14 @@ class TensorFiles:
         """The tensor in float32.
 
         Raises:
-          InputError: if it is missing, has another shape, or a value that isn't finite.
+          InputError: if it is missing, has another shape, a value that isn't finite, or a dtype
+            other than `FLOATS`.
         """
         shorter = name.partition(".")[2]  # a base model that is saved alone has no prefix
         stored = next((each for each in (name, shorter) if each in self.files), None)
         if stored is None:
             raise InputError(f"--input={self.folder} has no tensor {name}; is it of this model?")
-        tensor = self.files[stored].get_tensor(stored)
+        tensor = self.stored(stored, FLOATS)
         if tensor.shape != shape:
             raise InputError(
                 f"--input={self.folder}: {name} is of shape {tensor.shape}, and config.json makes "
@@ -192,6 +223,19 @@ class TensorFiles:
             )
         self.used.add(stored)
         return tensor
+
+    def stored(self, name: str, dtypes: tuple[str, ...]) -> Shaped[np.ndarray, "..."]:
+        """The tensor of exactly this name as it is; an InputError if its dtype isn't among these.
+
+        Each dtype has safetensors' name.
+        """
+        dtype = self.files[name].get_slice(name).get_dtype()
+        if dtype not in dtypes:
+            raise InputError(
+                f"--input={self.folder}: {name} is of dtype {dtype}, and can be of "
+                f"{', '.join(dtypes)} here; save the model in bfloat16 or float32"
+            )
+        return self.files[name].get_tensor(name)
 
     def unread_names(self) -> list[str]:
         """The names of the tensors that were not read."""
