@@ -1,6 +1,7 @@
 """Hugging Face folders into parameters, exactly."""
 
 import json
+import shutil
 
 import jax
 import ml_dtypes
@@ -18,7 +19,9 @@ from t5x_diffeq.hf.from_pretrained import (
     with_tokenizer,
 )
 from t5x_diffeq.hf.save_pretrained import save_pretrained
+from t5x_diffeq.hf.to_peft import check_no_adapters
 from t5x_diffeq.model.config import ModelConfig
+from t5x_diffeq.model.layers.rotary import rotary_table
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.training.load import Run
 from t5x_diffeq.training.setup import make_setup
@@ -125,6 +128,97 @@ def test_names_without_prefix_buffers_and_16_bits(tmp_path):
     rewrite(tmp_path / "out", change)
     rounded = jax.tree.map(lambda x: x.astype(ml_dtypes.bfloat16).astype(np.float32), expected)
     assert_same(read(run, tmp_path / "out")[1], rounded)
+
+
+@pytest.fixture(scope="module")
+def tied(tmp_path_factory):
+    """A run with a tied head, and its folder."""
+    folder = tmp_path_factory.mktemp("tied") / "out"
+    return save_model("qwen2", folder), folder
+
+
+FREQUENCIES = rotary_table(4, 10000.0, ())[0]
+EXTRA = "model.layers.0.self_attn.rotary_emb.inv_freq"
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_what_stands_for_a_tensor_of_ours_is_it(tied, tmp_path, dtype):
+    """A head that is tied, and frequencies in any precision, whose rounding is no difference."""
+    run, folder = tied
+    shutil.copytree(folder, tmp_path / "out")
+
+    def change(tensors):
+        head = {"lm_head.weight": tensors["model.embed_tokens.weight"]}
+        return {**tensors, **head, EXTRA: FREQUENCIES.astype(dtype)}
+
+    rewrite(tmp_path / "out", change)
+    assert_same(read(run, tmp_path / "out")[1], read(run, folder)[1])
+
+
+MASK = np.tril(np.ones((1, 1, 4, 4)))
+REFUSED = {
+    "another head": ({"lm_head.weight": lambda t: t + 1e-3}, "lm_head.weight differs from the emb"),
+    "a head of bytes": ({"lm_head.weight": lambda t: t.astype(np.int8)}, "is of dtype I8"),
+    "frequencies": ({EXTRA: lambda _: FREQUENCIES * 1.01}, "inv_freq isn't what config.json makes"),
+    "frequencies of bytes": ({EXTRA: lambda _: FREQUENCIES.astype(np.uint8)}, "isn't what config"),
+    "a mask": ({"a.attn.bias": lambda _: MASK.swapaxes(2, 3).copy()}, "is of dtype F64"),
+    "another mask": (
+        {"a.attn.bias": lambda _: np.ones((1, 1, 4, 4), bool)},
+        "attn.bias isn't what",
+    ),
+    "a low score": ({"a.attn.masked_bias": lambda _: np.float32([-10])}, "masked_bias isn't what"),
+    "float8": (
+        {"model.norm.weight": lambda _: np.ones(16, ml_dtypes.float8_e4m3fn)},
+        "model.norm.weight is of dtype F8_E4M3, and can be of F32, BF16, F16 here; save the model",
+    ),
+    "int8": ({"model.norm.weight": lambda _: np.ones(16, np.int8)}, "norm.weight is of dtype I8"),
+    "bool": ({"model.norm.weight": lambda _: np.ones(16, bool)}, "norm.weight is of dtype BOOL"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_tensors_that_are_not_what_they_stand_for(tied, tmp_path, what):
+    run, folder = tied
+    changes, message = REFUSED[what]
+    shutil.copytree(folder, tmp_path / "out")
+
+    def change(tensors):
+        table = tensors["model.embed_tokens.weight"]
+        return {**tensors, **{name: make(table) for name, make in changes.items()}}
+
+    rewrite(tmp_path / "out", change)
+    with pytest.raises(InputError, match=message):
+        read(run, tmp_path / "out")
+
+
+def test_a_tensor_in_two_files(tmp_path):
+    for name in "ab":
+        save_file({"w": np.ones(2, np.float32)}, tmp_path / name)
+    index = {"weight_map": {"w": "a", "v": "b"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(InputError, match="holds w in two files; delete what isn't the model's"):
+        TensorFiles(tmp_path)
+
+
+ADAPTERS = {
+    "lora": ({"peft_type": "LORA"}, "merge them in PEFT"),
+    "alora": (
+        {"peft_type": "LORA", "alora_invocation_tokens": [1], "base_model_name_or_path": "OUT"},
+        r"can't be merged into one \(LORA with alora_invocation_tokens\); convert the model that "
+        r"they were made for \(OUT\), and tune it with finetune",
+    ),
+    "prompt": ({"peft_type": "PROMPT_TUNING"}, r"can't be merged into one \(PROMPT_TUNING\); conv"),
+    "damaged": ([1], "adapter_config.json can't be read"),
+}
+
+
+@pytest.mark.parametrize("what", ADAPTERS)
+def test_advice_for_adapters_can_be_followed(tmp_path, what):
+    content, message = ADAPTERS[what]
+    check_no_adapters(tmp_path)
+    (tmp_path / "adapter_config.json").write_text(json.dumps(content))
+    with pytest.raises(InputError, match=message):
+        check_no_adapters(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["../outside.safetensors", "/tmp/x.safetensors", "a/../b", 7])

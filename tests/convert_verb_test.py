@@ -5,9 +5,11 @@ import shutil
 import sys
 from types import SimpleNamespace
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
-from exported_models import LENGTH, logits_of, reword, rewrite, save_model
+from exported_models import LENGTH, greedy, logits_of, reword, rewrite, save_model
 from helpers import ROOT, call, forget_flags
 from safetensors.numpy import load_file
 
@@ -20,6 +22,7 @@ from t5x_diffeq.hf.from_pretrained import read_config_json, with_model
 from t5x_diffeq.hf.tokenizer_files import tokenizer_file
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.training.load import load_run
+from t5x_diffeq.training.objective import batch_losses
 
 TINY = f"--config={ROOT}/configs/tiny.py"
 TOKENS = np.random.default_rng(1).integers(256, size=(2, LENGTH))
@@ -67,24 +70,40 @@ def test_the_verb(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_a_shorter_length_and_padding(tmp_path, capsys):
-    """Positions beyond the length are left out, and rows that no token has."""
+def test_a_shorter_length_and_rows_without_tokens(tmp_path, capsys):
+    """Positions beyond the length are left out; rows beyond the tokenizer are never predicted.
+
+    Here these rows would have the highest logits.
+    """
     run = save_model("gpt", tmp_path / "out")
-    vocab_size = run.placed.model.config.vocab_size
+    vocab_size, rows = run.placed.model.config.vocab_size, 512
+    assert vocab_size == 300
 
     def change(tensors):
         table = tensors["transformer.wte.weight"]
-        return {**tensors, "transformer.wte.weight": np.pad(table, ((0, 20), (0, 0)))}
+        more = 9 * np.random.default_rng(0).standard_normal((rows - vocab_size, 16), np.float32)
+        return {**tensors, "transformer.wte.weight": np.concatenate((table, more))}
 
     rewrite(tmp_path / "out", change)
-    reword(tmp_path / "out", vocab_size=vocab_size + 20)
+    reword(tmp_path / "out", vocab_size=rows)
     flags = [f"--workdir={tmp_path / 'run'}", "--sequence_length=10"]
     call(convert, f"--input={tmp_path / 'out'}", *flags)
-    assert "20 rows of the vocabulary" in capsys.readouterr().err
+    assert "212 rows of the vocabulary that no token has" in capsys.readouterr().err
     shorter = load_run(tmp_path / "run", vocab_size, batch_size=1)
     wanted = logits_of(run, TOKENS[:, :10])
     np.testing.assert_allclose(logits_of(shorter, TOKENS[:, :10]), wanted, atol=1e-6)
     assert shorter.params["position_embedding"]["table"].shape[0] == 10
+    batch = {"inputs": jnp.asarray(TOKENS[:, :9]), "targets": jnp.asarray(TOKENS[:, 1:10])}
+    losses = batch_losses(shorter.placed.model, shorter.params, batch, 64)
+    log_p = jax.nn.log_softmax(wanted[:, :9])
+    found = -np.take_along_axis(log_p, TOKENS[:, 1:10, None], 2)[..., 0]
+    np.testing.assert_allclose(losses, found, atol=1e-5)
+    assert all(int(token[0]) < vocab_size for token in greedy(shorter, [5, 6], 8))
+    call(export, f"--workdir={tmp_path / 'run'}", f"--output={tmp_path / 'again'}")
+    assert read_config_json(tmp_path / "again")["vocab_size"] == rows
+    before, after = (load_file(tmp_path / x / "model.safetensors") for x in ("out", "again"))
+    for name in ("transformer.wte.weight", "transformer.h.2.mlp.c_fc.weight"):
+        np.testing.assert_array_equal(after[name], before[name])
 
 
 BAD = {

@@ -70,7 +70,7 @@ def main() -> None:
         need_packages,
     )
     from t5x_diffeq.hf.to_ode import ode_keys, to_ode
-    from t5x_diffeq.hf.to_peft import ADAPTER_CONFIG
+    from t5x_diffeq.hf.to_peft import check_no_adapters
     from t5x_diffeq.model.config import ModelConfig
     from t5x_diffeq.training.config_checks import check_combinations
     from t5x_diffeq.training.load import load_run
@@ -82,11 +82,7 @@ def main() -> None:
     check_combinations(config)
     if not folder.exists() and is_hub_id(_INPUT.value):
         folder = fetch_model(_INPUT.value)
-    if (folder / ADAPTER_CONFIG).exists():
-        raise InputError(
-            f"--input={folder} holds PEFT's adapters, not a model; merge them in PEFT "
-            "(merge_and_unload), save the model and the tokenizer, and convert that folder"
-        )
+    check_no_adapters(folder)
     with Progress(f"converting {folder}"):
         config, tokenizer, params = load_folder(config, folder)
         if _TO_ODE.value:
@@ -121,9 +117,9 @@ def load_folder(config: Config, folder: Path) -> "tuple[Config, Tokenizer, dict]
     config_json = read_config_json(folder)
     config, tables = with_model(config, config_json, _SEQUENCE_LENGTH.value)
     config, tokenizer = with_tokenizer(config, config_json, folder)
-    padding = check_vocabulary(tokenizer, tables)
-    if padding:
-        log(f"{padding} rows of the vocabulary that no token has are left out")
+    if rows_without := check_vocabulary(tokenizer, tables):
+        config = config.with_values({"model.embedding_rows": tables.tokens})
+        log(f"{rows_without} rows of the vocabulary that no token has are kept, never predicted")
     model = ModelConfig.of(config.model, tokenizer.vocab_size, config.data.sequence_length)
     return config, tokenizer, pretrained_params(folder, config_json, model, tables)
 

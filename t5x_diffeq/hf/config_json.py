@@ -91,7 +91,7 @@ def diffeq_config(config: ModelConfig, form: PyTorchForm, border: Border) -> dic
 
 def _common(config: ModelConfig, border: Border) -> dict:
     return {
-        "vocab_size": config.vocab_size,
+        "vocab_size": config.vocab_rows,
         "bos_token_id": border.opener,
         "eos_token_id": border.end,
         "torch_dtype": "float32",

@@ -95,7 +95,8 @@ HARMLESS = {
     *("typical_p", "repetition_penalty", "length_penalty", "no_repeat_ngram_size"),
     *("encoder_no_repeat_ngram_size", "bad_words_ids", "num_return_sequences"),
     *("remove_invalid_values", "exponential_decay_length_penalty", "suppress_tokens"),
-    "begin_suppress_tokens",
+    *("begin_suppress_tokens", "is_llama_config", "transformers.js_config", "max_sequence_length"),
+    *("predict_special_tokens", "output_past", "_num_labels", "_flash_attn_2_enabled"),
 }
 # Keys of rotary positions and of windows of attention, which are checked elsewhere.
 ROTARY_KEYS = {

@@ -1,23 +1,26 @@
 """Reads a Hugging Face folder as our config, tokenizer and parameters."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Shaped
+
 from t5x_diffeq.config.config import Config
 from t5x_diffeq.data.recipe import make_tokenizer
-from t5x_diffeq.data.tokenizer import Tokenizer
+from t5x_diffeq.data.tokenizer import ByteTokenizer, Tokenizer
 from t5x_diffeq.hf.config_json import check_window, folder_family, is_tied, model_keys
-from t5x_diffeq.hf.folder import TensorFiles
+from t5x_diffeq.hf.folder import FLOATS, TensorFiles
 from t5x_diffeq.hf.layouts import TableSizes, params_of
 from t5x_diffeq.hf.tokenizer_files import read_imported, token_of_id, tokenizer_file
 from t5x_diffeq.model.config import ModelConfig
+from t5x_diffeq.model.layers.rotary import rotary_table
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.files import parse_json
 
 _TRAINED = "sentencepiece"  # the value of data.tokenizer that is not a file
-_MULTIPLES = (1, 8, 64, 128)  # a vocabulary is usually padded to a multiple of one of these
-# Buffers that other versions of the library stored beside the weights.
-_BUFFERS = ("attn.bias", "attn.masked_bias", "rotary_emb.inv_freq")
 
 
 def read_config_json(folder: Path) -> dict:
@@ -87,35 +90,96 @@ def with_tokenizer(config: Config, config_json: dict, folder: Path) -> tuple[Con
 
 
 def check_vocabulary(tokenizer: Tokenizer, tables: TableSizes) -> int:
-    """Checks that the model has a row per token, and no more than usual padding (else: InputError).
+    """The number of rows that no token has; an InputError if a token has no row.
 
-    Returns the number of rows that are padding.
+    Any number is taken (Qwen's tables have 267 to 418), except beside bytes, which are no folder's
+    own tokenizer unless it has exactly 256 rows.
     """
     tokens = tokenizer.vocab_size
-    if tables.tokens not in (-(-tokens // multiple) * multiple for multiple in _MULTIPLES):
+    rows_without = tables.tokens - tokens
+    if rows_without < 0 or (rows_without and isinstance(tokenizer, ByteTokenizer)):
         raise InputError(
             f"--input: the model has vectors for {tables.tokens} tokens, and the tokenizer has "
             f"{tokens}; name the model's own with --config.data.tokenizer=FILE"
         )
-    return tables.tokens - tokens
+    return rows_without
 
 
 def pretrained_params(
     folder: Path, config_json: dict, config: ModelConfig, tables: TableSizes
 ) -> dict:
-    """The parameters; InputError if a tensor is missing, left over or has another shape."""
+    """The parameters.
+
+    A tensor that isn't read, such as a tied head or a mask, must be what stands for it here.
+
+    Raises:
+      InputError: if a tensor is missing, left over, or has another shape, dtype or value.
+    """
     files = TensorFiles(folder)
     kind, family = folder_family(config_json)
     params = params_of(family.layout, config, tables, files.read)
-    left_over = [
-        name
-        for name in files.unread_names()
-        if not name.endswith(_BUFFERS)
-        and not (name == "lm_head.weight" and is_tied(config_json, family))
-    ]
+    tied = is_tied(config_json, family)
+    table = params["token_embedding"]["table"][: config.vocab_rows]
+    left_over = []
+    for name in files.unread_names():
+        if name == "lm_head.weight" and tied:
+            if not np.array_equal(files.read(name, table.shape), table):
+                keep = "" if family.tied_head is None else "write false to keep it, or "
+                raise InputError(
+                    f"--input={folder}: tie_word_embeddings is true, and {name} differs from the "
+                    f"embedding; {keep}delete the tensor"
+                )
+        elif buffer := next((each for each in _BUFFERS if name.endswith(each)), None):
+            if not _BUFFERS[buffer](files.stored(name, (*FLOATS, "BOOL", "U8")), config):
+                raise InputError(
+                    f"--input={folder}: {name} isn't what config.json makes it; correct "
+                    "config.json, or delete the tensor if it is right"
+                )
+        else:
+            left_over.append(name)
     if left_over:
         raise InputError(
             f"--input={folder} holds {left_over[0]} ({len(left_over)} such), which a plain "
             f"{kind} doesn't have; it can't be converted"
         )
     return params
+
+
+def _is_causal_mask(mask: Shaped[np.ndarray, "..."], _: ModelConfig) -> bool:
+    """Whether it is `[1, 1, n, n]` with ones where a token may read, as GPT-2 has it."""
+    return mask.ndim == 4 and np.array_equal(mask, np.tril(np.ones((1, 1, *mask.shape[2:]))))
+
+
+def _is_score_of_masked(score: Shaped[np.ndarray, "..."], _: ModelConfig) -> bool:
+    """Whether it is -1e4 or lower, in place of minus infinity; bfloat16 rounds it."""
+    return bool((score.astype(np.float32) <= -0.99e4).all())
+
+
+def _are_frequencies(frequencies: Shaped[np.ndarray, "..."], config: ModelConfig) -> bool:
+    """Whether these are the rotary frequencies; some versions stored them before scaling."""
+    dtype = frequencies.dtype
+    if not jnp.issubdtype(dtype, jnp.floating):
+        return False
+    rounding = jnp.finfo(dtype)
+    return any(
+        frequencies.shape == ours.shape
+        and np.allclose(
+            frequencies.astype(np.float32),
+            ours,
+            rtol=1e-5 + float(rounding.eps),
+            atol=float(rounding.smallest_subnormal),
+        )
+        for ours, _ in (
+            rotary_table(config.head_width, config.rope_theta, scaling)
+            for scaling in (config.rope_scaling, ())
+        )
+    )
+
+
+# Buffers that other versions of the library stored beside the weights, by the end of their names;
+# and whether one is what is computed here.
+_BUFFERS: Mapping[str, Callable[[Shaped[np.ndarray, "..."], ModelConfig], bool]] = {
+    "attn.bias": _is_causal_mask,
+    "attn.masked_bias": _is_score_of_masked,
+    "rotary_emb.inv_freq": _are_frequencies,
+}

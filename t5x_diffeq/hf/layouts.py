@@ -154,7 +154,7 @@ def diffeq_layout(config: ModelConfig) -> Layout:
 
 def outer_leaves(config: ModelConfig) -> dict[LeafPath, tuple[int, ...]]:
     """The shapes of the parameters outside the block, by path."""
-    width, tokens = config.embed_dim, config.padded_vocab_size
+    width, tokens = config.embed_dim, config.padded_vocab_rows
     shapes: dict[LeafPath, tuple[int, ...]] = {
         ("token_embedding", "table"): (tokens, width),
         ("final_norm", "scale"): (width,),
@@ -190,9 +190,9 @@ def tensors_of(layout: Layout, config: ModelConfig, params: dict, weights: dict)
     for path in outer_leaves(config):
         array = np.asarray(outer[path])
         if path == ("head",):
-            array = array[:, : config.vocab_size].T
+            array = array[:, : config.vocab_rows].T
         elif path == ("token_embedding", "table"):
-            array = array[: config.vocab_size]
+            array = array[: config.vocab_rows]
         yield layout.outer[path], array - layout.scale_offset if path[-1] == "scale" else array
     declared = declared_leaves(config)
     for path, stacked in flatten_dict(weights).items():
@@ -255,6 +255,6 @@ def _outer_from_torch(
         return read(name, (width,))
     if path[0] == "position_embedding":
         return read(name, (tables.positions, width))[: config.max_length]
-    padded = np.zeros((config.padded_vocab_size, width), np.float32)
-    padded[: config.vocab_size] = read(name, (tables.tokens, width))[: config.vocab_size]
+    padded = np.zeros((config.padded_vocab_rows, width), np.float32)
+    padded[: config.vocab_rows] = read(name, (tables.tokens, width))[: config.vocab_rows]
     return padded.T if path == ("head",) else padded

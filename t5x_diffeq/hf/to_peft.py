@@ -1,4 +1,4 @@
-"""Adapters in PEFT's form: a folder of two files inside that of the base model.
+"""Adapters in PEFT's form: a folder of two files, which `export` puts inside that of the base.
 
     ours                    PEFT's
     a [*inputs, r]          lora_A.weight [r, inputs]
@@ -12,13 +12,43 @@ from pathlib import Path
 
 import numpy as np
 
+from t5x_diffeq.data.chat_template import read_settings
 from t5x_diffeq.hf.layouts import Layout
 from t5x_diffeq.model.config import ModelConfig
 from t5x_diffeq.model.sub_fields import declared_leaves
+from t5x_diffeq.system.errors import InputError
 
 ADAPTER_FOLDER = "adapter"  # inside the base's folder
 _TENSORS, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 _PREFIX = "base_model.model."  # of the names of tensors
+# The kinds of adapters that PEFT 0.21 merges into the weights of a model, whatever it reads.
+_MERGED = {
+    *("ADALORA", "ADAMSS", "BEFT", "BOFT", "BONE", "C3A", "DEFT", "DELORA", "FOURIERFT", "FROD"),
+    *("GLORA", "GRALORA", "HIRA", "HRA", "IA3", "LILY", "LN_TUNING", "LOHA", "LOKR", "LORA"),
+    *("MISS", "OFT", "OSF", "PEANUT", "PSOFT", "PVERA", "RANDLORA", "ROAD", "SHIRA", "TINYLORA"),
+    *("TRAINABLE_TOKENS", "UNILORA", "VBLORA", "VERA", "WAVEFT"),
+}
+# Keys of LoRA's variants that act on some tokens alone, or choose among several adapters.
+_UNMERGED_KEYS = ("alora_invocation_tokens", "arrow_config")
+
+
+def check_no_adapters(folder: Path) -> None:
+    """Raises an InputError that says what can be converted instead, if the folder is PEFT's."""
+    if not (folder / ADAPTER_CONFIG).exists():
+        return
+    said = read_settings(folder / ADAPTER_CONFIG)
+    holds = f"--input={folder} holds PEFT's adapters, not a model"
+    by_tokens = next((key for key in _UNMERGED_KEYS if said.get(key)), None)
+    if said.get("peft_type") in _MERGED and by_tokens is None:
+        raise InputError(
+            f"{holds}; merge them in PEFT (merge_and_unload), save the model and the tokenizer, "
+            "and convert that folder"
+        )
+    kind = f"{said.get('peft_type')}{f' with {by_tokens}' if by_tokens else ''}"
+    raise InputError(
+        f"{holds}, of a kind that can't be merged into one ({kind}); convert the model that they "
+        f"were made for ({said.get('base_model_name_or_path')}), and tune it with finetune"
+    )
 
 
 def write_adapters(

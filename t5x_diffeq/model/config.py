@@ -113,6 +113,11 @@ class ModelConfig(ModelKeys):
         return replace(self, dtype="float32", state_dtype="float32", products="dtype")
 
     def _check_choices(self):
+        if self.vocab_rows < self.vocab_size:
+            raise InputError(
+                f"model.embedding_rows={self.embedding_rows}, and the tokenizer has "
+                f"{self.vocab_size} tokens, each of which needs a row; leave it None"
+            )
         if self.state_dtype == "bfloat16" and self.dtype == "float32":
             raise InputError(
                 "model.state_dtype=bfloat16 with model.dtype=float32: the state is never narrower "
@@ -215,6 +220,16 @@ class ModelConfig(ModelKeys):
     def padded_vocab_size(self) -> int:
         """The vocabulary rounded up to a multiple of 128, whatever the mesh."""
         return -(-self.vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
+
+    @property
+    def vocab_rows(self) -> int:
+        """The rows of the embedding and the head without padding, which may be more than tokens."""
+        return self.embedding_rows or self.vocab_size
+
+    @property
+    def padded_vocab_rows(self) -> int:
+        """These rows rounded up to a multiple of 128."""
+        return -(-self.vocab_rows // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
 
     @property
     def dt(self) -> float:

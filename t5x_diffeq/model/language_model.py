@@ -73,7 +73,7 @@ class LanguageModel(nn.Module):
         gpt = c.architecture == "gpt"
         dtypes: dict[str, Any] = {"dtype": c.compute_dtype, "state_dtype": jnp.dtype(c.state_dtype)}
         table: Callable[..., Embedding] = partial(Embedding, embed_dim=c.embed_dim, **dtypes)
-        self.token_embedding = table(c.padded_vocab_size, init_std=0.02 if c.has_tied_head else 1.0)
+        self.token_embedding = table(c.padded_vocab_rows, init_std=0.02 if c.has_tied_head else 1.0)
         if gpt:
             self.position_embedding = table(c.max_length, axis=None, init_std=0.01)
         if not c.has_tied_head:
@@ -81,7 +81,7 @@ class LanguageModel(nn.Module):
                 self,
                 "head",
                 nn.initializers.normal(0.02),
-                (c.embed_dim, c.padded_vocab_size),
+                (c.embed_dim, c.padded_vocab_rows),
                 ("embed", "vocab"),
                 "kernel",
                 fan_in=c.embed_dim,
@@ -269,7 +269,7 @@ class LanguageModel(nn.Module):
         """A vector per token of the padded vocabulary; its product with the state is the logit."""
         with jax.named_scope("head"):
             vectors = self.token_embedding.table if self.config.has_tied_head else self.head.T
-            return vectors.astype(self.config.compute_dtype)
+            return vectors[: self.config.padded_vocab_size].astype(self.config.compute_dtype)
 
     def logits(self, y: State) -> Logits:
         """Logits over the padded vocabulary; the padding's have probability zero."""

@@ -101,7 +101,7 @@ class Setup(PlacedModel):
 def expected_vocab_size(config: Config) -> int:
     """The vocabulary size that the config's tokenizer will have, before there is one."""
     tokenizer_size = 256 if config.data.tokenizer == "bytes" else config.data.tokenizer_vocab_size
-    return config.model.vocab_size or tokenizer_size
+    return config.model.vocab_size or config.model.embedding_rows or tokenizer_size
 
 
 def make_setup(

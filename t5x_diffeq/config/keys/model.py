@@ -115,6 +115,11 @@ class ModelKeys(Section):
     `up`, `gate` (llama), `down`. `()`: all of them"""
     vocab_size: Annotated[int | None, Values(int, 1, values.VOCABULARY, optional=True)] = key(None)
     """`None`: the tokenizer's. A number must equal the tokenizer's"""
+    embedding_rows: Annotated[int | None, Values(int, 1, values.VOCABULARY, optional=True)] = key(
+        None
+    )
+    """rows of the token embedding and of the head. `None`: one for each token. `convert` sets it if
+    a folder has more rows than its tokenizer has tokens; they are kept, and never predicted"""
     dtype: _Dtype = key("float32", finetune="if set")
     """data type of the computation. Parameters are always float32"""
     products: Annotated[str, one_of("dtype", "fp8")] = key("dtype", finetune="if set")
