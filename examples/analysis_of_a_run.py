@@ -6,7 +6,6 @@
 """
 
 # %%
-import jax.numpy as jnp
 import numpy as np
 
 import t5x_diffeq as td
@@ -43,9 +42,9 @@ print(
 
 # %% Lyapunov exponents: how a change of each token's state at t = 0 grows until t = 1, in the state
 # from which the token after the last one is predicted.
-tokens = jnp.asarray(run.tokenizer.encode(["def main():"])[0])[None]
+tokens = run.tokens("def main():")[None]
 exponents = lyapunov_exponents(
     run.run.placed.model, run.run.params, tokens, outputs=np.array([tokens.shape[1] - 1])
 )
-for piece, largest in zip("def main():", exponents.largest[0], strict=True):
+for piece, largest in zip(run.pieces("def main():"), exponents.largest[0], strict=True):
     print(f"{piece!r}: largest exponent {largest:.3f}")

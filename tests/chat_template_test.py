@@ -52,7 +52,7 @@ def test_an_exported_tokenizer_writes_conversations_as_ours(tmp_path, monkeypatc
         folder.mkdir()
         write_tokenizer(tokenizer, folder, max_length=100)
         theirs = AutoTokenizer.from_pretrained(folder)
-        plain = tokenizer.open(tokenizer.encode(["a plain text"])[0])
+        plain = tokenizer.read("a plain text", "the text")
         assert theirs("a plain text").input_ids == plain, folder
         tokens, trained = Chat(tokenizer).encode(messages)
         found = theirs.apply_chat_template(messages, return_assistant_tokens_mask=True)

@@ -55,5 +55,5 @@ def test_prompts_that_cannot_be_continued(setup, tmp_path):
     with pytest.raises(InputError, match=r"train\.sample_prompts is empty"):
         Samples.check(none.config, none)
     corpus = training_of(setup, tmp_path, TOKENIZER).corpus
-    with pytest.raises(InputError, match=r"train\.sample_prompts has a text of 500 tokens, .* 128"):
+    with pytest.raises(InputError, match=r"train\.sample_prompts has 500 tokens; .* 1 to 127: "):
         Samples.check_corpus(long.config, long, corpus)

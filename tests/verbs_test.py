@@ -151,7 +151,7 @@ def test_generate_several_prompts_until_a_text(workdir, capsys):
 def test_generate_stops_at_the_models_length(workdir, capsys):
     call(generate, f"--workdir={workdir}", "--prompt=line 1", "--max_tokens=50")
     assert "--max_tokens=50 is too large: 10 fit after the prompt" in capsys.readouterr().err
-    with pytest.raises(InputError, match="has 18 tokens, and the model's length is 16"):
+    with pytest.raises(InputError, match="has 18 tokens; the model takes 1 to 15: shorten 'ababa"):
         call(generate, f"--workdir={workdir}", "--prompt=" + "ab" * 9)
 
 

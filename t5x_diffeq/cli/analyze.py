@@ -122,18 +122,6 @@ def main() -> None:
     print(folder / page, flush=True)
 
 
-def _encode_prompt(tokenizer, text: str, limit: int) -> list[int]:
-    from t5x_diffeq.data.tokenizer import check_utf8
-
-    check_utf8(text, "--prompt")
-    (tokens,) = tokenizer.encode([text])
-    if not 1 <= len(tokens) <= limit:
-        raise InputError(
-            f"--prompt has {len(tokens)} tokens; the model takes 1 to {limit}: change the prompt"
-        )
-    return tokens.tolist()
-
-
 def _make_spectra_section(corpus, run, params: dict):
     from t5x_diffeq.analysis.spectra_section import spectra_section
     from t5x_diffeq.inference.validation import evaluate_split
@@ -152,11 +140,10 @@ def _make_lyapunov_section(corpus, run, params: dict):
     from t5x_diffeq.analysis.lyapunov_section import lyapunov_section
 
     limit = run.placed.model.config.max_length
-    opening = corpus.parts[0].validation[0][: min(_OPENING, limit)]
-    prompts = [_encode_prompt(corpus.tokenizer, text, limit) for text in _PROMPT.value]
-    prompts = prompts or [[int(token) for token in opening]]
-    texts = [corpus.tokenizer.pieces(prompt) for prompt in prompts]
-    return lyapunov_section(run.placed.model, params, prompts, texts, _CONVENTION.value)
+    texts = _PROMPT.value or [corpus.opening(min(_OPENING, limit - 1))]
+    prompts = [corpus.tokenizer.read(text, "--prompt", limit) for text in texts]
+    pieces = [corpus.tokenizer.pieces(prompt) for prompt in prompts]
+    return lyapunov_section(run.placed.model, params, prompts, pieces, _CONVENTION.value)
 
 
 def _make_clustering_section():

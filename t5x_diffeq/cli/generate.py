@@ -14,7 +14,7 @@ from t5x_diffeq.config.keys.values import INT32
 from t5x_diffeq.system.console import log, track
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.extras import need_package
-from t5x_diffeq.system.files import AnyPath, parse_path
+from t5x_diffeq.system.files import parse_path
 
 _OPENING = 16  # tokens of the validation text that form the prompt if none is given
 FLAGS = VerbFlags(__name__)
@@ -70,12 +70,11 @@ def main() -> None:
         adapters=parse_path(_ADAPTERS.value, "--adapters") if _ADAPTERS.value else None,
     ).at_depth(_NUM_STEPS.value)
     limit = run.placed.model.config.max_length
-    opening = corpus.parts[0].validation[0][: min(_OPENING, limit // 2)]
-    texts = _PROMPT.value or [tokenizer.decode(opening)]
-    chat = _chat_of(tokenizer, workdir) if _CHAT.value else None
+    texts = _PROMPT.value or [corpus.opening(min(_OPENING, limit // 2))]
+    chat = _chat_of(tokenizer, run) if _CHAT.value else None
     stops = [*_STOP.value, *([end] if chat and (end := chat.end_of_answer()) else [])]
     rows = [
-        Continuation(tokenizer, _encode_prompt(tokenizer, text, limit, chat), stops)
+        Continuation(tokenizer, _read_prompt(tokenizer, text, limit - 1, chat), stops)
         for text in texts
     ]
     room = limit - max(len(row.prompt) for row in rows)
@@ -99,38 +98,25 @@ def _check_flags() -> None:
         raise InputError(f"--temperature={_TEMPERATURE.value} must be 0, or from 0.001 to 1000")
 
 
-def _encode_prompt(tokenizer, text: str, max_length: int, chat) -> list[int]:
+def _read_prompt(tokenizer, text: str, limit: int, chat) -> list[int]:
     """The prompt's tokens; with a template, of a user's message and what precedes the answer."""
     from t5x_diffeq.data.chat import TemplateError
-    from t5x_diffeq.data.tokenizer import check_utf8
 
-    check_utf8(text, "--prompt")
     try:
-        if chat:
-            tokens = chat.ask(text)
-            opener = tokenizer.border.opener  # which opens a conversation in training
-            tokens = tokens if tokens[:1] == [opener] else [opener, *tokens]
-        else:
-            tokens = tokenizer.encode([text])[0].tolist()
+        return tokenizer.read(text, "--prompt", limit, chat.ask if chat else None)
     except TemplateError as error:
         raise InputError(f"--prompt={text!r}: the chat template refuses it: {error}") from error
-    if len(tokens) >= max_length:
-        raise InputError(
-            f"--prompt has {len(tokens)} tokens, and the model's length is {max_length}; "
-            "shorten the prompt"
-        )
-    return tokens
 
 
-def _chat_of(tokenizer, workdir: AnyPath):
+def _chat_of(tokenizer, run):
     from t5x_diffeq.data.chat import Chat
 
     if tokenizer.chat.template is None:
         raise InputError(
-            f"--chat: the run in {workdir} has no chat template; tune it with "
+            f"--chat: the run in {_WORKDIR.value} has no chat template; tune it with "
             "--config.data.loss_on=completion --config.data.chat_template=plain (or FILE.jinja)"
         )
-    return Chat(tokenizer, datetime.now())
+    return Chat(tokenizer, datetime.now(), run.placed.config.data.loss_on == "completion")
 
 
 def _continue_rows(rows, run, max_tokens: int) -> None:

@@ -35,13 +35,14 @@ class Chat:
     """A tokenizer that writes conversations with its chat template.
 
     Its methods raise an InputError if the template is invalid, `encode` and `ask` a TemplateError
-    if it rejects the conversation. `now` is the time that the template can ask for.
+    if it rejects the conversation. `now` is the time that the template can ask for; `trained`
+    says that the run was trained on conversations, each of which followed the end of another.
 
     Raises:
       InputError: if transformers isn't installed, or has no such tokenizer.
     """
 
-    def __init__(self, tokenizer: Tokenizer, now: datetime = _DAY_OF_DATA):
+    def __init__(self, tokenizer: Tokenizer, now: datetime = _DAY_OF_DATA, trained: bool = False):
         for package in ("jinja2", "transformers"):
             need_package(package, "a chat template")
         os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that torch is missing
@@ -53,7 +54,7 @@ class Chat:
                 "data.tokenizer: chat templates don't work with this sentencepiece model, which is "
                 "not a plain byte-pair encoding; name its tokenizer.json instead"
             )
-        self.tokenizer = tokenizer
+        self.tokenizer, self.trained = tokenizer, trained
         self._writer = PreTrainedTokenizerFast(tokenizer_object=fast)
         self._variables = {
             **tokenizer.special_tokens,
@@ -108,7 +109,9 @@ class Chat:
     def ask(self, question: str) -> list[int]:
         """The tokens of a user's message, and of what precedes the answer."""
         messages = [{"role": "user", "content": question}]
-        return self._apply(messages, add_generation_prompt=True)["input_ids"]
+        tokens = self._apply(messages, add_generation_prompt=True)["input_ids"]
+        opener = [self.tokenizer.border.opener] if self.trained else []
+        return tokens if tokens[:1] == opener else [*opener, *tokens]
 
     def end_of_answer(self) -> str:
         """What the template writes after an answer, such as `<|im_end|>`; empty if nothing."""

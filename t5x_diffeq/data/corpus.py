@@ -69,6 +69,10 @@ class Corpus:
             log(f"bits per byte is left out: {error}")
             return None
 
+    def opening(self, count: int) -> str:
+        """The text of the first `count` tokens of the validation split."""
+        return self.tokenizer.decode(self.parts[0].validation[0][:count])
+
     def amount(self, split: str) -> str:
         """The size of all parts: `1.23M tokens`, with how many of them have a loss if not all."""
         documents = [getattr(part, split) for part in self.parts]

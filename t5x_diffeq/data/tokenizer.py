@@ -3,7 +3,7 @@
 import json
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, ClassVar, NamedTuple
 
@@ -29,6 +29,11 @@ class Border(NamedTuple):
 
     end: int
     opener: int
+
+
+def as_list(ids: int | list[int] | None) -> list[int]:
+    """The ids that a folder gives as a list, as a single one, or not at all."""
+    return ids if isinstance(ids, list) else [] if ids is None else [ids]
 
 
 def check_utf8(text: str, name: str) -> None:
@@ -78,10 +83,43 @@ class Tokenizer(ABC):
         """The tokens between two documents: one without an opener is opened by `end_of_text`."""
         return Border(self.end_of_text, self.end_of_text if self.opener is None else self.opener)
 
-    def open(self, tokens: TokenSequence) -> list[int]:
-        """The tokens of a text as a model reads them: after the opener, if there is one."""
-        opened = [] if self.opener is None or [*tokens[:1]] == [self.opener] else [self.opener]
-        return [*opened, *map(int, tokens)]
+    @property
+    def stops(self) -> frozenset[int]:
+        """The tokens that end a continuation: `end_of_text`, and all stop ids of a folder."""
+        named = (settings.get("eos_token_id") for settings in self.imported.values())
+        return frozenset({self.end_of_text}.union(*map(as_list, named)))
+
+    def read(
+        self,
+        text: str,
+        name: str,
+        limit: int | None = None,
+        ask: Callable[[str], list[int]] | None = None,
+    ) -> list[int]:
+        """The tokens of a text as a model reads them: after the opener, if there is one.
+
+        Args:
+          name: what an error calls the text.
+          limit: most tokens that the model takes; an empty text is then the start of a document.
+            None for a part of a text, which can be empty and of any length.
+          ask: writes the text as a message (see `Chat.ask`), perhaps with the opener.
+
+        Raises:
+          InputError: if the text is not UTF-8, or has more tokens than `limit`.
+        """
+        check_utf8(text, name)
+        opener = [] if self.opener is None else [self.opener]
+        tokens = ask(text) if ask else self.encode([text])[0].tolist()
+        if not ask or tokens[:1] != opener:
+            tokens = [*opener, *tokens]
+        if limit is None:
+            return tokens
+        if len(tokens) > limit:
+            raise InputError(
+                f"{name} has {len(tokens)} tokens; the model takes 1 to {limit}: "
+                f"shorten {text!r:.60}"
+            )
+        return tokens or [self.border.opener]
 
     def pieces(self, tokens: TokenSequence) -> list[str]:
         """The text of each token; a character of several tokens stands at the last of them."""

@@ -69,9 +69,10 @@ class DiffEqLM(TemplateLM):
     def tok_encode(
         self, string: str, add_special_tokens: bool | None = None, **kwargs: object
     ) -> list[int]:
-        """The tokens of a text, opened as `Tokenizer.open` says unless that isn't wanted."""
-        (tokens,) = self.text.encode([string])
-        return tokens.tolist() if add_special_tokens is False else self.text.open(tokens)
+        """The tokens of a text, as `Tokenizer.read` says unless its opener isn't wanted."""
+        if add_special_tokens is False:
+            return self.text.encode([string])[0].tolist()
+        return self.text.read(string, "a text of the task")
 
     def _loglikelihood_tokens(
         self, requests: list[tuple[tuple[str, str], list[int], list[int]]], **kwargs: object

@@ -1,6 +1,5 @@
 """Hooks of training that sample text (`train.sample_every`) and run tasks (`config.tasks`)."""
 
-from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, ClassVar
 
@@ -9,7 +8,6 @@ import jax.numpy as jnp
 
 from t5x_diffeq.config.config import Config, TasksKeys
 from t5x_diffeq.data.corpus import Corpus
-from t5x_diffeq.data.tokenizer import Tokenizer, check_utf8
 from t5x_diffeq.inference.sampling import Continuation, Sampling, generate, grow
 from t5x_diffeq.model.sub_fields import need_methods
 from t5x_diffeq.system.errors import InputError
@@ -41,7 +39,7 @@ class Samples(Hook):
             return
         self.texts = training.config.train.sample_prompts
         room = self.placed.model.config.max_length
-        self.prompts = _encode_prompts(self.texts, room, self.tokenizer)
+        self.prompts = self.read_prompts(training.config, training.setup, training.corpus)
         self.limit = min(_TOKENS, room - max(map(len, self.prompts)))
 
     @classmethod
@@ -57,9 +55,16 @@ class Samples(Hook):
     def check_corpus(cls, config: Config, setup: Setup, corpus: Corpus) -> None:
         """Checks that no prompt is too long."""
         if config.train.sample_every is not None:
-            _encode_prompts(
-                config.train.sample_prompts, setup.model.config.max_length, corpus.tokenizer
-            )
+            cls.read_prompts(config, setup, corpus)
+
+    @staticmethod
+    def read_prompts(config: Config, setup: Setup, corpus: Corpus) -> list[list[int]]:
+        """The tokens of each prompt; at least one more fits."""
+        limit = setup.model.config.max_length - 1
+        return [
+            corpus.tokenizer.read(text, "train.sample_prompts", limit)
+            for text in config.train.sample_prompts
+        ]
 
     def keys(self) -> jax.Array:
         """A key for each row, the same however many rows there are."""
@@ -82,20 +87,6 @@ class Samples(Hook):
         texts = [prompt + row.completion() for prompt, row in zip(self.texts, rows, strict=True)]
         named = {f"sample/{n}": text for n, text in enumerate(texts)}
         self.training.writer.write_texts(position.step, named)
-
-
-def _encode_prompts(texts: Sequence[str], room: int, tokenizer: Tokenizer) -> list[list[int]]:
-    """The tokens of each prompt, at least one."""
-    for text in texts:
-        check_utf8(text, "train.sample_prompts")
-    prompts = [tokenizer.open(tokens) for tokens in tokenizer.encode([*texts])]
-    for text, prompt in zip(texts, prompts, strict=True):
-        if len(prompt) >= room:
-            raise InputError(
-                f"train.sample_prompts has a text of {len(prompt)} tokens, and the model's length "
-                f"is {room}; shorten it: {text[:40]!r}"
-            )
-    return [prompt or [tokenizer.border.opener] for prompt in prompts]
 
 
 @cache

@@ -167,12 +167,13 @@ class Continuation:
         limit: int | None = None,
     ):
         self.tokenizer, self.prompt, self.stops, self.limit = tokenizer, prompt, stops, limit
+        self.stops_at = tokenizer.stops
         self.tokens: list[int] = []
         self.ended = False
 
     def add(self, token: int) -> None:
         """Adds a token, which may end the continuation; does nothing if it has ended."""
-        if self.ended or token == self.tokenizer.end_of_text:
+        if self.ended or token in self.stops_at:
             self.ended = True
             return
         self.tokens.append(token)
@@ -192,7 +193,8 @@ class Continuation:
 
     def text(self) -> str:
         """Prompt and continuation."""
-        opened = self.prompt[:1] == [self.tokenizer.opener]
+        opener = self.tokenizer.opener, self.tokenizer.border.opener
+        opened = self.prompt[:1] == [opener[0]] or self.prompt == [opener[1]]
         return self.tokenizer.decode(self.prompt[opened:]) + self.completion()
 
 

@@ -27,7 +27,7 @@ from t5x_diffeq.checkpoints.workdir import read_config
 from t5x_diffeq.config.config import Config
 from t5x_diffeq.config.keys.model import ModelKeys
 from t5x_diffeq.data.corpus import Corpus, load_corpus
-from t5x_diffeq.data.tokenizer import Tokenizer, check_utf8
+from t5x_diffeq.data.tokenizer import Tokenizer
 from t5x_diffeq.inference import validation
 from t5x_diffeq.inference.notebook import Figures, Trajectory, WeightsOverTime
 from t5x_diffeq.inference.sampling import BUCKET, Continuation, Sampling, generate, grow
@@ -188,7 +188,7 @@ class TrainedRun:
         Raises:
           InputError: if the text is empty, or longer than the model's length.
         """
-        return self._read(LanguageModel.__call__, self._tokens(text))[0]
+        return self._read(LanguageModel.__call__, self.tokens(text))[0]
 
     def trajectory(self, text: str) -> Trajectory:
         """The states y at t = 0, 1/N, ..., 1, for the N solver steps of the run's grid.
@@ -198,7 +198,7 @@ class TrainedRun:
         Raises:
           InputError: if the text is empty, or longer than the model's length.
         """
-        tokens = self._tokens(text)
+        tokens = self.tokens(text)
         states = self._read(LanguageModel.trajectory_of_pass, tokens)[:, 0]
         t = np.arange(self.num_steps + 1) / self.num_steps
         return Trajectory.of(np.asarray(states), t, self.tokenizer.pieces(tokens.tolist()))
@@ -209,7 +209,7 @@ class TrainedRun:
         Raises:
           InputError: if the text has fewer than two tokens, or is longer than the model's length.
         """
-        tokens = self._tokens(text)
+        tokens = self.tokens(text)
         if len(tokens) < 2:
             raise InputError(f"{text!r} has {len(tokens)} tokens; a loss takes at least 2")
         logits = self.logits(text)[:-1, : self.tokenizer.vocab_size]
@@ -269,7 +269,7 @@ class TrainedRun:
         if max_tokens < 1:
             raise InputError(f"max_tokens={max_tokens}; it must be at least 1")
         sampling = sampling or Sampling(temperature, top_k, top_p)
-        tokens = [self._tokens(text).tolist() for text in texts]
+        tokens = [self.tokens(text).tolist() for text in texts]
         room = self._model.max_length - max(map(len, tokens))
         rows = [Continuation(self.tokenizer, each) for each in tokens]
         with self.run.placed.context():
@@ -295,27 +295,16 @@ class TrainedRun:
         """The text's tokens as the model reads them; `pieces` has their texts.
 
         Raises:
-          InputError: if the text is longer than the model's length, or not UTF-8.
+          InputError: if the text is empty, longer than the model's length, or not UTF-8.
         """
-        check_utf8(text, "the text")
-        tokens = self.tokenizer.open(self.tokenizer.encode([text])[0]) if text else []
-        limit = self._model.max_length
-        if len(tokens) > limit:
-            raise InputError(
-                f"the text has {len(tokens)} tokens, and the model's length is {limit}"
-            )
+        if not text:
+            raise InputError(f"the text {text!r} has no tokens; give at least one")
+        tokens = self.tokenizer.read(text, "the text", self._model.max_length)
         return jnp.asarray(tokens, jnp.int32)
 
     def pieces(self, text: str) -> list[str]:
         """The text of each token of a text, which together are the text."""
         return self.tokenizer.pieces(self.tokens(text).tolist())
-
-    def _tokens(self, text: str) -> Int[Array, " L"]:
-        """At least one token."""
-        tokens = self.tokens(text)
-        if not len(tokens):
-            raise InputError(f"the text {text!r} has no tokens; give at least one")
-        return tokens
 
     def _read(self, method: Callable, tokens: Int[Array, " L"]) -> Array:
         """A method of the model on one row of tokens: an array whose third axis is the width.

@@ -74,7 +74,6 @@ class Explorer:
     def about(self) -> Answer:
         """The run's name, model and grids, and a text to begin with."""
         c = self.config
-        opening = self.trained.corpus.parts[0].validation[0][: min(_OPENING, c.max_length // 2)]
         return {
             "name": self.name,
             "step": self.trained.run.step,
@@ -86,7 +85,7 @@ class Explorer:
             "offered": self.offered,
             "schemes": self.schemes,
             "smooth": self.smooth,
-            "text": self.tokenizer.decode(opening),
+            "text": self.trained.corpus.opening(min(_OPENING, c.max_length // 2)),
         }
 
     def _describe(self, grid: Depth) -> Answer:
@@ -108,10 +107,9 @@ class Explorer:
         return {"num_steps": num_steps, "scheme": scheme, "trained": trained, "note": note}
 
     def _tokens(self, text: str) -> list[int]:
-        tokens = self.trained.tokens(text).tolist()
-        if not tokens:
+        if not text:
             raise InputError("the text has no tokens; write something")
-        return tokens
+        return self.trained.tokens(text).tolist()
 
     def tokens(self, text: str, grid: Depth) -> Answer:
         """What is known of a reading before it is computed: its tokens, and what its grid means.
