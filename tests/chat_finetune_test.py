@@ -10,7 +10,7 @@ from configs import finetune as finetune_config
 from t5x_diffeq.cli import export, generate
 from t5x_diffeq.cli.finetune import finetune
 from t5x_diffeq.config.config import flatten
-from t5x_diffeq.data.file_tokenizers import load_tokenizer
+from t5x_diffeq.data.tokenizer_folder import load_tokenizer
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.training.tracking.jsonl import read_metrics
 

@@ -22,11 +22,13 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from t5x_diffeq.config.config import Config
 from t5x_diffeq.data import chat as chat_module
-from t5x_diffeq.data.chat import Chat, TemplateError, _bounded, parse_sentencepiece
+from t5x_diffeq.data.chat import Chat, TemplateError, _bounded
 from t5x_diffeq.data.chat_template import ChatFormat, read_chat_format, read_template
-from t5x_diffeq.data.file_tokenizers import SentencePieceTokenizer, load_tokenizer
+from t5x_diffeq.data.fast_tokenizer import parse_sentencepiece
+from t5x_diffeq.data.file_tokenizers import SentencePieceTokenizer
 from t5x_diffeq.data.recipe import adopt_tokenizer, make_tokenizer, tokenizer_in, with_template
 from t5x_diffeq.data.tokenizer import ByteTokenizer
+from t5x_diffeq.data.tokenizer_folder import load_tokenizer
 from t5x_diffeq.hf.tokenizer_files import write_tokenizer
 from t5x_diffeq.system.errors import InputError
 
@@ -60,6 +62,17 @@ def test_an_exported_tokenizer_writes_conversations_as_ours(tmp_path, monkeypatc
         assert list(found["assistant_masks"]) == trained.astype(int).tolist(), folder
         asked = theirs.apply_chat_template(TURN[:1], add_generation_prompt=True)
         assert list(asked["input_ids"]) == Chat(tokenizer).ask("a"), folder
+
+
+def test_what_stands_before_a_question():
+    """Without an opener nothing, except what stood there when the run was tuned."""
+    tokenizer = chat_tokenizer_of("json", CHATML)
+    end = tokenizer.end_of_text
+    written = Chat(tokenizer).ask("a")
+    assert tokenizer.read("a", "--prompt", 99, Chat(tokenizer).ask) == written
+    assert written[0] == tokenizer.token_id("<|im_start|>")
+    tuned = Chat(tokenizer, trained=True).ask
+    assert tokenizer.read("a", "--prompt", 99, tuned) == [end, *written]
 
 
 def test_a_template_asks_for_the_day():
@@ -108,7 +121,7 @@ def test_what_can_not_be_written():
         chat_of("{% if %}").ask("a")
     model = chat_tokenizer_of("sentencepiece").model
     normalising = SentencePieceTokenizer(model)
-    proto = parse_sentencepiece(normalising)
+    proto = parse_sentencepiece(normalising.model)
     proto.normalizer_spec.precompiled_charsmap = b"some"
     normalising.model = proto.SerializeToString()
     with pytest.raises(InputError, match=r"is not a plain byte-pair .*; name its tokenizer.json"):

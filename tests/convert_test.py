@@ -7,10 +7,11 @@ import jax
 import ml_dtypes
 import numpy as np
 import pytest
-from exported_models import LENGTH, rewrite, save_model
+from exported_models import LENGTH, rewrite, save_model, tokenizer_of
 from safetensors.numpy import save_file
 
-from t5x_diffeq.data.file_tokenizers import load_tokenizer
+from t5x_diffeq.config.config import Config
+from t5x_diffeq.data.tokenizer_folder import load_tokenizer
 from t5x_diffeq.hf.folder import TensorFiles
 from t5x_diffeq.hf.from_pretrained import (
     pretrained_params,
@@ -20,11 +21,19 @@ from t5x_diffeq.hf.from_pretrained import (
 )
 from t5x_diffeq.hf.save_pretrained import save_pretrained
 from t5x_diffeq.hf.to_peft import check_no_adapters
+from t5x_diffeq.hf.tokenizer_files import write_tokenizer
 from t5x_diffeq.model.config import ModelConfig
 from t5x_diffeq.model.layers.rotary import rotary_table
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.training.load import Run
 from t5x_diffeq.training.setup import make_setup
+
+
+@pytest.fixture
+def tokenizer_folder(tmp_path):
+    """A folder with a `tokenizer.model` and its `tokenizer.json`."""
+    write_tokenizer(tokenizer_of("sentencepiece"), tmp_path, LENGTH)
+    return tmp_path
 
 
 def read(run, folder):
@@ -108,6 +117,48 @@ def test_what_a_folder_says_besides_comes_back(name, tmp_path):
     for file in said:
         before, after = (json.loads((folder / file).read_text()) for folder in (out, again))
         assert after == before
+
+
+@pytest.mark.parametrize(
+    ("config", "generation", "stops", "end"),
+    [
+        ([7, 9], None, {7, 9}, 7),
+        (7, [9, 8], {7, 8, 9}, 7),
+        (None, [9, 7], {7, 9}, 9),
+        (None, None, {2}, 2),
+    ],
+)
+def test_any_stop_id_of_a_folder_stops(config, generation, stops, end, tokenizer_folder, small):
+    """Documents are closed by the first one."""
+    for file, ids in (("config.json", config), ("generation_config.json", generation)):
+        (tokenizer_folder / file).write_text(json.dumps({"eos_token_id": ids}))
+    found = read_config_json(tokenizer_folder)
+    small.data.tokenizer = "sentencepiece"  # the folder's own
+    as_run, tokenizer = with_tokenizer(Config.of(small), found, tokenizer_folder)
+    assert (tokenizer.stops, tokenizer.end_of_text) == (stops, end)
+    again = Config.of(small).with_values({"data.tokenizer": as_run.data.tokenizer})
+    assert with_tokenizer(again, found, tokenizer_folder)[1].stops == stops
+
+
+@pytest.mark.parametrize("ids", [[7, 9999], [7, -1], [7, "</s>"], [7, True]])
+def test_stop_ids_that_no_token_has(ids, tokenizer_folder, small):
+    (tokenizer_folder / "config.json").write_text("{}")
+    (tokenizer_folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ids}))
+    small.data.tokenizer = "sentencepiece"
+    with pytest.raises(InputError, match=f"eos_token_id is {ids[1]!r}, and tokenizer.model has no"):
+        with_tokenizer(Config.of(small), {}, tokenizer_folder)
+
+
+def test_tokenizer_json_says_what_a_folder_reads(tokenizer_folder, small):
+    """Beside a `tokenizer.model` that says something else, too."""
+    small.data.tokenizer = "sentencepiece"
+    model = with_tokenizer(Config.of(small), {}, tokenizer_folder)[1]
+    content = json.loads((tokenizer_folder / "tokenizer.json").read_text())
+    content["normalizer"] = {"type": "Lowercase"}
+    (tokenizer_folder / "tokenizer.json").write_text(json.dumps(content))
+    tokenizer = with_tokenizer(Config.of(small), {}, tokenizer_folder)[1]
+    upper, lower = (tokenizer.encode([text])[0].tolist() for text in ("DEF", "def"))
+    assert upper == lower != model.encode(["DEF"])[0].tolist()
 
 
 def assert_same_numbers(found, expected):

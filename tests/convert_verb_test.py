@@ -17,9 +17,9 @@ from configs import default
 from t5x_diffeq.cli import convert, evaluate, export
 from t5x_diffeq.config.config import Config
 from t5x_diffeq.data.chat_template import read_chat_format
+from t5x_diffeq.data.tokenizer_folder import read_tokenizer, tokenizer_file
 from t5x_diffeq.hf.folder import TensorFiles
 from t5x_diffeq.hf.from_pretrained import read_config_json, with_model
-from t5x_diffeq.hf.tokenizer_files import tokenizer_file
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.training.load import load_run
 from t5x_diffeq.training.objective import batch_losses
@@ -177,7 +177,7 @@ def test_two_files_that_state_one_fact(good_folder, tmp_path):
     (folder / "tokenizer.json").unlink()
     (folder / "added_tokens.json").write_text('{"<|im_start|>": 999}')
     with pytest.raises(InputError, match=r"tokenizer.model doesn't have .* such as <\|im_start\|>"):
-        tokenizer_file(folder)
+        read_tokenizer(tokenizer_file(folder))
     (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "b.safetensors"}}')
     with pytest.raises(InputError, match="and so may hold two models; delete what isn't"):
         TensorFiles(folder)

@@ -8,13 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from t5x_diffeq.config.config import Config
-from t5x_diffeq.data.file_tokenizers import (
-    HuggingFaceTokenizer,
-    SentencePieceTokenizer,
-    load_tokenizer,
-)
+from t5x_diffeq.data.file_tokenizers import HuggingFaceTokenizer, SentencePieceTokenizer
 from t5x_diffeq.data.recipe import make_tokenizer
 from t5x_diffeq.data.tokenizer import ByteTokenizer
+from t5x_diffeq.data.tokenizer_folder import load_tokenizer
+from t5x_diffeq.inference.sampling import Continuation
 from t5x_diffeq.system.errors import InputError
 
 TEXTS = [
@@ -150,6 +148,92 @@ def test_what_a_folder_puts_before_every_text(hugging_face, small, tmp_path, tem
     if opener is not None:  # a run from before there were openers goes on without one
         (tmp_path / "saved" / "opener.json").unlink()
         assert load_tokenizer(tmp_path / "saved").opener is None
+
+
+def nucleotides(**changes):
+    """The content of a tokenizer.json whose alphabet is ACGT: no other text has tokens."""
+    pytest.importorskip("tokenizers", reason="tokenizers isn't installed")
+    from tokenizers import Tokenizer, models
+
+    made = Tokenizer(models.BPE({letter: n for n, letter in enumerate("ACGT")}, []))
+    made.add_special_tokens(["</s>"])
+    content = json.loads(made.to_str())
+    return {**content, **changes, "model": {**content["model"], **changes.get("model", {})}}
+
+
+def test_ids_that_no_token_has(small, tmp_path):
+    """The vocabulary's size is the largest id and 1, also where a text has no tokens."""
+    path = tmp_path / "tokenizer.json"
+    small.data.tokenizer = str(path)
+    gaps = {"vocab": {"A": 0, "C": 7, "G": 90, "T": 3, "</s>": 5}}
+    for vocabulary, size in (({}, 5), (gaps, 91)):
+        path.write_text(json.dumps(nucleotides(model=vocabulary)))
+        tokenizer = make_tokenizer(Config.of(small).data, [])
+        assert (tokenizer.vocab_size, tokenizer.opener) == (size, None)
+        assert [*map(len, tokenizer.encode(["a", "GATTACA"]))] == [0, 7]
+        assert tokenizer.decode(tokenizer.encode(["G"])[0]) == "G"
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("tokenizer.json", nucleotides(model={"dropout": 0.1}), "dropout is 0.1"),
+        ("tokenizer_config.json", {"add_prefix_space": True}, "is True, and tokenizer.json says F"),
+        ("tokenizer_config.json", {"do_lower_case": True}, "do_lower_case is True, and tokenizer"),
+        ("tokenizer_config.json", {"keep_accents": True}, "keep_accents is True; the key is unk"),
+        ("tokenizer_config.json", {"sp_model_kwargs": {"alpha": 1}}, "sp_model_kwargs is {'alpha"),
+        ("tokenizer_config.json", {"pad_token": "[PAD]"}, r"1 tokens .* such as \[PAD\]; write"),
+        ("added_tokens.json", {"</s>": 9}, "tokens that the files beside it name, such as </s>"),
+    ],
+)
+def test_settings_that_can_not_be_obeyed(file, content, message, small, tmp_path):
+    (tmp_path / "tokenizer.json").write_text(json.dumps(nucleotides()))
+    (tmp_path / file).write_text(json.dumps(content))
+    small.data.tokenizer = str(tmp_path / "tokenizer.json")
+    with pytest.raises(InputError, match=message):
+        make_tokenizer(Config.of(small).data, [])
+
+
+def test_templates_that_a_run_does_not_have(hugging_face, small, tmp_path):
+    for template in ("<s> </s> $A", "$A <s>"):
+        (tmp_path / "tokenizer.json").write_text(templated(hugging_face, template))
+        small.data.update(tokenizer=str(tmp_path / "tokenizer.json"), end_of_text="</s>")
+        with pytest.raises(InputError, match=r"after every text; a run can put one token before"):
+            make_tokenizer(Config.of(small).data, [])
+
+
+def test_a_text_is_read_with_its_opener(sentencepiece):
+    tokenizer = SentencePieceTokenizer(sentencepiece.model)
+    plain = tokenizer.encode(["def f"])[0].tolist()
+    start, end = tokenizer.processor.bos_id(), tokenizer.end_of_text
+    assert tokenizer.read("def f", "--prompt", len(plain)) == plain
+    assert (tokenizer.read("", "--prompt", 5), tokenizer.read("", "a text")) == ([end], [])
+    tokenizer.open_with(start)
+    assert tokenizer.read("def f", "--prompt", 1 + len(plain)) == [start, *plain]
+    assert tokenizer.read("", "--prompt", 5) == tokenizer.read("", "a text") == [start]
+    asked = [tokenizer.read("a", "--prompt", 5, lambda _, t=t: t) for t in ([7], [start, 7])]
+    assert asked == [[start, 7]] * 2  # a chat template can write it, too
+    with pytest.raises(InputError, match=r"--prompt has 3 tokens; the model takes 1 to 2: shorten"):
+        tokenizer.read("a", "--prompt", 2, lambda _: [7, 8])
+    with pytest.raises(InputError, match=r"--prompt is not UTF-8 text"):
+        tokenizer.read("\ud800", "--prompt", 2)
+
+
+def test_every_stop_id_of_a_folder_ends_a_continuation(tmp_path):
+    tokenizer = ByteTokenizer()
+    tokenizer.imported = {
+        "config.json": {"eos_token_id": [0, 58]},
+        "generation_config.json": {"eos_token_id": 59},
+        "tokenizer_config.json": {},
+    }
+    tokenizer.save(tmp_path)
+    tokenizer = load_tokenizer(tmp_path)
+    assert tokenizer.stops == {0, 58, 59} and tokenizer.border == (0, 0)
+    for stop in tokenizer.stops:
+        row = Continuation(tokenizer, [97])
+        row.add(98)
+        row.add(stop)
+        assert row.ended and row.text() == "ab"
 
 
 def test_a_sentencepiece_model_that_opens_every_text(sentencepiece, small, tmp_path):

@@ -173,7 +173,7 @@ def _evaluate_tasks(workdir: AnyPath, grids: _Grids) -> None:
     need_package("lm_eval", "--tasks", "leave it out")
     import jax
 
-    from t5x_diffeq.data.file_tokenizers import load_tokenizer
+    from t5x_diffeq.data.tokenizer_folder import load_tokenizer
     from t5x_diffeq.inference import harness
 
     tokenizer = load_tokenizer(workdir / "tokenizer")  # nothing else of its data is needed

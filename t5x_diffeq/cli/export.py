@@ -36,7 +36,7 @@ def main() -> None:
     to = flag_values.parse_folder(_OUTPUT, "export")
 
     from t5x_diffeq.checkpoints.workdir import read_config
-    from t5x_diffeq.data.file_tokenizers import load_tokenizer  # importing JAX takes seconds
+    from t5x_diffeq.data.tokenizer_folder import load_tokenizer  # importing JAX takes seconds
     from t5x_diffeq.hf.folder import local_path, need_packages
     from t5x_diffeq.hf.save_pretrained import save_pretrained
     from t5x_diffeq.training.load import load_run

@@ -65,8 +65,8 @@ def _take_over(given: Mapping[str, object], workdir: AnyPath, first: bool) -> Co
     from t5x_diffeq.checkpoints.restoring import find_step
     from t5x_diffeq.checkpoints.workdir import CONFIG_FILE, check_config, read_config
     from t5x_diffeq.data.corpus import check_tokenizers
-    from t5x_diffeq.data.file_tokenizers import load_tokenizer
     from t5x_diffeq.data.recipe import adopt_tokenizer
+    from t5x_diffeq.data.tokenizer_folder import load_tokenizer
     from t5x_diffeq.model.config import ModelConfig
     from t5x_diffeq.training.config_checks import check_combinations
     from t5x_diffeq.training.load import PretrainedRun

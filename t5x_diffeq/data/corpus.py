@@ -9,7 +9,6 @@ from functools import cached_property
 
 from t5x_diffeq.config.config import DataKeys, check_vocab_size
 from t5x_diffeq.data.documents import ConcatenatedDocuments
-from t5x_diffeq.data.file_tokenizers import load_tokenizer
 from t5x_diffeq.data.manifest import MANIFEST, MASKS, SPLITS, read_manifest
 from t5x_diffeq.data.named_source import load_source, part_configs
 from t5x_diffeq.data.preparation import fingerprint_of, prepare_shards
@@ -18,6 +17,7 @@ from t5x_diffeq.data.shards import ShardedDocuments, read_shard_facts
 from t5x_diffeq.data.sources import Source
 from t5x_diffeq.data.token_bytes import NoByteLengthsError, TokenBytes, token_bytes
 from t5x_diffeq.data.tokenizer import Tokenizer
+from t5x_diffeq.data.tokenizer_folder import load_tokenizer
 from t5x_diffeq.system import files
 from t5x_diffeq.system.console import format_count, log
 from t5x_diffeq.system.errors import InputError

@@ -1,4 +1,4 @@
-"""Tokenizers that are read from a file, or trained into one; and those that a run has saved."""
+"""Tokenizers that are a file: a sentencepiece model, or a `tokenizer.json`."""
 
 import io
 import os
@@ -9,22 +9,12 @@ import numpy as np
 import sentencepiece
 from jaxtyping import Integer
 
-from t5x_diffeq.data.chat_template import read_chat_format
-from t5x_diffeq.data.tokenizer import (
-    BYTES_FILE,
-    END_FILE,
-    IMPORTED_FILE,
-    OPENER_FILE,
-    ByteTokenizer,
-    Tokenizer,
-    TokenSequence,
-)
+from t5x_diffeq.data.tokenizer import Tokenizer, TokenSequence
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.extras import need_package
-from t5x_diffeq.system.files import AnyPath, describe_error, digest, parse_json
+from t5x_diffeq.system.files import describe_error, digest
 
-_MODEL_FILE = "sentencepiece.model"
-_JSON_FILE = "tokenizer.json"
+MODEL_FILE, JSON_FILE = "sentencepiece.model", "tokenizer.json"  # in the folder of a run
 ENDS_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
 _LINE_CHARACTERS = 1000  # sentencepiece skips lines longer than about 4000 bytes
 
@@ -57,7 +47,7 @@ class SentencePieceTokenizer(FileTokenizer):
       RuntimeError: if the content isn't a sentencepiece model.
     """
 
-    _file = _MODEL_FILE
+    _file = MODEL_FILE
 
     def __init__(self, model: bytes, end_of_text: str | None = None):
         self.processor = sentencepiece.SentencePieceProcessor(model_proto=model)
@@ -119,7 +109,7 @@ class SentencePieceTokenizer(FileTokenizer):
     def token_id(self, name: str) -> int | None:
         """The token of this name, if there is one."""
         token: int = self.processor.piece_to_id(name)
-        return None if token == self.processor.unk_id() else token
+        return token if self.token_name(token) == name else None
 
     def token_name(self, token: int) -> str:
         """The name of a token."""
@@ -145,7 +135,7 @@ class HuggingFaceTokenizer(FileTokenizer):
       ValueError: if the content isn't a `tokenizer.json`.
     """
 
-    _file = _JSON_FILE
+    _file = JSON_FILE
 
     def __init__(self, model: bytes, end_of_text: str | None = None):
         need_package("tokenizers", "tokenizer.json")
@@ -155,15 +145,13 @@ class HuggingFaceTokenizer(FileTokenizer):
             self.processor = tokenizers.Tokenizer.from_str(model.decode("utf-8"))
         except Exception as error:  # the library raises bare Exceptions
             raise ValueError(f"{error}") from error
-        first = self.processor.encode("a")
-        puts_before = first.ids[0] if first.special_tokens_mask[0] else None
         # With add_special_tokens=False all that it would do is leave spaces out of offsets.
         self.processor.post_processor = tokenizers.processors.ByteLevel(trim_offsets=False)
         self.processor.no_padding()
         self.processor.no_truncation()
-        self.vocab_size = self.processor.get_vocab_size(with_added_tokens=True)
         candidates = ENDS_OF_TEXT if end_of_text is None else (end_of_text,)
         vocabulary = self.processor.get_vocab(with_added_tokens=True)
+        self.vocab_size = max(vocabulary.values(), default=-1) + 1  # some ids can be unused
         end = next((token for token in candidates if token in vocabulary), None)
         if end is None:
             raise InputError(
@@ -172,7 +160,6 @@ class HuggingFaceTokenizer(FileTokenizer):
             )
         super().__init__(model, end)
         self.end_of_text = vocabulary[end]
-        self.open_with(puts_before)
         self.fingerprint = digest([model, str(self.end_of_text).encode()])
 
     def token_id(self, name: str) -> int | None:
@@ -202,43 +189,3 @@ def _lines(texts: Iterable[str]) -> Iterator[str]:
         for line in text.splitlines():
             for start in range(0, len(line), _LINE_CHARACTERS):
                 yield line[start : start + _LINE_CHARACTERS]
-
-
-def read_tokenizer(path: AnyPath, end_of_text: str | None = None) -> FileTokenizer:
-    """The tokenizer in a file: a `tokenizer.json`, else a sentencepiece model."""
-    kind = HuggingFaceTokenizer if path.suffix == ".json" else SentencePieceTokenizer
-    try:
-        tokenizer: FileTokenizer = kind(path.read_bytes(), end_of_text)
-    except (RuntimeError, ValueError, OSError) as error:
-        # What sentencepiece says of a file that is no model is a line of its own source code.
-        reason = "" if isinstance(error, RuntimeError) else f" ({describe_error(error)})"
-        raise InputError(
-            f"the tokenizer's file {path} is neither a sentencepiece model nor a tokenizer.json"
-            f"{reason}; restore it, or name another (data.tokenizer)"
-        ) from error
-    tokenizer.chat = read_chat_format(path.parent)
-    return tokenizer
-
-
-def load_tokenizer(folder: AnyPath) -> Tokenizer | None:
-    """The tokenizer saved in `folder`, or None; an InputError if it is damaged."""
-    try:
-        end, imported, opener = (
-            parse_json((folder / name).read_bytes()) if (folder / name).exists() else None
-            for name in (END_FILE, IMPORTED_FILE, OPENER_FILE)
-        )
-    except ValueError as error:
-        raise InputError(
-            f"a JSON file in {folder} is damaged: {error}; restore it, or start in a new --workdir"
-        ) from error
-    for name in (_MODEL_FILE, _JSON_FILE):
-        if (folder / name).exists():
-            tokenizer = read_tokenizer(folder / name, end)
-            tokenizer.imported = imported or {}
-            tokenizer.open_with(opener)
-            return tokenizer
-    if not (folder / BYTES_FILE).exists():
-        return None
-    byte_tokenizer = ByteTokenizer()
-    byte_tokenizer.chat, byte_tokenizer.imported = read_chat_format(folder), imported or {}
-    return byte_tokenizer

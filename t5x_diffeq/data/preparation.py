@@ -13,12 +13,12 @@ import numpy as np
 from jaxtyping import Integer
 
 from t5x_diffeq.data.encoding import TextEncoder, encoder_of
-from t5x_diffeq.data.file_tokenizers import load_tokenizer
 from t5x_diffeq.data.manifest import MASKS, SPLITS
 from t5x_diffeq.data.rows import Skipped
 from t5x_diffeq.data.shards import RECORD_TOKENS, merge_shards, read_shard_facts, stem, write_shard
 from t5x_diffeq.data.sources import Source
 from t5x_diffeq.data.tokenizer import Tokenizer
+from t5x_diffeq.data.tokenizer_folder import load_tokenizer
 from t5x_diffeq.system.console import Progress, log
 from t5x_diffeq.system.errors import InputError, RunError
 from t5x_diffeq.system.files import AnyPath, digest

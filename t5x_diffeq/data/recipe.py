@@ -8,21 +8,15 @@ from t5x_diffeq.config.config import DataKeys
 from t5x_diffeq.data import chat_template
 from t5x_diffeq.data.conversations import find_text_fault, text_of_conversation
 from t5x_diffeq.data.documents import Documents
-from t5x_diffeq.data.file_tokenizers import (
-    FileTokenizer,
-    HuggingFaceTokenizer,
-    SentencePieceTokenizer,
-    load_tokenizer,
-    read_tokenizer,
-)
+from t5x_diffeq.data.file_tokenizers import SentencePieceTokenizer
 from t5x_diffeq.data.tokenizer import ByteTokenizer, Tokenizer
+from t5x_diffeq.data.tokenizer_folder import load_tokenizer, read_tokenizer
 from t5x_diffeq.system.console import Progress, log
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.extras import need_package
 from t5x_diffeq.system.files import AnyPath, parse_json, parse_path, remove_folder, write_whole
 
 _RECIPE = "recipe.json"
-_CONFIG_FILE = "tokenizer_config.json"  # of Hugging Face, beside a tokenizer's file
 _TRAINING_DOCUMENTS = 1_000_000  # at most this many, evenly spaced, train a tokenizer
 _TRAINING_CHARACTERS = 100_000  # of each, from its beginning
 
@@ -69,32 +63,7 @@ def _make_tokenizer(data: DataKeys, documents: Documents) -> Tokenizer:
             f"data.tokenizer is {data.tokenizer!r}; it can be sentencepiece (trained on the data), "
             "bytes, or the path of a sentencepiece model or a tokenizer.json"
         )
-    file_tokenizer = read_tokenizer(path, data.end_of_text)
-    file_tokenizer.open_with(_opener_of(file_tokenizer, path.parent))
-    return file_tokenizer
-
-
-def _opener_of(tokenizer: FileTokenizer, folder: AnyPath) -> int | None:
-    """The token that the folder of a tokenizer's file puts before every text, if it does.
-
-    As in transformers 5.24: a `tokenizer.json` says it itself, and of a sentencepiece model it is
-    said by `add_bos_token`.
-    """
-    if isinstance(tokenizer, HuggingFaceTokenizer):
-        return tokenizer.opener
-    path = folder / _CONFIG_FILE
-    config = chat_template.read_settings(path)
-    if not config.get("add_bos_token"):
-        return None
-    named = config.get("bos_token", tokenizer.special_tokens.get("bos_token"))
-    name = chat_template.special_token(named)
-    token = None if name is None else tokenizer.token_id(name)
-    if token is None:
-        raise InputError(
-            f"{path} says add_bos_token, and its bos_token {named!r} isn't in the tokenizer; name "
-            "one that it has, or set add_bos_token to false"
-        )
-    return token
+    return read_tokenizer(path, data.end_of_text)
 
 
 def with_template(tokenizer: Tokenizer, data: DataKeys) -> Tokenizer:

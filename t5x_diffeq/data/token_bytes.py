@@ -146,5 +146,6 @@ def _(tokenizer: HuggingFaceTokenizer) -> _Vocabulary:
     texts = [text for text in texts if _SPACE not in text]  # which would count as a space
     for i, token in added.items():
         known[i] = 0 if token.special else _spaced_length(token.content)
+    known |= dict.fromkeys(tokenizer.border, 0)
     opens = [i for i, token in added.items() if not token.normalized]
     return _Vocabulary(pieces, known, opens, texts)

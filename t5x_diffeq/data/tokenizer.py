@@ -31,7 +31,7 @@ class Border(NamedTuple):
     opener: int
 
 
-def as_list(ids: int | list[int] | None) -> list[int]:
+def as_list(ids: Any) -> list[Any]:
     """The ids that a folder gives as a list, as a single one, or not at all."""
     return ids if isinstance(ids, list) else [] if ids is None else [ids]
 

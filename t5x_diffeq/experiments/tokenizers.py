@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from t5x_diffeq.checkpoints.workdir import read_config
-from t5x_diffeq.data.file_tokenizers import load_tokenizer
 from t5x_diffeq.data.tokenizer import Tokenizer
+from t5x_diffeq.data.tokenizer_folder import load_tokenizer
 from t5x_diffeq.experiments.runs import ExperimentRun
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.files import AnyPath, parse_path

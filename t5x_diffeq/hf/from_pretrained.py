@@ -10,11 +10,11 @@ from jaxtyping import Shaped
 
 from t5x_diffeq.config.config import Config
 from t5x_diffeq.data.recipe import make_tokenizer
-from t5x_diffeq.data.tokenizer import ByteTokenizer, Tokenizer
+from t5x_diffeq.data.tokenizer import ByteTokenizer, Tokenizer, as_list
+from t5x_diffeq.data.tokenizer_folder import read_imported, token_names, tokenizer_file
 from t5x_diffeq.hf.config_json import check_window, folder_family, is_tied, model_keys
 from t5x_diffeq.hf.folder import FLOATS, TensorFiles
 from t5x_diffeq.hf.layouts import TableSizes, params_of
-from t5x_diffeq.hf.tokenizer_files import read_imported, token_of_id, tokenizer_file
 from t5x_diffeq.model.config import ModelConfig
 from t5x_diffeq.model.layers.rotary import rotary_table
 from t5x_diffeq.system.errors import InputError
@@ -68,7 +68,7 @@ def with_tokenizer(config: Config, config_json: dict, folder: Path) -> tuple[Con
     """
     data, file = config.data, tokenizer_file(folder)
     is_theirs = data.tokenizer == _TRAINED
-    imported = read_imported(folder, config_json) if is_theirs else {}
+    imported = read_imported(folder, config_json)
     if data.end_of_text is not None:
         for keys in imported.values():
             keys.pop("eos_token_id", None)
@@ -79,13 +79,15 @@ def with_tokenizer(config: Config, config_json: dict, folder: Path) -> tuple[Con
                 "tokenizer with --config.data.tokenizer=FILE"
             )
         data = replace(data, tokenizer=str(file.absolute()))
-    end = config_json.get("eos_token_id")
-    end = end[0] if isinstance(end, list) else end
-    if data.tokenizer != "bytes" and data.end_of_text is None and end is not None:
-        name = token_of_id(Path(data.tokenizer).expanduser(), end)
-        data = replace(data, end_of_text=name)
+    ends = [end for keys in imported.values() for end in as_list(keys.get("eos_token_id"))]
+    if data.tokenizer != "bytes" and ends:
+        first, *_ = token_names(Path(data.tokenizer).expanduser(), ends)
+        data = replace(data, end_of_text=first)
     tokenizer = make_tokenizer(data, [])
-    tokenizer.imported = imported
+    if is_theirs:
+        tokenizer.imported = imported
+    elif data.tokenizer != "bytes" and ends:
+        tokenizer.imported = {"config.json": {"eos_token_id": [*dict.fromkeys(ends)]}}
     return replace(config, data=data), tokenizer
 
 

@@ -10,6 +10,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from t5x_diffeq.config.config import Config
 from t5x_diffeq.data.tokenizer import Tokenizer
+from t5x_diffeq.data.tokenizer_folder import GENERATION_FILE
 from t5x_diffeq.hf import hypernetwork_form
 from t5x_diffeq.hf.check_folder import compare_logits
 from t5x_diffeq.hf.config_json import DIFFEQ_FORM, diffeq_config, plain_config
@@ -17,7 +18,7 @@ from t5x_diffeq.hf.families import family_of
 from t5x_diffeq.hf.folder import new_folder, write_tensors
 from t5x_diffeq.hf.layouts import check_names, diffeq_layout, tensors_of
 from t5x_diffeq.hf.to_peft import ADAPTER_FOLDER, write_adapters
-from t5x_diffeq.hf.tokenizer_files import GENERATION_FILE, write_tokenizer
+from t5x_diffeq.hf.tokenizer_files import write_tokenizer
 from t5x_diffeq.model.config import ModelConfig
 from t5x_diffeq.model.language_model import LanguageModel
 from t5x_diffeq.model.layers.array_types import Weights

@@ -5,8 +5,8 @@ from dataclasses import replace
 from t5x_diffeq.checkpoints.restoring import find_step
 from t5x_diffeq.checkpoints.workdir import read_config
 from t5x_diffeq.config.config import Config
-from t5x_diffeq.data.file_tokenizers import load_tokenizer
 from t5x_diffeq.data.tokenizer import Tokenizer
+from t5x_diffeq.data.tokenizer_folder import load_tokenizer
 from t5x_diffeq.model.language_model import LanguageModel
 from t5x_diffeq.system.console import log
 from t5x_diffeq.system.errors import InputError
