@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 from helpers import call, small_config
 
-from t5x_diffeq.cli import benchmark, evaluate, generate
+import t5x_diffeq as td
+from t5x_diffeq.cli import analyze, benchmark, evaluate, generate
 from t5x_diffeq.cli.train import train_to_end
 from t5x_diffeq.config.config import Config
+from t5x_diffeq.data.tokenizer import ByteTokenizer
 from t5x_diffeq.inference.sampling import Sampling
 from t5x_diffeq.planner import comparison
 from t5x_diffeq.system import console
@@ -145,6 +147,32 @@ def test_generate_several_prompts_until_a_text(workdir, capsys):
     stop = alone[0][8:10]
     call(generate, *flags, "--prompt=line 1", f"--stop={stop}")
     assert capsys.readouterr().out == "line 1" + alone[0][6:].split(stop)[0] + "\n"
+
+
+@pytest.mark.slow
+def test_prompts_are_read_by_the_tokenizer(workdir, capsys, monkeypatch):
+    """After the opener, which is byte 9 here, in the verbs and in Python."""
+    monkeypatch.setattr(ByteTokenizer, "opener", property(lambda _: 9, lambda *_: None), False)
+    prompts = []
+
+    def note(model, params, given, *others):
+        prompts.append(given)
+        return iter(())
+
+    monkeypatch.setattr("t5x_diffeq.inference.sampling.generate", note)
+    monkeypatch.setattr("t5x_diffeq.inference.trained_run.generate", note)
+
+    def refuse(model, params, given, *others):
+        prompts.append(given)
+        raise InputError("nothing is analysed")
+
+    monkeypatch.setattr("t5x_diffeq.analysis.lyapunov_section.lyapunov_section", refuse)
+    call(generate, f"--workdir={workdir}", "--prompt=ab")
+    assert capsys.readouterr().out == "ab\n"
+    td.load(str(workdir)).generate("ab")
+    with pytest.raises(InputError, match="nothing is analysed"):
+        call(analyze, "--what=lyapunov", f"--workdir={workdir}", "--prompt=ab")
+    assert prompts == [[[9, 97, 98]]] * 3
 
 
 @pytest.mark.slow
