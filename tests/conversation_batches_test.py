@@ -16,6 +16,7 @@ from t5x_diffeq.cli.prepare_data import prepare_data
 from t5x_diffeq.config.config import DataKeys
 from t5x_diffeq.data import shards
 from t5x_diffeq.data.batches import train_dataset
+from t5x_diffeq.data.corpus import prepare_corpus
 from t5x_diffeq.data.examples import eval_examples, train_examples
 from t5x_diffeq.data.packing import FirstFitRows, Windows
 from t5x_diffeq.data.recipe import adopt_tokenizer
@@ -140,7 +141,7 @@ def test_shards_of_whole_texts_hold_no_masks(config, tmp_path):
     config.data.update(source="tokens", path=str(made))
     folder = tmp_path / "tuned" / "tokenizer"
     adopt_tokenizer(chat_tokenizer_of("bytes"), folder, DataKeys(**config.data))
-    tuned = corpus_of(config.data, tmp_path / "tuned", new=True)
+    tuned = prepare_corpus(DataKeys(**config.data), tmp_path / "tuned", True, tuned=True)
     assert tuned.tokenizer.chat.template == MARKED  # that of the run in init_from
     config.data.loss_on = "completion"
     with pytest.raises(InputError, match=r"on=completion: the shards in .* with data.loss_on=all"):

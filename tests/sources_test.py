@@ -1,13 +1,15 @@
 """Sources: splits, order, fingerprints, and files that are no text."""
 
+import json
 import os
 import sys
 
 import pytest
-from helpers import run_to_end
+from helpers import corpus_of, run_to_end, small_config
 
 from configs import default
 from t5x_diffeq.config.config import Config, DataKeys
+from t5x_diffeq.data import contents, sources
 from t5x_diffeq.data.encoding import TextEncoder
 from t5x_diffeq.data.named_source import check_paths, load_source
 from t5x_diffeq.data.rows import Skipped
@@ -131,6 +133,7 @@ def test_any_tfds_builder(tfds_folder):
     assert {*source.train, *source.validation} == poems
     by_folder = source_of(tfds_folder / "haiku" / "1.0.0", "tfds", **splits)
     assert list(by_folder.train) == list(source.train)
+    assert by_folder.fingerprint == source.fingerprint != source.former
     with pytest.raises(InputError, match=r"data.validation_split=validation: haiku has train"):
         source_of("haiku", "tfds", data_dir=str(tfds_folder))
     with pytest.raises(InputError, match=r"data.text_field=body: haiku/1.0.0 has text"):
@@ -152,3 +155,78 @@ def test_hugging_face_datasets(tmp_path):
     assert (list(read.train), list(read.validation)) == (texts[:8], texts[8:])
     with pytest.raises(InputError, match=r"data.train_split=rest can't be loaded"):
         source_of(tmp_path / "saved", "huggingface", train_split="rest")
+
+
+def test_a_hugging_face_dataset_is_its_contents(tmp_path, monkeypatch):
+    """Neither times nor places of its files matter; on a machine it is hashed once."""
+    datasets = pytest.importorskip("datasets", reason="the Hugging Face library isn't installed")
+    hashed = []
+    rows_of = contents._rows_of
+    monkeypatch.setattr(contents, "_rows_of", lambda *x: hashed.append(x) or rows_of(*x))
+    keys = {"train_split": "train[:8]", "validation_split": "train[8:]"}
+
+    def fingerprint_of(name, texts, more=(), library="library"):
+        (tmp_path / name).mkdir(exist_ok=True)
+        columns = {"text": texts, **dict(more)}
+        datasets.Dataset.from_dict(columns).to_json(tmp_path / name / "train.jsonl")
+        os.utime(tmp_path / name / "train.jsonl", (len(hashed), len(hashed)))
+        library = str(tmp_path / library)
+        return source_of(tmp_path / name, "huggingface", data_dir=library, **keys).fingerprint
+
+    texts = [f"document {n}" for n in range(9)]
+    expected = fingerprint_of("rows", texts)
+    assert fingerprint_of("rows", texts) == fingerprint_of("copy", texts) == expected
+    assert fingerprint_of("rows", texts, {"number": range(9)}, "another") == expected
+    assert fingerprint_of("rows", [*texts[:-1], "edited"]) != expected
+    count = len(hashed)
+    source = source_of(tmp_path / "rows", "huggingface", data_dir=str(tmp_path / "library"), **keys)
+    assert (len(hashed), source.validation[0]) == (count, "edited")
+
+
+@pytest.mark.parametrize("source", ["text_files", "stream"])
+def test_hidden_files_are_read_only_if_they_are_named(tmp_path, source, capsys):
+    folder = tmp_path / ".mine"  # named by the path
+    for name in ("a.jsonl", "more/b.jsonl", "._a.jsonl", ".git/c.jsonl", ".x/.y/d.jsonl"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        lines = (json.dumps({"text": f"{name} {n}"}) + "\n" for n in range(30))
+        (folder / name).write_text("".join(lines))
+
+    def files_of(path):
+        documents = source_of(path, source).train
+        whole = range(len(documents) - 1)  # of the last one, a part validates
+        return {documents[number].split()[0] for number in whole}
+
+    visible = {"a.jsonl", "more/b.jsonl"}
+    assert files_of(folder) == files_of(folder / "**" / "*.jsonl") == visible
+    if source == "text_files":
+        assert "3 hidden file(s), such as ._a.jsonl: not read" in capsys.readouterr().err
+    assert files_of(folder / "*.jsonl") == {"a.jsonl"}
+    assert files_of(folder / "._a.jsonl") == files_of(folder / "._*.jsonl") == {"._a.jsonl"}
+    assert files_of(folder / ".git" / "*.jsonl") == {".git/c.jsonl"}
+
+
+@pytest.mark.parametrize("source", ["text_files", "stream"])
+def test_links_to_nothing_are_named(tmp_path, source):
+    (tmp_path / "a.jsonl").write_text(json.dumps({"text": "text"}) + "\n")
+    for name in (".#a.jsonl", "notes"):  # neither is read
+        (tmp_path / name).symlink_to("nowhere")
+    for path in (tmp_path, tmp_path / "*.jsonl"):
+        source_of(path, source)
+    (tmp_path / "b.jsonl").symlink_to("lost.jsonl")
+    for path in (tmp_path, tmp_path / "*.jsonl", tmp_path / "b.jsonl"):
+        with pytest.raises(
+            InputError, match=r"b.jsonl is a link to lost.jsonl, which doesn't exis"
+        ):
+            source_of(path, source)
+
+
+def test_what_a_run_on_hidden_files_is_told(tmp_path, monkeypatch):
+    """Earlier versions read them."""
+    for name in ("a.txt", ".b.txt"):
+        (tmp_path / name).write_text(f"text of {name} " * 50)
+    data = small_config(tmp_path).data
+    with monkeypatch.context() as patch:
+        patch.setattr(sources, "is_hidden", lambda *_: False)
+        corpus_of(data, tmp_path / "run", new=True)
+    with pytest.raises(InputError, match=r"now .*, without 1 hidden file.s., such as .b.txt\)"):
+        corpus_of(data, tmp_path / "run", new=False)

@@ -3,21 +3,26 @@
 import json
 import os
 import shutil
+from dataclasses import replace
 
 import pytest
 from fault_checkpoints import flip
 from fault_shards import NAMES, data_of, edit, make_shards, swap
 from helpers import corpus_of, small_config
 
-from t5x_diffeq.config.config import DataKeys
-from t5x_diffeq.data.corpus import load_corpus
+from t5x_diffeq.checkpoints.workdir import check_config, save_config
+from t5x_diffeq.config.config import Config, DataKeys
+from t5x_diffeq.data import preparation
+from t5x_diffeq.data.corpus import load_corpus, prepare_corpus
+from t5x_diffeq.data.file_tokenizers import load_tokenizer
 from t5x_diffeq.data.manifest import read_manifest
 from t5x_diffeq.data.named_source import load_source
-from t5x_diffeq.data.recipe import tokenizer_in
+from t5x_diffeq.data.recipe import adopt_tokenizer, make_tokenizer, tokenizer_in
 from t5x_diffeq.data.shards import ShardedDocuments
+from t5x_diffeq.data.tokenizer import ByteTokenizer
 from t5x_diffeq.system import files
 from t5x_diffeq.system.errors import InputError
-from t5x_diffeq.system.files import file_digest
+from t5x_diffeq.system.files import digest, file_digest
 
 
 @pytest.fixture(scope="module")
@@ -185,3 +190,160 @@ def test_shards_in_the_workdir_of_a_refused_run_on_text(shards, data, tmp_path):
     with pytest.raises(InputError, match=r"model.vocab_size is 77"):
         corpus_of(text, tmp_path / "run", new=True, vocab_size=77)
     assert corpus_of(data, tmp_path / "run", new=True).tokenizer.vocab_size == 256
+
+
+# ------------------------------------------------------------------- what is half made
+
+
+@pytest.fixture
+def json_file(tmp_path):
+    """The file of a tokenizer that knows the words of the texts here."""
+    tokenizers = pytest.importorskip("tokenizers", reason="tokenizers isn't installed")
+    words = ("<|endoftext|>", "first", "text", ",", "line", *map(str, range(10)))
+    model = tokenizers.models.WordLevel({word: n for n, word in enumerate(words)}, "first")
+    made = tokenizers.Tokenizer(model)
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    (tmp_path / "words.json").write_text(made.to_str())
+    return tmp_path / "words.json"
+
+
+def stop_while_tokenising(data, run, monkeypatch, **keys):
+    """Ctrl-C before the first shard is done."""
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(preparation, "write_shard", stop)
+        prepare_corpus(DataKeys(**data), run, True, **keys)
+    assert (run / "data" / "0" / "tokenizer").exists()
+
+
+def assert_as_if_fresh(data, run, fresh):
+    """The workdir's tokens, and the tokenizer that made them, are those of a new one."""
+    for workdir in (run, fresh):
+        corpus = corpus_of(data, workdir, new=True)
+        (expected,) = corpus.tokenizer.encode([load_source(DataKeys(**data)).train[0]])
+        assert corpus.parts[0].train[0].tolist() == [*expected, corpus.tokenizer.end_of_text]
+    assert read_manifest(run / "data" / "0") == read_manifest(fresh / "data" / "0")
+    names = [{path.name for path in (w / "tokenizer").iterdir()} for w in (run, fresh)]
+    assert names[0] == names[1]
+
+
+@pytest.mark.parametrize("other", ["sentencepiece", "bytes"])
+def test_a_start_stopped_while_it_tokenised(tmp_path, monkeypatch, json_file, other):
+    data = small_config(text_of(tmp_path, "a.txt", "first text, line")).data
+    data.update(tokenizer=other, tokenizer_vocab_size=300)
+    stop_while_tokenising(data, tmp_path / "run", monkeypatch)
+    data.tokenizer = str(json_file)
+    assert_as_if_fresh(data, tmp_path / "run", tmp_path / "fresh")
+
+
+def test_a_tokenizers_file_that_was_edited(tmp_path, monkeypatch, json_file):
+    """In the workdir of a stopped start it is read again; shards of `prepare_data` are refused."""
+    data = small_config(text_of(tmp_path, "a.txt", "first text, line")).data
+    data.tokenizer = str(json_file)
+    stop_while_tokenising(data, tmp_path / "run", monkeypatch)
+    folder = tmp_path / "run" / "tokenizer"
+    json_file.write_text(json_file.read_text().replace('"line"', '"lane"'))
+    with pytest.raises(InputError, match="was made of files that have changed; choose another"):
+        tokenizer_in(folder, DataKeys(**data), [])
+    assert_as_if_fresh(data, tmp_path / "run", tmp_path / "fresh")
+
+
+def test_another_field_of_the_same_lines(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    rows = ({"text": f"text {n}", "body": f"the body {n}"} for n in range(300))
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = small_config(path).data
+    corpus_of(data, tmp_path / "run", new=True)
+    data.text_field = "body"
+    assert_as_if_fresh(data, tmp_path / "run", tmp_path / "fresh")
+
+
+def test_a_tokenizer_that_was_taken_over_for_another_run(tmp_path, monkeypatch):
+    """`finetune` was stopped while it tokenised; then `train` begins in its workdir."""
+    data = small_config(text_of(tmp_path, "a.txt", "first text, line")).data
+    data.update(tokenizer="sentencepiece", tokenizer_vocab_size=300)
+    keys = DataKeys(**data)
+    adopt_tokenizer(ByteTokenizer(), tmp_path / "run" / "tokenizer", keys)
+    stop_while_tokenising(data, tmp_path / "run", monkeypatch, tuned=True)
+    assert load_tokenizer(tmp_path / "run" / "data" / "0" / "tokenizer").vocab_size == 256
+    assert_as_if_fresh(data, tmp_path / "run", tmp_path / "fresh")
+
+
+def test_a_tokenizer_that_was_saved_only_half(tmp_path, json_file):
+    """Whatever is cut off, neither it nor the one that was there before is found."""
+    data = DataKeys(tokenizer=str(json_file))
+    named, folder = make_tokenizer(data, []), tmp_path / "tokenizer"
+    named.open_with(1)
+    named.save(folder)
+    assert {path.name for path in folder.iterdir()} == {
+        "end_of_text.json",
+        "opener.json",
+        "tokenizer.json",
+    }
+    (folder / "tokenizer.json").unlink()
+    assert load_tokenizer(folder) is None
+    made = tokenizer_in(folder, data, [])
+    assert (made.opener, load_tokenizer(folder).opener) == (None, None)
+    (folder / "recipe.json").unlink()  # which is written last
+    (folder / "tokenizer.json").write_text("{")
+    assert tokenizer_in(folder, data, []).fingerprint == named.fingerprint
+
+
+# ------------------------------------------------------------------- data that has moved
+
+
+def test_shards_may_move_and_not_change(shards, data, original, tmp_path):
+    run = tmp_path / "run"
+    before = corpus_of(data, run, new=True).fingerprint
+    data.path = str(shards.rename(tmp_path / "moved"))
+    assert corpus_of(data, run, new=False).fingerprint == before
+    assert load_corpus(run).fingerprint == before  # also without the config
+    edit(tmp_path / "moved", lambda m: m["train"]["sha256"].reverse())
+    with pytest.raises(InputError, match=r"was started on .* but the data is now .*moved"):
+        corpus_of(data, run, new=False)
+
+
+def test_parts_of_a_mixture_may_move_and_not_weigh_more(shards, data, tmp_path):
+    text = text_of(tmp_path, "a.txt", "first text, line")
+    mixture = ((1, "tokens", str(shards)), (3, "text_files", str(text)))
+    data.update(source="mixture", path=None, mixture=mixture)
+    before = corpus_of(data, tmp_path / "run", new=True).fingerprint
+    places = [str(path.rename(tmp_path / f"moved-{path.name}")) for path in (shards, text)]
+    moved = [(w, source, place) for (w, source, _), place in zip(mixture, places, strict=True)]
+    data.mixture = tuple(moved)
+    assert corpus_of(data, tmp_path / "run", new=False).fingerprint == before
+    data.mixture = ((2, *moved[0][1:]), moved[1])
+    with pytest.raises(InputError, match=r"weights \[1, 3\], and data.mixture has \[2, 3\]"):
+        corpus_of(data, tmp_path / "run", new=False)
+
+
+def test_text_may_move_and_not_change(tmp_path):
+    text = text_of(tmp_path, "a.txt", "first text, line")
+    config = small_config(text)
+    save_config(Config.of(config), tmp_path / "run")
+    before = corpus_of(config.data, tmp_path / "run", new=True).fingerprint
+    config.data.path = str(text.rename(tmp_path / "moved.txt"))
+    assert not check_config(Config.of(config), tmp_path / "run")
+    assert corpus_of(config.data, tmp_path / "run", new=False).fingerprint == before
+    text_of(tmp_path, "moved.txt", "another text, line")
+    with pytest.raises(InputError, match=r"was started on .*a.txt .* is now .*moved.txt"):
+        corpus_of(config.data, tmp_path / "run", new=False)
+
+
+def test_a_run_that_an_earlier_version_began_knows_its_data(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps({"body": f"text {n}"}) + "\n" for n in range(300)))
+    data = small_config(path).data
+    data.text_field = "body"
+    corpus = corpus_of(data, tmp_path / "run", new=True)
+    source = load_source(DataKeys(**data))
+    assert source.former == digest([file_digest(path).encode()]) != source.fingerprint
+    former = preparation.fingerprint_of(
+        replace(source, fingerprint=source.former), corpus.tokenizer
+    )
+    facts = (tmp_path / "run" / "data.json").read_text()
+    (tmp_path / "run" / "data.json").write_text(facts.replace(corpus.parts[0].fingerprint, former))
+    assert corpus_of(data, tmp_path / "run", new=False).parts[0].fingerprint == former

@@ -151,7 +151,9 @@ def _texts(flags: ExperimentFlags) -> dict[str, dict[str, object]]:
             there = [file] if file.is_file() else inside
             if not (file.exists() or there):
                 raise InputError(f"--text={name}={file}: there is no such file or folder; check it")
-            if isinstance(file, Path) and not any(each.stat().st_size for each in there):
+            if isinstance(file, Path) and not any(
+                each.exists() and each.stat().st_size for each in there
+            ):
                 raise InputError(f"--text={name}={file} has no text; name another file or folder")
     return keys_by_text
 

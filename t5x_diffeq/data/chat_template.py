@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from t5x_diffeq.system.errors import InputError
-from t5x_diffeq.system.files import AnyPath, describe_error, digest, read_json_object, write_whole
+from t5x_diffeq.system.files import AnyPath, describe_error, digest, read_json_object
 
 _TEMPLATE_FILE = "chat_template.jinja"
 _CONFIG_FILE, _MAP_FILE = "tokenizer_config.json", "special_tokens_map.json"
@@ -43,12 +43,12 @@ class ChatFormat:
         parts = (self.template or "", json.dumps(sorted(self.tokens.items())))
         return digest(map(str.encode, parts))
 
-    def save(self, folder: AnyPath) -> None:
-        """Writes the files of a Hugging Face folder that hold it."""
-        if self.tokens:
-            write_whole(folder / _CONFIG_FILE, json.dumps(dict(self.tokens), indent=2).encode())
-        if self.template is not None:
-            write_whole(folder / _TEMPLATE_FILE, self.template.encode())
+    @property
+    def files(self) -> dict[str, bytes]:
+        """The files of a Hugging Face folder that hold it, by their names."""
+        tokens = json.dumps(dict(self.tokens), indent=2) if self.tokens else None
+        files = {_CONFIG_FILE: tokens, _TEMPLATE_FILE: self.template}
+        return {name: text.encode() for name, text in files.items() if text is not None}
 
 
 def read_chat_format(folder: AnyPath) -> ChatFormat:

@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cached_property
 
@@ -12,7 +12,7 @@ from t5x_diffeq.data.documents import ConcatenatedDocuments
 from t5x_diffeq.data.manifest import MANIFEST, MASKS, SPLITS, read_manifest
 from t5x_diffeq.data.named_source import load_source, part_configs
 from t5x_diffeq.data.preparation import fingerprint_of, prepare_shards
-from t5x_diffeq.data.recipe import fingerprints, put_tokenizer, tokenizer_in
+from t5x_diffeq.data.recipe import tokenizer_in, whole_fingerprint
 from t5x_diffeq.data.shards import ShardedDocuments, read_shard_facts
 from t5x_diffeq.data.sources import Source
 from t5x_diffeq.data.token_bytes import NoByteLengthsError, TokenBytes, token_bytes
@@ -83,12 +83,17 @@ class Corpus:
 
 
 def prepare_corpus(
-    data: DataKeys, workdir: AnyPath, new: bool, vocab_size: int | None = None
+    data: DataKeys,
+    workdir: AnyPath,
+    new: bool,
+    vocab_size: int | None = None,
+    tuned: bool = False,
 ) -> Corpus:
     """The corpus of a run, whose workdir stores the tokenizer, the tokens and the fingerprint.
 
     If the run is new, all of these are made, with a vocabulary of `vocab_size` (None: any);
-    otherwise they must exist and match the data.
+    otherwise they must exist and match the data. The workdir of a `tuned` run has the tokenizer of
+    the run that it begins with.
 
     Raises:
       InputError: if the data is invalid, or isn't what the workdir was started with.
@@ -99,27 +104,64 @@ def prepare_corpus(
         for part in part_configs(data)
     ]
     if new:
-        _make_corpus(data, origins, workdir, vocab_size)
+        _make_corpus(data, origins, workdir, vocab_size, tuned)
+    else:
+        _check_same(data, origins, workdir)
     corpus = load_corpus(workdir)
     chat = corpus.tokenizer.chat
     if data.loss_on == "completion":
         log(f"chat template: {chat.origin if chat.template is not None else 'none'}")
-    for origin, part in zip(origins, corpus.parts, strict=True):
-        name = origin.name if isinstance(origin, Source) else origin
-        fingerprint = _fingerprint_of(origin, corpus.tokenizer)
-        if part.fingerprint != fingerprint:
-            raise InputError(
-                f"workdir {workdir} was started on {part.name} (fingerprint "
-                f"{part.fingerprint[:12]}), but the data is now {name} ({fingerprint[:12]}); "
-                "restore that data or choose a new --workdir"
-            )
     return corpus
 
 
+def _check_same(data: DataKeys, origins: list[Source | AnyPath], workdir: AnyPath) -> None:
+    """Checks that the data has the contents that the workdir was started on, wherever it is now.
+
+    The workdir's facts follow data that has moved.
+    """
+    tokenizer = load_tokenizer(workdir / "tokenizer")
+    try:
+        before = files.parse_json((workdir / _FACTS_FILE).read_bytes())["parts"]
+        weights = [part["weight"] for part in before]
+    except (OSError, ValueError, KeyError, TypeError):
+        return  # `load_corpus` says so
+    if tokenizer is None:
+        return
+    if weights != _weights_of(data):
+        raise InputError(
+            f"workdir {workdir} was started with the weights {weights}, and data.mixture has "
+            f"{_weights_of(data)}; restore them or choose a new --workdir"
+        )
+    parts = []
+    for part, origin in zip(before, origins, strict=True):
+        place, name, note = "shards", str(origin), ""
+        if isinstance(origin, Source):
+            place, name = "source", origin.name
+            note = f", without {origin.left_out}" if origin.left_out else ""
+        now, *earlier = _fingerprints_of(origin, tokenizer)
+        if part["fingerprint"] not in (now, *earlier):
+            raise InputError(
+                f"workdir {workdir} was started on {part['source']} (fingerprint "
+                f"{part['fingerprint'][:12]}), but the data is now {name} ({now[:12]}{note}); "
+                "restore that data or choose a new --workdir"
+            )
+        parts.append({**part, place: name})
+    if parts != before:
+        files.write_whole(workdir / _FACTS_FILE, json.dumps({"parts": parts}, indent=2).encode())
+
+
+def _weights_of(data: DataKeys) -> list[float]:
+    return [weight for weight, *_ in data.mixture] or [1]
+
+
 def _make_corpus(
-    data: DataKeys, origins: list[Source | AnyPath], workdir: AnyPath, vocab_size: int | None
+    data: DataKeys,
+    origins: list[Source | AnyPath],
+    workdir: AnyPath,
+    vocab_size: int | None,
+    tuned: bool,
 ) -> None:
-    """Makes the tokenizer, unless shards come with one, and tokenises what isn't in shards."""
+    """Makes the tokenizer, unless there is one, and tokenises what isn't in shards."""
     sources = [origin for origin in origins if isinstance(origin, Source)]
     tokenizers = [_tokenizer_of_shards(each) for each in origins if not isinstance(each, Source)]
     if tokenizers and data.chat_template is not None:
@@ -127,26 +169,28 @@ def _make_corpus(
             f"data.chat_template={data.chat_template} doesn't apply to data.source=tokens: "
             "prepare_data has already turned its conversations into tokens; leave the key out"
         )
-    if len(set(map(fingerprints, tokenizers))) > 1:
+    if len(set(map(whole_fingerprint, tokenizers))) > 1:
         raise InputError(
             "data.mixture: its shards were made with different tokenizers; prepare them with the "
             "same one (--config.data.tokenizer=FILE)"
         )
     folder = workdir / "tokenizer"
+    taken_over = load_tokenizer(folder) if tuned else None
     if tokenizers:
-        tokenizer, there = tokenizers[0], load_tokenizer(folder)
-        same = there is not None and there.fingerprint == tokenizer.fingerprint
-        if there and same and tokenizer.chat.template is None:
-            tokenizer.chat = there.chat  # of the run in init_from, which can have a template
-        put_tokenizer(tokenizer, folder)
+        tokenizer = tokenizers[0]
+        same = taken_over is not None and taken_over.fingerprint == tokenizer.fingerprint
+        if taken_over and same and tokenizer.chat.template is None:
+            tokenizer.chat = taken_over.chat  # shards have no template
+        tokenizer.save(folder)
+    elif taken_over:
+        tokenizer = taken_over
     else:
         text = files.digest(source.fingerprint.encode() for source in sources)
         documents = ConcatenatedDocuments([source.train for source in sources])
         tokenizer = tokenizer_in(folder, data, documents, text, discard=True)
     check_vocab_size(vocab_size, tokenizer.vocab_size)
-    weights = [entry[0] for entry in data.mixture] or [1]
     parts = []
-    for number, (origin, weight) in enumerate(zip(origins, weights, strict=True)):
+    for number, (origin, weight) in enumerate(zip(origins, _weights_of(data), strict=True)):
         if isinstance(origin, Source):
             shards = f"data/{number}"
             manifest = _tokenise(origin, tokenizer, workdir / shards)
@@ -157,25 +201,29 @@ def _make_corpus(
                     f"data.loss_on={data.loss_on}: the shards in data.path={origin} were prepared "
                     f"with data.loss_on={made_with}; set that, or prepare them again"
                 )
-        fingerprint = _fingerprint_of(origin, tokenizer)
+        fingerprint = _fingerprints_of(origin, tokenizer)[0]
         facts = {"source": manifest["source"], "weight": weight, "fingerprint": fingerprint}
         parts.append({**facts, "shards": shards})
     files.write_whole(workdir / _FACTS_FILE, json.dumps({"parts": parts}, indent=2).encode())
 
 
-def _fingerprint_of(origin: Source | AnyPath, tokenizer: Tokenizer) -> str:
-    """A hash of everything that determines the tokens of documents, or of shards in a folder."""
+def _fingerprints_of(origin: Source | AnyPath, tokenizer: Tokenizer) -> list[str]:
+    """Hashes of everything that determines the tokens of documents, or of shards in a folder.
+
+    The first is that of this version; runs of earlier ones may have another.
+    """
     if isinstance(origin, Source):
-        return fingerprint_of(origin, tokenizer)
+        both = filter(None, (origin.fingerprint, origin.former))
+        return [fingerprint_of(replace(origin, fingerprint=each), tokenizer) for each in both]
     manifest = read_manifest(origin)
-    return files.digest([hash.encode() for split in SPLITS for hash in manifest[split]["sha256"]])
+    hashes = (hash for split in SPLITS for hash in manifest[split]["sha256"])
+    return [files.digest(map(str.encode, hashes))]
 
 
 def _tokenise(source: Source, tokenizer: Tokenizer, folder: AnyPath) -> dict:
     shards_there = (read_shard_facts(folder, path.name[:-5]) for path in folder.glob("*.json"))
     fingerprint = fingerprint_of(source, tokenizer)
-    wanted = source.name, fingerprint
-    if any(facts and (facts["source"], facts["fingerprint"]) != wanted for facts in shards_there):
+    if any(facts and facts["fingerprint"] != fingerprint for facts in shards_there):
         log(f"replacing {folder}: it is left over from a run that never started, on other data")
         files.remove_folder(folder)
     tokenizer.save(folder / "tokenizer")

@@ -9,12 +9,12 @@ import numpy as np
 import sentencepiece
 from jaxtyping import Integer
 
-from t5x_diffeq.data.tokenizer import Tokenizer, TokenSequence
+from t5x_diffeq.data.tokenizer import MODEL_FILES, Tokenizer, TokenSequence
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.extras import need_package
 from t5x_diffeq.system.files import describe_error, digest
 
-MODEL_FILE, JSON_FILE = "sentencepiece.model", "tokenizer.json"  # in the folder of a run
+MODEL_FILE, JSON_FILE, _ = MODEL_FILES  # in the folder of a run
 ENDS_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
 _LINE_CHARACTERS = 1000  # sentencepiece skips lines longer than about 4000 bytes
 

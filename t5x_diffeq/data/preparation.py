@@ -146,6 +146,7 @@ class _Worker:
     def encoder(self) -> TextEncoder:
         tokenizer = load_tokenizer(self.folder / "tokenizer")
         assert tokenizer is not None  # the caller of `prepare_shards` has saved it
+        assert fingerprint_of(self.source, tokenizer) == self.facts["fingerprint"]
         tokenizer.threads = self.threads
         return encoder_of(tokenizer, self.source.conversations)
 

@@ -14,9 +14,11 @@ from t5x_diffeq.data.tokenizer_folder import load_tokenizer, read_tokenizer
 from t5x_diffeq.system.console import Progress, log
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.extras import need_package
-from t5x_diffeq.system.files import AnyPath, parse_json, parse_path, remove_folder, write_whole
+from t5x_diffeq.system.files import AnyPath, digest, parse_path, read_json_object, write_whole
 
+TRAINED = "sentencepiece"  # the value of data.tokenizer that is not a file
 _RECIPE = "recipe.json"
+_CONTENTS = {"text": "was trained on other text", "files": "was made of files that have changed"}
 _TRAINING_DOCUMENTS = 1_000_000  # at most this many, evenly spaced, train a tokenizer
 _TRAINING_CHARACTERS = 100_000  # of each, from its beginning
 
@@ -39,14 +41,14 @@ def make_tokenizer(data: DataKeys, documents: Documents) -> Tokenizer:
 
 
 def _make_tokenizer(data: DataKeys, documents: Documents) -> Tokenizer:
-    if data.tokenizer in ("bytes", "sentencepiece") and data.end_of_text is not None:
+    if data.tokenizer in ("bytes", TRAINED) and data.end_of_text is not None:
         raise InputError(
             f"data.end_of_text={data.end_of_text} names a token of a tokenizer that is a file, and "
             f"data.tokenizer is {data.tokenizer}; leave it out"
         )
     if data.tokenizer == "bytes":
         return ByteTokenizer()
-    if data.tokenizer == "sentencepiece":
+    if data.tokenizer == TRAINED:
         log("training the tokenizer")
         with Progress("training the tokenizer"):
             texts = _training_texts(documents, data.loss_on == "completion")
@@ -77,50 +79,47 @@ def with_template(tokenizer: Tokenizer, data: DataKeys) -> Tokenizer:
     return tokenizer
 
 
-def _recipe_of(data: DataKeys, text: str | None = None) -> dict:
-    """What determines the tokenizer of `config.data`; `text` is the documents' fingerprint."""
-    trained = data.tokenizer == "sentencepiece"
+def adopt_tokenizer(tokenizer: Tokenizer, folder: AnyPath, data: DataKeys) -> None:
+    """Saves another run's tokenizer as the one for `config.data`, with its chat template if any."""
+    _save(with_template(tokenizer, data), folder, {**_keys_of(data), "adopted": True})
+
+
+def whole_fingerprint(tokenizer: Tokenizer) -> str:
+    """A hash of its tokens, of what it puts before a text, and of how it writes conversations."""
+    return digest(
+        map(str.encode, (tokenizer.fingerprint, str(tokenizer.opener), tokenizer.chat.fingerprint))
+    )
+
+
+def _save(tokenizer: Tokenizer, folder: AnyPath, recipe: dict) -> None:
+    """Saves the tokenizer, and then its recipe, without which the folder is half made."""
+    tokenizer.save(folder)
+    write_whole(folder / _RECIPE, json.dumps(recipe, indent=2).encode())
+
+
+def _keys_of(data: DataKeys) -> dict:
+    """The keys that determine the tokenizer of `config.data`."""
     return {
         "tokenizer": data.tokenizer,
-        "tokenizer_vocab_size": data.tokenizer_vocab_size if trained else None,
+        "tokenizer_vocab_size": data.tokenizer_vocab_size if data.tokenizer == TRAINED else None,
         "end_of_text": data.end_of_text,
         "chat_template": data.chat_template,
-        "text": text if trained else None,
     }
 
 
-def adopt_tokenizer(tokenizer: Tokenizer, folder: AnyPath, data: DataKeys) -> None:
-    """Saves another run's tokenizer as the one for `config.data`, with its chat template if any."""
-    put_tokenizer(with_template(tokenizer, data), folder)
-    write_whole(folder / _RECIPE, json.dumps(_recipe_of(data), indent=2).encode())
+def _difference(made_by: dict, recipe: dict) -> str | None:
+    """How a tokenizer's recipe differs from the one that is asked for; None if it doesn't.
 
-
-def put_tokenizer(tokenizer: Tokenizer, folder: AnyPath) -> None:
-    """Saves the tokenizer as the only one in `folder`; a failed start may have left another."""
-    there = load_tokenizer(folder)
-    if there is not None and fingerprints(there) != fingerprints(tokenizer):
-        remove_folder(folder)
-    tokenizer.save(folder)
-
-
-def fingerprints(tokenizer: Tokenizer) -> tuple[str, str]:
-    """Hashes of everything that determines its tokens, and of how it writes conversations."""
-    return tokenizer.fingerprint, tokenizer.chat.fingerprint
-
-
-def _recipe_difference(folder: AnyPath, data: DataKeys, text: str | None) -> str | None:
-    """How the recipe of the tokenizer in `folder` differs from `config.data`; None if it doesn't.
-
-    The text of a tokenizer that was adopted, or trained by an earlier version, is not known.
+    Earlier versions did not store `files`, nor the oldest ones `text`.
     """
-    path = folder / _RECIPE
-    made_by = parse_json(path.read_bytes()) if path.exists() else {}
-    for key, value in _recipe_of(data, text).items():
+    if made_by.get("adopted"):
+        return "is that of a run to be fine-tuned"
+    for key, value in recipe.items():
         before = made_by.get(key)
-        if key != "text" and before != value:
+        if key in _CONTENTS and before not in (None, value):
+            return _CONTENTS[key]
+        if key not in _CONTENTS and before != value:
             return f"was made with data.{key} {before!r}, not {value!r}"
-        if key == "text" and before not in (None, value):
-            return "was trained on other text"
     return None
 
 
@@ -133,22 +132,28 @@ def tokenizer_in(
 ) -> Tokenizer:
     """The tokenizer of `config.data`, made and saved in `folder` if it isn't there yet.
 
-    It is trained on `documents`, whose fingerprint is `text`. `discard` removes one made by another
-    config, left over from a failed start.
+    If it is trained, then on `documents`, whose fingerprint is `text`. One that is there is used
+    only if the keys, the text and the content of the named files are those that made it. `discard`
+    removes another one, left over from a failed start.
 
     Raises:
-      InputError: if `folder` holds one made by another config, or trained on other text.
+      InputError: if `folder` holds another one.
     """
-    if there := load_tokenizer(folder):
-        if not (fault := _recipe_difference(folder, data, text)):
+    trained = data.tokenizer == TRAINED
+    # As the named files are now; they can have changed since another start.
+    named = with_template(ByteTokenizer(), data) if trained else make_tokenizer(data, documents)
+    files = whole_fingerprint(named)
+    recipe = {**_keys_of(data), "text": text if trained else None, "files": files}
+    path = folder / _RECIPE
+    if path.exists() and (there := load_tokenizer(folder)):
+        if not (fault := _difference(read_json_object(path), recipe)):
             return there
         if not discard:
             raise InputError(
                 f"the tokenizer in {folder} {fault}; choose another folder, or delete this one"
             )
         log(f"replacing {folder}: it is left over from a run that never started, and {fault}")
-        remove_folder(folder)
-    tokenizer = make_tokenizer(data, documents)  # deterministic: the same on any machine
-    write_whole(folder / _RECIPE, json.dumps(_recipe_of(data, text), indent=2).encode())
-    tokenizer.save(folder)
+    # Deterministic: the same on any machine.
+    tokenizer = make_tokenizer(data, documents) if trained else named
+    _save(tokenizer, folder, recipe)
     return tokenizer

@@ -13,7 +13,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from etils import epath
+
 from t5x_diffeq.config.config import DataKeys
+from t5x_diffeq.data.contents import hash_of_ends, hash_of_table
 from t5x_diffeq.data.conversations import KEYS, keys_of_conversations
 from t5x_diffeq.data.documents import (
     DECOMPRESSORS,
@@ -28,7 +31,15 @@ from t5x_diffeq.data.wikitext import articles, detokenize
 from t5x_diffeq.system.console import log
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.extras import need_package
-from t5x_diffeq.system.files import describe_error, digest, files_in, files_matching, parse_path
+from t5x_diffeq.system.files import (
+    check_links,
+    describe_error,
+    digest,
+    files_in,
+    files_matching,
+    is_hidden,
+    parse_path,
+)
 from t5x_diffeq.system.staging import stage
 
 if TYPE_CHECKING:
@@ -52,6 +63,8 @@ class Source:
     conversations: bool = False  # whether each document is one (see `conversations`)
     files: tuple[FileDocuments, ...] = ()  # read whenever a document is taken
     max_unreadable: float = 0.0  # the largest share of rows that may be unreadable (`rows`)
+    former: str | None = None  # the fingerprint in earlier versions, if it was another
+    left_out: str = ""  # what its folder has besides, which earlier versions read
 
     def check_unchanged(self) -> None:
         """Raises an InputError if a file has changed since the fingerprint was computed."""
@@ -108,12 +121,14 @@ def text_files(data: DataKeys) -> Source:
     `data.validation_path` names other files for validation.
     """
     keys = _field_of(data), data.max_unreadable
-    documents = FileDocuments(find_text_files("path", str(data.path)), *keys)
+    paths, left_out = find_text_files("path", str(data.path))
+    documents = FileDocuments(paths, *keys)
     fingerprint, files = documents.fingerprint, [documents]
     train: Documents = documents
     validation: Documents
     if data.validation_path:
-        validation = FileDocuments(find_text_files("validation_path", data.validation_path), *keys)
+        paths, more = find_text_files("validation_path", data.validation_path)
+        validation, left_out = FileDocuments(paths, *keys), left_out or more
         files.append(validation)
         fingerprint = digest([fingerprint.encode(), validation.fingerprint.encode()])
     else:
@@ -122,8 +137,20 @@ def text_files(data: DataKeys) -> Source:
             cut = cut[0], 0  # a conversation stays whole
         train = DocumentRange(documents, (0, 0), cut)
         validation = DocumentRange(documents, cut, (len(documents), 0))
-    large, chat = documents.characters > 64e6, data.loss_on == "completion"
-    return Source(str(data.path), train, validation, fingerprint, large, chat, tuple(files))
+    former = None
+    if data.text_field != DataKeys().text_field:
+        former, fingerprint = fingerprint, digest([fingerprint.encode(), data.text_field.encode()])
+    return Source(
+        str(data.path),
+        train,
+        validation,
+        fingerprint,
+        large=documents.characters > 64e6,
+        conversations=data.loss_on == "completion",
+        files=tuple(files),
+        former=former,
+        left_out=left_out,
+    )
 
 
 def _field_of(data: DataKeys) -> str | None:
@@ -131,21 +158,30 @@ def _field_of(data: DataKeys) -> str | None:
     return None if data.loss_on == "completion" else data.text_field
 
 
-def find_text_files(key: str, path: str) -> list[Path]:
-    """The files of `data.{key}={path}`, sorted, as local copies; an InputError if there is none."""
-    root = parse_path(path, f"data.{key}")
+def find_text_files(key: str, path: str) -> tuple[list[Path], str]:
+    """The files of `data.{key}={path}`, sorted, as local copies; and what is left out of a folder.
+
+    Raises:
+      InputError: if there is none, or one is a link to nothing.
+    """
+    root, left_out = parse_path(path, f"data.{key}"), ""
     if root.is_file():
-        return stage([root])
+        return stage([root]), left_out
     if root.is_dir():
         endings = tuple(kind + ending for kind in FILE_KINDS for ending in ("", *DECOMPRESSORS))
-        files = [file for file in files_in(root) if file.name.endswith(endings)]
+        all_files = [x for x in files_in(root, hidden=True) if x.name.endswith(endings)]
+        files = [file for file in all_files if not is_hidden(file, root)]
+        if hidden := [file for file in all_files if is_hidden(file, root)]:
+            left_out = f"{len(hidden)} hidden file(s), such as {hidden[0].relative_to(root)}"
+            log(f"data.{key}={path}: {left_out}: not read")
         kinds = f"are no files ending in {', '.join(FILE_KINDS)}, plain or with .gz or .zst"
     else:
         files = files_matching(root)
         kinds = "is no file or folder of that name, and nothing that matches it as a glob"
     if not files:
         raise InputError(f"data.{key}={path}: there {kinds}; check the path")
-    return stage(files)
+    check_links(files, f"data.{key}={path}")
+    return stage(files), left_out
 
 
 def tfds_source(data: DataKeys) -> Source:
@@ -177,20 +213,31 @@ def tfds_source(data: DataKeys) -> Source:
         return builder.as_data_source(split), list(info.features)
 
     facts = [info.full_name, *(f"{s}: {x.num_examples}" for s, x in sorted(info.splits.items()))]
-    return _library_source(info.full_name, read, data, facts)
+
+    def contents() -> list[str]:
+        files = [file for _, split in sorted(info.splits.items()) for file in split.filepaths]
+        splits = data.train_split, data.validation_split, data.text_field
+        return [*splits, hash_of_ends(map(epath.Path, files))]
+
+    return _library_source(info.full_name, read, data, facts, contents)
 
 
 def huggingface(data: DataKeys) -> Source:
     """A dataset of the Hugging Face library: `data.path` is a name (`name:config`) or a folder."""
     facts: list[str] = []
+    parts: list[Any] = []
 
     def read(key: str, split: str) -> tuple[Any, list[str]]:
         part = _load_split(data, str(data.path), key, split)
         facts.append(part._fingerprint)
         read = KEYS if data.loss_on == "completion" else (data.text_field,)
-        return part.select_columns([x for x in read if x in part.column_names]), part.column_names
+        parts.append(part.select_columns([x for x in read if x in part.column_names]))
+        return parts[-1], part.column_names
 
-    return _library_source(str(data.path), read, data, facts)
+    def contents() -> list[str]:
+        return list(map(hash_of_table, parts))
+
+    return _library_source(str(data.path), read, data, facts, contents)
 
 
 def _load_split(data: DataKeys, path: str, key: str, split: str) -> "datasets.Dataset":
@@ -224,18 +271,28 @@ def wikitext103(data: DataKeys) -> Source:
 
 def stream(data: DataKeys) -> Source:
     """A sample of a dataset that training streams, and its validation documents."""
-    opened = open_stream(data)
-    chat = data.loss_on == "completion"
-    return Source(str(data.path), *opened.documents, opened.fingerprint, conversations=chat)
+    opened, chat = open_stream(data), data.loss_on == "completion"
+    return Source(
+        str(data.path),
+        *opened.documents,
+        opened.fingerprint,
+        conversations=chat,
+        former=opened.former,
+    )
 
 
 def _library_source(
-    name: str, read: Callable[[str, str], tuple[Any, list[str]]], data: DataKeys, facts: list[str]
+    name: str,
+    read: Callable[[str, str], tuple[Any, list[str]]],
+    data: DataKeys,
+    facts: list[str],
+    contents: Callable[[], list[str]],
 ) -> Source:
     """The source whose splits a library reads: `data.train_split` and `data.validation_split`.
 
     `read` returns the records, and the names of their fields, of a key and the split it names.
-    `facts`, which it may complete, determine the records.
+    `contents`, called after it, determine the records; `facts`, which it may complete, are what
+    determined them in the former fingerprint.
     """
 
     def texts(key: str) -> _RecordTexts:
@@ -249,9 +306,9 @@ def _library_source(
 
     train, validation = texts("train_split"), texts("validation_split")
     facts = [name, *facts, data.train_split, data.validation_split, data.text_field]
-    fingerprint = digest(fact.encode() for fact in facts)
+    fingerprint, former = (digest(map(str.encode, each)) for each in (contents(), facts))
     large, chat = len(train) > 10_000, data.loss_on == "completion"
-    return Source(name, train, validation, fingerprint, large, chat)
+    return Source(name, train, validation, fingerprint, large, chat, former=former)
 
 
 SOURCES = {

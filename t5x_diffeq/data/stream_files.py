@@ -15,12 +15,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from t5x_diffeq.config.config import DataKeys
+from t5x_diffeq.data.contents import hash_of_ends
 from t5x_diffeq.data.conversations import keys_of_conversations
 from t5x_diffeq.data.documents import Documents, text_as_bytes
 from t5x_diffeq.data.rows import document_of, document_of_line
 from t5x_diffeq.system.errors import InputError, is_infrastructure_failure
 from t5x_diffeq.system.extras import need_package
-from t5x_diffeq.system.files import describe_error, digest, parse_json
+from t5x_diffeq.system.files import (
+    check_links,
+    describe_error,
+    digest,
+    files_in,
+    files_matching,
+    parse_json,
+)
 
 if TYPE_CHECKING:
     import datasets
@@ -72,7 +80,8 @@ class StreamFiles:
     split: str
     dataset: "datasets.IterableDataset"  # of all files; a shard of it is a file
     names: tuple[str, ...]
-    fingerprint: str  # a hash of the names and versions of the files
+    fingerprint: str  # a hash of the files here, or of the names and versions of others
+    former: str  # the fingerprint in earlier versions
     field: str | None  # that holds the text; None: records are conversations
     are_lines: bool  # whether a record is a line of JSON, whose bytes are given as Latin-1
 
@@ -110,7 +119,15 @@ class OpenStream:
     @property
     def fingerprint(self) -> str:
         """A hash of all files."""
-        parts = [self.train.fingerprint, self.validation.fingerprint if self.validation else ""]
+        return self._hash("fingerprint")
+
+    @property
+    def former(self) -> str:
+        """The fingerprint in earlier versions."""
+        return self._hash("former")
+
+    def _hash(self, name: str) -> str:
+        parts = [getattr(self.train, name), getattr(self.validation, name, "")]
         return digest(map(str.encode, parts))
 
     @property
@@ -186,6 +203,8 @@ def _builder(data: DataKeys) -> "datasets.DatasetBuilder":
 
     path = str(data.path)
     kind = next((kind for kind, ending in _KINDS.items() if re.search(ending, path)), None)
+    for key in ("path", "validation_path"):
+        _check_links(key, getattr(data, key))
     if kind is None:
         builder = _builder_of_dataset(data, path)
     else:
@@ -204,6 +223,16 @@ def _builder(data: DataKeys) -> "datasets.DatasetBuilder":
         options = pyarrow.dataset.ParquetFragmentScanOptions(pre_buffer=False)
         builder.config.batch_size, builder.config.fragment_scan_options = 500, options
     return _builder_of_lines(data, builder) if builder.name == "json" else builder
+
+
+def _check_links(key: str, path: str | None) -> None:
+    """Raises an InputError if a file of a folder or a glob here is a link to nothing."""
+    if path is None or "://" in path:
+        return
+    here = Path(_absolute(path))
+    files = files_in(here) if here.is_dir() else files_matching(here)
+    named = (file for file in files if any(re.search(x, file.name) for x in _KINDS.values()))
+    check_links(named, f"data.{key}={path}")
 
 
 def _builder_of_lines(
@@ -275,13 +304,16 @@ def _files_of(data: DataKeys, split: str, builder: "datasets.DatasetBuilder") ->
     names = [str(x) for x in listed or (f"file {n}" for n in range(dataset.num_shards))]
     versions = {str(x) for x in getattr(listed, "origin_metadata", [])}  # commits of the Hub
     here = Path(names[0]).is_file()
-    facts = [str(data.path), split, str(data.text_field), *map(_with_size, names)]
+    path, keys = str(data.path), [split, str(data.text_field)]
+    facts = [path, *keys, *map(_with_size, names)]
     facts += [] if here else sorted(versions)  # of files here, that is the time of a copy
-    fingerprint = digest(map(str.encode, facts))
+    former = fingerprint = digest(map(str.encode, facts))
+    if here:
+        fingerprint = digest(map(str.encode, [*keys, hash_of_ends(map(Path, names))]))
     if not are_lines:
         dataset = _select(builder, dataset, split, fields)
-    path = str(data.path)
-    return StreamFiles(path, split, dataset, tuple(names), fingerprint, field, are_lines)
+    fingerprints = fingerprint, former
+    return StreamFiles(path, split, dataset, tuple(names), *fingerprints, field, are_lines)
 
 
 def _columns_of(dataset: "datasets.IterableDataset", are_lines: bool, path: str) -> list[str]:

@@ -15,6 +15,7 @@ from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.files import AnyPath, write_whole
 
 BYTES_FILE = "bytes"
+MODEL_FILES = ("sentencepiece.model", "tokenizer.json", BYTES_FILE)
 END_FILE = "end_of_text.json"
 IMPORTED_FILE = "imported.json"
 OPENER_FILE = "opener.json"
@@ -131,15 +132,27 @@ class Tokenizer(ABC):
         return [after[len(before) :] for before, after in pairwise(texts)]
 
     def save(self, folder: AnyPath) -> None:
-        """Writes what `load_tokenizer` needs into `folder`."""
-        self.chat.save(folder)
-        if self.opener is not None:
-            write_whole(folder / OPENER_FILE, json.dumps(self.opener).encode())
-        if self.imported:
-            write_whole(folder / IMPORTED_FILE, json.dumps(self.imported, indent=2).encode())
-        if self._end is not None:
-            write_whole(folder / END_FILE, json.dumps(self._end).encode())
-        write_whole(folder / self._file, self.model)
+        """Makes this the only tokenizer in `folder`, where `load_tokenizer` finds it.
+
+        Without a model there is none. So another model is removed first, and this one is written
+        last: an interrupted save leaves no tokenizer. Several processes may save the same one.
+        """
+        settings = {
+            OPENER_FILE: self.opener,
+            IMPORTED_FILE: self.imported or None,
+            END_FILE: self._end,
+        }
+        files = dict(self.chat.files)
+        for name, value in settings.items():
+            if value is not None:
+                files[name] = json.dumps(value, indent=2).encode()
+        files[self._file] = self.model
+        there = [*folder.iterdir()] if folder.is_dir() else []
+        for path in sorted(there, key=lambda path: path.name not in MODEL_FILES):
+            if path.read_bytes() != files.get(path.name):
+                path.unlink()
+        for name, content in files.items():
+            write_whole(folder / name, content)
 
 
 class ByteTokenizer(Tokenizer):

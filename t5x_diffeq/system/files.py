@@ -139,19 +139,49 @@ def join_path(folder: AnyPath, text: str) -> AnyPath:
     return epath.Path(text) if text.startswith(BUCKETS) else folder / text
 
 
-def files_in(path: AnyPath) -> list[AnyPath]:
-    """All files in a folder and its subfolders, sorted."""
+def files_in(path: AnyPath, hidden: bool = False) -> list[AnyPath]:
+    """The files in a folder and its subfolders, sorted, with links to nothing.
+
+    Hidden files are left out unless they are asked for.
+    """
     if is_in_bucket(path):
-        return [epath.Path(BUCKETS + name) for name in sorted(bucket_files().find(str(path)))]
-    return sorted(file for file in path.rglob("*") if file.is_file())
+        files = [epath.Path(BUCKETS + name) for name in sorted(bucket_files().find(str(path)))]
+    else:
+        files = sorted(filter(_is_file_or_lost, path.rglob("*")))
+    return [file for file in files if hidden or not is_hidden(file, path)]
 
 
 def files_matching(pattern: AnyPath) -> list[AnyPath]:
-    """All files that match a glob, sorted; `**` is any number of folders."""
+    """The files that match a glob, sorted, as `files_in`; `**` is any number of folders."""
     if is_in_bucket(pattern):
-        return [epath.Path(BUCKETS + name) for name in sorted(bucket_files().glob(str(pattern)))]
-    files = map(Path, glob.glob(str(pattern), recursive=True))
-    return sorted(file for file in files if file.is_file())
+        names = sorted(bucket_files().glob(str(pattern)))
+        return [
+            x for x in map(epath.Path, (BUCKETS + n for n in names)) if not is_hidden(x, pattern)
+        ]
+    return sorted(filter(_is_file_or_lost, map(Path, glob.glob(str(pattern), recursive=True))))
+
+
+def is_hidden(file: AnyPath, asked: AnyPath) -> bool:
+    """Whether a file is hidden, or in a hidden folder, that the path or glob does not name."""
+
+    def count(path: AnyPath) -> int:
+        return sum(part.startswith(".") and part != ".." for part in path.parts)
+
+    return count(file) > count(asked)
+
+
+def _is_file_or_lost(path: Path) -> bool:
+    return path.is_file() or (path.is_symlink() and not path.exists())
+
+
+def check_links(files: Iterable[AnyPath], name: str) -> None:
+    """Raises an InputError, which begins with the `name` of a key, if a file is a lost link."""
+    lost = [file for file in files if isinstance(file, Path) and not file.exists()]
+    if lost:
+        raise InputError(
+            f"{name}: {lost[0]} is a link to {lost[0].readlink()}, which doesn't exist (one of "
+            f"{len(lost)} such links); restore the file, or delete the link"
+        )
 
 
 # ------------------------------------------------------------------------------ writing

@@ -59,7 +59,13 @@ def _check_and_prepare(
     for hook in hooks:
         hook.cls.check(config, setup)
     corpus = run_in_turn(
-        lambda first: prepare_corpus(config.data, workdir, new and first, config.model.vocab_size),
+        lambda first: prepare_corpus(
+            config.data,
+            workdir,
+            new and first,
+            config.model.vocab_size,
+            tuned=bool(config.init_from),
+        ),
         "the data is prepared",
     )
     if corpus.tokenizer.vocab_size != setup.model.config.vocab_size:

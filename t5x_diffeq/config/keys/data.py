@@ -21,11 +21,11 @@ class DataKeys(Section):
     `tfds`, `huggingface`, `stream` (a Hugging Face dataset or files, read while training),
     `wikitext103`, `tokens` (shards of `prepare_data`), `mixture`, or the importable name of a
     function that returns documents"""
-    path: values.TextOrNone = _key(None)
+    path: values.TextOrNone = _key(None, resume=True)
     """for `text_files`: a file, a folder or a glob. For `tfds` and `huggingface`: a name or a
     folder. For `stream`: a name, a folder, or a glob of parquet or JSON files, on this machine or
     at hf://. For `tokens`: the folder. For `wikitext103`: a copy of the Hub's dataset"""
-    validation_path: values.TextOrNone = _key(None)
+    validation_path: values.TextOrNone = _key(None, resume=True)
     """for `text_files` and the files of a `stream`: the validation text. `None`: the last tenth of
     `text_files`, the `validation_split` of a `stream`"""
     text_field: values.Text = _key("text")
@@ -42,7 +42,7 @@ class DataKeys(Section):
     (`chat_template.jinja` or `tokenizer_config.json` beside its file). `plain`: `User:` or
     `Assistant:` before each message. Otherwise the path of a .jinja file, with `{% generation %}`
     marks around what the assistant writes"""
-    data_dir: values.TextOrNone = _key(None)
+    data_dir: values.TextOrNone = _key(None, resume=True)
     """the folder in which dataset libraries keep their files. `None`: their default"""
     train_split: values.Text = _key("train")
     """for `tfds`, `huggingface` and `stream`: the split to train on. For the first two also a part
@@ -50,7 +50,7 @@ class DataKeys(Section):
     validation_split: values.Text = _key("validation")
     """for `tfds`, `huggingface` and `stream`: the split to validate on. A stream without it holds
     out the first documents of the train split"""
-    mixture: values.Entries = _key(())
+    mixture: values.Entries = _key((), resume=True)
     """for `mixture`: (weight, source, path) of each part. Weights are shares of the examples"""
     tokenizer: values.Text = _key("sentencepiece", finetune=False)
     """`sentencepiece`: trained on the data by the first run. `bytes`: a token per byte. Otherwise
