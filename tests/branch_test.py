@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from helpers import call, metrics_of, small_config
 
+from t5x_diffeq.checkpoints.identity import run_of
 from t5x_diffeq.checkpoints.workdir import read_config
 from t5x_diffeq.cli import train as verb
 from t5x_diffeq.cli.train import train_to_end
@@ -56,6 +57,7 @@ def test_a_branch_with_the_same_schedule_is_its_run(stable, tmp_path):
     first = json.loads((tmp_path / "history.jsonl").read_text().splitlines()[0])
     assert (first["event"], first["step"]) == ("start", 2)
     assert not (tmp_path / "data").exists()  # the tokens stay where they are
+    assert run_of(tmp_path).startswith(f"{run_of(stable[1])}@2/")
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ from fault_checkpoints import (
     delete,
     files_of,
     flip,
+    name_run,
     restore_step,
     state_at,
 )
@@ -29,7 +30,8 @@ from patience import patience
 from t5x_diffeq.checkpoints import checkpoint, checksums, writing
 from t5x_diffeq.checkpoints.checkpoint import Checkpoints
 from t5x_diffeq.checkpoints.checkpoint_folder import check_path, count_arrays
-from t5x_diffeq.checkpoints.restoring import restore_params
+from t5x_diffeq.checkpoints.identity import new_id, run_of
+from t5x_diffeq.checkpoints.restoring import check_continues, find_step, restore_params
 from t5x_diffeq.checkpoints.stored import ITEMS, RunFacts, TrainState
 from t5x_diffeq.cli.train import train_to_end
 from t5x_diffeq.config.config import Config
@@ -309,8 +311,79 @@ def test_a_folder_that_is_a_link_to_nowhere(tmp_path):
 
 def test_every_fact_of_a_run_is_stored():
     """A field alone is enough to store another one."""
-    facts = RunFacts("f", 7, 3, 0.5, {"watch": [1, 2]}, {"row": 9})
+    facts = RunFacts("f", 7, 3, 0.5, {"watch": [1, 2]}, {"row": 9}, "run")
     assert all(value != RunFacts("")._asdict()[name] for name, value in facts._asdict().items())
     assert RunFacts.of(facts.as_json(4)) == facts
     assert RunFacts.of({"step": 4, "fingerprint": "f"}) == RunFacts("f", 4)
     assert RunFacts("f", eval_loss=float("nan")).as_json(4)["eval_loss"] is None
+
+
+# ------------------------------------------------------------------- whose a checkpoint is
+
+
+@pytest.fixture
+def siblings(tmp_path):
+    """The workdirs of two runs of a sweep, each with its checkpoint 2."""
+    workdirs = [name_run(tmp_path / name) for name in ("mine", "theirs")]
+    for workdir in workdirs:
+        save_step(workdir, 2)
+    return workdirs
+
+
+def save_step(workdir, step):
+    with Checkpoints(workdir, keep=3) as checkpoints:
+        checkpoints.save(step, state_at(step), RunFacts(FINGERPRINT))
+
+
+def test_a_checkpoint_of_a_sibling_run_is_refused(siblings):
+    """To resume, whatever its step, and to be read by a verb; the message names both runs."""
+    mine, theirs = siblings
+    for workdir in siblings:
+        check_continues(workdir)
+    save_step(theirs, 4)
+    copied = shutil.copytree(theirs / "checkpoints" / "4", mine / "checkpoints" / "4")
+    runs = (
+        f"was made by another run, {run_of(theirs)}, and the workdir belongs to run {run_of(mine)};"
+    )
+    for refused in (
+        lambda: check_continues(mine),
+        lambda: check_continues(mine, 4),
+        lambda: restore_params(mine, abstract(state_at(0).params)),
+        lambda: find_step(mine, 4),
+    ):
+        with pytest.raises(InputError, match=f"checkpoint {copied} {runs} remove that folder"):
+            refused()
+    assert find_step(mine, 2) == 2
+    shutil.rmtree(copied)
+    check_continues(mine)
+    (mine / "config.json").write_text("{}")
+    with pytest.raises(InputError, match="a run of an earlier version, which has no id"):
+        check_continues(mine)
+
+
+def test_checkpoints_and_runs_of_earlier_versions_have_no_id(siblings, tmp_path):
+    mine, _ = siblings
+    facts = mine / "checkpoints" / "2" / "data" / "metadata"
+    before = json.loads(facts.read_text())
+    facts.write_text(json.dumps({key: x for key, x in before.items() if key != "run_id"}))
+    check_continues(mine)
+    (mine / "config.json").write_text("{}")
+    check_continues(mine)
+    (mine / "run_id").write_text("of its local checkpoints")
+    with Checkpoints(mine, keep=1) as checkpoints:
+        assert checkpoints.run_id == "of its local checkpoints"
+
+
+def test_a_branch_takes_the_checkpoint_that_it_begins_with(siblings, tmp_path):
+    mine, theirs = siblings
+    branch = name_run(tmp_path / "branch")
+    (branch / "config.json").write_text(json.dumps({"run_id": new_id(run_of(mine), 2)}))
+    shutil.copytree(mine / "checkpoints" / "2", branch / "checkpoints" / "2")
+    check_continues(branch)
+    save_step(mine, 4)
+    for source, step in ((theirs, 2), (mine, 4)):
+        shutil.rmtree(branch / "checkpoints" / str(step), ignore_errors=True)
+        shutil.copytree(source / "checkpoints" / str(step), branch / "checkpoints" / str(step))
+        with pytest.raises(InputError, match="was made by another run"):
+            check_continues(branch)
+        shutil.rmtree(branch / "checkpoints" / str(step))

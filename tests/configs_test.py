@@ -140,7 +140,7 @@ def test_a_workdir_from_before_a_key_existed_goes_on(tmp_path):
     ],
 )
 def test_what_is_wrong_in_a_workdirs_config_is_named(tmp_path, change, message):
-    save_config(Config.of(default_config()), tmp_path)
+    save_config(Config.of(default_config()), tmp_path, "run")
     path = tmp_path / "config.json"
     content = json.loads(path.read_text())
     assert content.pop("t5x_diffeq") == __version__

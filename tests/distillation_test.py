@@ -127,7 +127,7 @@ def teacher(small, tmp_path):
     """A workdir with all but checkpoints, of sequences of 16 tokens."""
     workdir = tmp_path / "teacher"
     workdir.mkdir()
-    save_config(Config.of(small), workdir)
+    save_config(Config.of(small), workdir, "run")
     ByteTokenizer().save(workdir / "tokenizer")
     return workdir
 

@@ -1,5 +1,6 @@
 """Checkpoints of a little train state, and every way to damage their files."""
 
+import json
 import shutil
 
 import jax
@@ -9,6 +10,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from t5x_diffeq.checkpoints.checkpoint import Checkpoints
 from t5x_diffeq.checkpoints.checkpoint_folder import MARKER
+from t5x_diffeq.checkpoints.identity import new_id
 from t5x_diffeq.checkpoints.stored import RunFacts, TrainState
 
 FINGERPRINT = "of the data"
@@ -32,6 +34,14 @@ def abstract(state):
     return jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state
     )
+
+
+def name_run(workdir):
+    """Gives a workdir a config with the id of a run, as its first step does, if it has none."""
+    workdir.mkdir(parents=True, exist_ok=True)
+    if not (workdir / "config.json").exists():
+        (workdir / "config.json").write_text(json.dumps({"run_id": new_id()}))
+    return workdir
 
 
 def save_some(workdir):

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fault_checkpoints import FINGERPRINT, WAYS, abstract, state_at
+from fault_checkpoints import FINGERPRINT, WAYS, abstract, name_run, state_at
 from jax.sharding import NamedSharding, PartitionSpec
 
 from t5x_diffeq.checkpoints import checksums
@@ -20,7 +20,8 @@ class LostError(Exception):
 
 
 def open_both(folder, workdir="run", **options):
-    return Checkpoints(folder / workdir, keep=9, local=str(folder / "local"), **options)
+    named = name_run(folder / workdir)
+    return Checkpoints(named, keep=9, local=str(folder / "local"), **options)
 
 
 def save(folder, local=(3, 4, 5), of_workdir=(2,), workdir="run", state_of=state_at):

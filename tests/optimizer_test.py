@@ -123,7 +123,7 @@ def test_schedules_that_contradict_themselves(small, keys, message):
 def test_a_running_run_may_cool_down_earlier(small, tmp_path):
     """But it can't change its schedule or its optimizer."""
     small.optimizer.schedule = "wsd"
-    save_config(Config.of(small), tmp_path)
+    save_config(Config.of(small), tmp_path, "run")
     small.optimizer.cooldown_steps = 3
     assert not check_config(Config.of(small), tmp_path)
     for key, other in (("schedule", "cosine"), ("name", "muon"), ("role_multipliers", ())):

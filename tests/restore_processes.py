@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import tensorstore
+from fault_checkpoints import name_run
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from t5x_diffeq.checkpoints import checksums
@@ -150,6 +151,9 @@ def restore_in_all_ways(folder):
 def restore_locally(folder, workdir):
     """Process 1 can't read the newest local checkpoint."""
     local = str(folder / "local")
+    if jax.process_index() == 0:
+        name_run(workdir)
+    processes.wait_for_all("the run has an id")
     checkpoints = Checkpoints(workdir, keep=9, local=local)
     for step in (5, 6):
         checkpoints.save(step, arrays_of(step, data=2), RunFacts(FINGERPRINT), locally=True)

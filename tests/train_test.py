@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from helpers import metrics_of, stop_after
 
+from t5x_diffeq.checkpoints.identity import run_of
 from t5x_diffeq.cli.train import train_to_end
 from t5x_diffeq.config.config import Config
 from t5x_diffeq.system.errors import InputError, RunError
@@ -180,3 +181,16 @@ def test_the_last_evaluation_takes_the_whole_split(finished):
     tokens = {r["step"]: r["eval/tokens"] for r in read_metrics(workdir) if "eval/tokens" in r}
     assert tokens[0] == tokens[3] == 16 * 16
     assert tokens[6] > 2 * tokens[0]
+
+
+def test_a_run_keeps_its_id_and_refuses_checkpoints_of_others(finished, tmp_path):
+    config, source = finished
+    workdir = shutil.copytree(source, tmp_path / "run")
+    facts = json.loads((workdir / "checkpoints" / "6" / "data" / "metadata").read_text())
+    assert facts["run_id"] == run_of(workdir) == run_of(source)
+    config_file = workdir / "config.json"
+    config_file.write_text(config_file.read_text().replace(run_of(workdir), "another"))
+    with pytest.raises(InputError, match=f"by another run, {run_of(source)}, .* to run another; "):
+        train_to_end(Config.of(config), workdir)
+    with pytest.raises(InputError, match="was made by another run"):
+        load_run(workdir, 256, batch_size=1)

@@ -323,7 +323,7 @@ def test_parts_of_a_mixture_may_move_and_not_weigh_more(shards, data, tmp_path):
 def test_text_may_move_and_not_change(tmp_path):
     text = text_of(tmp_path, "a.txt", "first text, line")
     config = small_config(text)
-    save_config(Config.of(config), tmp_path / "run")
+    save_config(Config.of(config), tmp_path / "run", "run")
     before = corpus_of(config.data, tmp_path / "run", new=True).fingerprint
     config.data.path = str(text.rename(tmp_path / "moved.txt"))
     assert not check_config(Config.of(config), tmp_path / "run")

@@ -18,10 +18,10 @@ from t5x_diffeq.checkpoints.checkpoint_folder import (
     Retention,
     check_path,
     count_arrays,
-    identify_run,
     mark_copies,
     mark_milestones,
 )
+from t5x_diffeq.checkpoints.identity import new_id, run_of
 from t5x_diffeq.checkpoints.local_checkpoints import LocalCheckpoints
 from t5x_diffeq.checkpoints.restoring import read_newest
 from t5x_diffeq.checkpoints.stored import RestoredCheckpoint, RunFacts, TrainState, parts_of
@@ -56,13 +56,12 @@ class Checkpoints:
         self._has_logged_local = False
         self._watching: threading.Thread | None = None  # measures the last save
         self._unreadable: RunError | None = None
-        run_id = None
+        made = run_of(workdir) or new_id()
         if jax.process_index() == 0:
             mark_copies(self.folder)
             mark_milestones(self.folder, self.retention.milestones)
-            run_id = identify_run(workdir) if local else None
-        run_id = gather("the run, and its milestones", run_id)[0]
-        self.local = LocalCheckpoints(local, workdir, run_id, verify) if local else None
+        self.run_id: str = gather("the run, and its milestones", made)[0]
+        self.local = LocalCheckpoints(local, workdir, self.run_id, verify) if local else None
         self.manager = self.open()
 
     @classmethod
@@ -109,7 +108,7 @@ class Checkpoints:
           InfrastructureError: if the reason is a bucket or a process that doesn't answer.
         """
         started = time.perf_counter()
-        data_state = facts.as_json(step)
+        data_state = facts._replace(run_id=self.run_id).as_json(step)
         if locally:
             assert self.local, "there is no folder for local checkpoints"
             self.local.save(step, parts_of(state), data_state, self._finished.append)

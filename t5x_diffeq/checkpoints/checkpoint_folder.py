@@ -8,7 +8,6 @@ Orbax's own file of metrics, if damaged, would keep its manager from opening. A 
 checkpoint with a file `MILESTONE`, which a user may add or remove.
 """
 
-import uuid
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
@@ -27,13 +26,13 @@ from t5x_diffeq.system.files import (
     is_in_bucket,
     move_folder,
     parse_json,
+    read_json_object,
     write_whole,
 )
 
 ASIDE = "unreadable_checkpoints"  # a folder of the workdir, beside `checkpoints/`
 MARKER = "commit_success.txt"
 METADATA = "_CHECKPOINT_METADATA"
-_RUN_ID = "run_id"  # a file in the workdir
 
 
 def check_path(workdir: AnyPath) -> None:
@@ -92,14 +91,6 @@ def steps_in(folder: AnyPath) -> list[AnyPath]:
     if not folder.is_dir():
         return []
     return [path for path in folder.iterdir() if path.name.isdecimal() and path.is_dir()]
-
-
-def identify_run(workdir: AnyPath) -> str:
-    """The id of the run in a workdir, made if there is none; only one process may call this."""
-    path = workdir / _RUN_ID
-    if not path.exists():
-        write_whole(path, uuid.uuid4().hex.encode())
-    return path.read_text("utf-8")
 
 
 MILESTONE = "MILESTONE"  # the file that keeps a checkpoint
@@ -162,15 +153,19 @@ def best_step(workdir: AnyPath) -> int:
     return best[0]
 
 
-def _read_eval_loss(checkpoint: AnyPath) -> float | None:
-    """The evaluation loss; None if there is none or its file can't be read."""
+def read_facts(checkpoint: AnyPath) -> dict[str, Any]:
+    """The facts in a checkpoint (`stored.RunFacts`), {} if they can't be read."""
     try:
-        data = parse_json((checkpoint / "data" / "metadata").read_bytes())
-        loss = data.get("eval_loss")
+        return read_json_object(checkpoint / "data" / "metadata")
     except Exception as error:
         if is_infrastructure_failure(error):
             raise
-        return None  # it is damaged, or not a checkpoint of ours: restoring it says so
+        return {}  # it is damaged, or not a checkpoint of ours: restoring it says so
+
+
+def _read_eval_loss(checkpoint: AnyPath) -> float | None:
+    """The evaluation loss; None if there is none or its file can't be read."""
+    loss: Any = read_facts(checkpoint).get("eval_loss")
     is_number = isinstance(loss, int | float) and not isinstance(loss, bool)
     return float(loss) if is_number and isfinite(loss) else None
 

@@ -17,6 +17,7 @@ from flax.traverse_util import flatten_dict
 
 from t5x_diffeq.checkpoints import checksums
 from t5x_diffeq.checkpoints.checkpoint_folder import best_step, whole_steps
+from t5x_diffeq.checkpoints.identity import check_owner
 from t5x_diffeq.checkpoints.local_checkpoints import LocalCheckpoints
 from t5x_diffeq.checkpoints.replicas import replicas_of
 from t5x_diffeq.checkpoints.stored import ITEMS, RestoredCheckpoint, RunFacts, TrainState, parts_of
@@ -225,7 +226,8 @@ def _agree_on_steps(local: LocalCheckpoints) -> set[int]:
             f"local checkpoint {newest} can't be used: process {', '.join(lacking)} of "
             f"{len(steps)} does not have it (another machine, or it was lost while writing)"
         )
-    if others := [path.name for path in local.root.iterdir() if path != local.folder.parent]:
+    run = local.folder.parent
+    if others := [x.name for x in local.root.iterdir() if x != run and any(x.glob("*/*"))]:
         listed = ", ".join(others)
         log(f"note: {local.root} also holds {listed}, of other runs; delete what no run needs")
     return agreed
@@ -293,8 +295,12 @@ def _read_params(folder: AnyPath, abstract_params: dict, verify: bool, averages:
 
 
 def check_continues(workdir: AnyPath, step: int | None = None) -> None:
-    """Checks that a checkpoint, None: the newest, isn't parameters alone; damage is found later."""
+    """Checks that training can continue a checkpoint, None: the newest; damage is found later.
+
+    It must have an optimizer's state. To continue the newest, all must be the run's own.
+    """
     folder, there = absolute_path(workdir) / "checkpoints", None
+    check_owner(workdir, whole_steps(folder) if step is None else [step])
     with suppress(Exception):
         step = whole_steps(folder)[-1] if step is None else step
         there = ocp.PyTreeCheckpointHandler().metadata(folder / str(step) / "state").tree
@@ -326,7 +332,7 @@ def find_step(workdir: AnyPath, step: int | str | None) -> int:
     """The step of the requested checkpoint, which isn't read; None is the newest.
 
     Raises:
-      InputError: if there is no such checkpoint.
+      InputError: if there is no such checkpoint, or another run made it.
     """
     steps = whole_steps(absolute_path(workdir) / "checkpoints")
     if not steps:
@@ -335,9 +341,11 @@ def find_step(workdir: AnyPath, step: int | str | None) -> int:
             "or wait for the first one of a run that trains (train.checkpoint_every)"
         )
     if step == BEST:
-        return best_step(absolute_path(workdir))
+        step = best_step(absolute_path(workdir))
     if step is not None and step not in steps:
         raise InputError(
             f"checkpoint {step} of {workdir} does not exist; there are {str(steps)[1:-1]}"
         )
-    return steps[-1] if step is None else int(step)
+    found = steps[-1] if step is None else int(step)
+    check_owner(workdir, [found])
+    return found

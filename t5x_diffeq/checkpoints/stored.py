@@ -49,6 +49,7 @@ class RunFacts(NamedTuple):
     eval_loss: float | None = None  # at this step, if it was evaluated
     hooks: dict[str, list] = {}  # noqa: RUF012  # by their names, of each process
     position: dict | None = None  # of a stream of data; None: the number of batches says it
+    run_id: str | None = None  # which `Checkpoints.save` fills in; None: of an earlier version
 
     def as_json(self, step: int) -> dict:
         """As the checkpoint of `step` stores them."""

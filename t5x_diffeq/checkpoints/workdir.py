@@ -8,6 +8,7 @@ import jax
 from flax.traverse_util import flatten_dict
 
 from t5x_diffeq.checkpoints.checkpoint_folder import check_path, steps_in
+from t5x_diffeq.checkpoints.identity import CONFIG_FILE, RUN_ID
 from t5x_diffeq.cluster import recurrence
 from t5x_diffeq.cluster.processes import gather
 from t5x_diffeq.config.config import KEYS, SECTIONS, Config
@@ -19,7 +20,6 @@ from t5x_diffeq.system.extras import __version__
 from t5x_diffeq.system.files import AnyPath, describe_error, read_json_object, write_whole
 from t5x_diffeq.system.locks import hold_lock
 
-CONFIG_FILE = "config.json"
 _VERSION = "t5x_diffeq"  # the key for the version that wrote the config
 _PLUGINS = "plugins"  # the key for what identifies the packages that the config names
 _SECTIONS = SECTIONS.keys() - {"tasks"}  # which older runs lack
@@ -60,8 +60,8 @@ def check_config(config: Config, workdir: AnyPath) -> bool:
     return False
 
 
-def save_config(config: Config, workdir: AnyPath) -> None:
-    """Writes `config.json`, which binds the workdir to the config; only process 0 writes.
+def save_config(config: Config, workdir: AnyPath, run_id: str) -> None:
+    """Writes `config.json`, which binds the workdir to config and run; only process 0 writes.
 
     `train` calls it after the first optimizer step. A run with an error before that
     has saved nothing, so its workdir can be used with another config.
@@ -70,7 +70,7 @@ def save_config(config: Config, workdir: AnyPath) -> None:
         return
     plugins = plugin_versions(config.flat())
     recorded = {_PLUGINS: plugins} if plugins else {}
-    content = {_VERSION: __version__, **recorded, **config.as_json()}
+    content = {_VERSION: __version__, RUN_ID: run_id, **recorded, **config.as_json()}
     write_whole(workdir / CONFIG_FILE, json.dumps(content, indent=2).encode())
 
 
@@ -107,6 +107,7 @@ def _read_config(workdir: AnyPath) -> Config:
             "new --workdir"
         ) from error
     version, recorded = config.pop(_VERSION, "0.1.0 or earlier"), config.pop(_PLUGINS, {})
+    config.pop(RUN_ID, None)
     try:
         read = Config().with_values(_usable_values(config))
     except InputError as error:

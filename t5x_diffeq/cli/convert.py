@@ -157,7 +157,7 @@ def write_run(config: Config, tokenizer: "Tokenizer", params: dict, workdir: Pat
             places = jax.tree.map(lambda leaf: leaf.sharding, state.params)
             state = replace(state, params=jax.device_put(params, places))
             checkpoints.save(0, state, RunFacts(corpus.fingerprint))
-        save_config(config, folder)
+        save_config(config, folder, checkpoints.run_id)
 
 
 def _perplexity(run, corpus, num_steps: int) -> str:

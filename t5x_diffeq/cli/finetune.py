@@ -62,8 +62,9 @@ def complete_config(given: Mapping[str, object], pretrained: Config) -> Config:
 
 def _take_over(given: Mapping[str, object], workdir: AnyPath, first: bool) -> Config:
     """The completed config; for a new workdir it is checked, and the tokenizer is copied there."""
+    from t5x_diffeq.checkpoints.identity import CONFIG_FILE
     from t5x_diffeq.checkpoints.restoring import find_step
-    from t5x_diffeq.checkpoints.workdir import CONFIG_FILE, check_config, read_config
+    from t5x_diffeq.checkpoints.workdir import check_config, read_config
     from t5x_diffeq.data.corpus import check_tokenizers
     from t5x_diffeq.data.recipe import adopt_tokenizer
     from t5x_diffeq.data.tokenizer_folder import load_tokenizer

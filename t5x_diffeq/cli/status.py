@@ -52,7 +52,7 @@ def main() -> None:
 
 def _runs_in(folder: AnyPath) -> list[AnyPath]:
     """The folder, if it is that of a run, else the runs' folders in it."""
-    from t5x_diffeq.checkpoints.workdir import CONFIG_FILE
+    from t5x_diffeq.checkpoints.identity import CONFIG_FILE
     from t5x_diffeq.training.history import FILE  # importing JAX takes seconds
 
     def is_run(path: AnyPath) -> bool:

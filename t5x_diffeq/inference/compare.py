@@ -8,7 +8,8 @@ from functools import cached_property
 from os import PathLike
 from typing import TYPE_CHECKING
 
-from t5x_diffeq.checkpoints.workdir import CONFIG_FILE, read_config, short_names
+from t5x_diffeq.checkpoints.identity import CONFIG_FILE
+from t5x_diffeq.checkpoints.workdir import read_config, short_names
 from t5x_diffeq.data.corpus import explain_no_run
 from t5x_diffeq.inference.notebook import import_plots, shown_in_notebooks
 from t5x_diffeq.inference.trained_run import TrainedRun, describe_model

@@ -149,7 +149,7 @@ class Saves(Hook):
         training = self.training
         check_writable(training.workdir)
         if done.step == training.start + 1:
-            save_config(training.config, training.workdir)
+            save_config(training.config, training.workdir, training.checkpoints.run_id)
         training.checkpoints.check()
         training.history.write_saves(training.checkpoints.finished_saves())
 

@@ -9,9 +9,10 @@ other one was at the checkpoint, and is then resumed like any run; the tokens st
 import json
 from collections.abc import Mapping
 
-from t5x_diffeq.checkpoints.checkpoint_folder import steps_in
+from t5x_diffeq.checkpoints.checkpoint_folder import read_facts, steps_in
+from t5x_diffeq.checkpoints.identity import CONFIG_FILE, RUN_ID, new_id
 from t5x_diffeq.checkpoints.restoring import check_continues, check_whole, find_step
-from t5x_diffeq.checkpoints.workdir import CONFIG_FILE, differing_keys, read_config, save_config
+from t5x_diffeq.checkpoints.workdir import differing_keys, read_config, save_config
 from t5x_diffeq.config.config import KEYS, Config
 from t5x_diffeq.data.corpus import link_corpus
 from t5x_diffeq.system.console import Progress, log
@@ -115,13 +116,14 @@ def _make_workdir(config: Config, workdir: AnyPath, source: AnyPath, step: int) 
     """Copies the checkpoint and what belongs to it; starts again if that was interrupted."""
     checkpoints, marker = workdir / "checkpoints", workdir / FILE
     partial, copied = checkpoints / f"{step}.partial", checkpoints / str(step)
+    partial_tokenizer, tokenizer = workdir / "tokenizer.partial", workdir / "tokenizer"
     others = [path for path in steps_in(checkpoints) if path.name != copied.name]
     if others or (copied.exists() and not marker.exists()):
         raise InputError(
             f"workdir {workdir} holds checkpoints that were not copied by --branch_from, and no "
             f"{CONFIG_FILE}; restore that file or choose a new --workdir"
         )
-    for left_over in (partial, copied, workdir / "tokenizer"):
+    for left_over in (partial, copied, partial_tokenizer, tokenizer):
         if left_over.exists():
             remove_folder(left_over)
     origin = {"from": str(absolute_path(source)), "step": step}
@@ -129,7 +131,8 @@ def _make_workdir(config: Config, workdir: AnyPath, source: AnyPath, step: int) 
     check_whole(source, step)
     copy_folder(source / "checkpoints" / str(step), partial)
     move_folder(partial, copied)
-    copy_folder(source / "tokenizer", workdir / "tokenizer")
+    copy_folder(source / "tokenizer", partial_tokenizer)
+    move_folder(partial_tokenizer, tokenizer)
     link_corpus(source, workdir)
     copy_metrics(source, workdir, step)
-    save_config(config, workdir)
+    save_config(config, workdir, new_id(read_facts(copied).get(RUN_ID), step))
