@@ -183,6 +183,27 @@ def test_the_last_evaluation_takes_the_whole_split(finished):
     assert tokens[6] > 2 * tokens[0]
 
 
+def test_a_longer_run_says_how_its_rate_jumps(finished, tmp_path, capsys):
+    config, source = finished
+    workdir = shutil.copytree(source, tmp_path / "run")
+    longer = Config.of(config).with_values({"train.total_steps": 7})
+    rates = []
+    for each in (Config.of(config), longer):
+        peak, steps = each.optimizer.learning_rate, each.train.total_steps
+        cosine = (1 + np.cos(np.pi * 6 / steps)) / 2
+        rates.append(peak * (0.1 + 0.9 * cosine))
+    assert train_to_end(longer, workdir) == 0
+    told = capsys.readouterr().err
+    assert (
+        f"the learning rate of step 7 is {rates[1]:.3g}; with the schedule before it was "
+        f"{rates[0]:.3g} (train.total_steps was 6, is 7); optimizer.schedule=wsd keeps"
+    ) in told
+    logged = {line["step"]: line.get("train/learning_rate") for line in read_metrics(workdir)[:-1]}
+    np.testing.assert_allclose(logged[7], rates[1], rtol=1e-5)
+    assert train_to_end(longer, workdir) == 0
+    assert "the learning rate of step" not in capsys.readouterr().err
+
+
 def test_a_run_keeps_its_id_and_refuses_checkpoints_of_others(finished, tmp_path):
     config, source = finished
     workdir = shutil.copytree(source, tmp_path / "run")

@@ -26,6 +26,7 @@ from t5x_diffeq.system.files import (
     remove_folder,
     write_whole,
 )
+from t5x_diffeq.training.progress import log_new_rate
 from t5x_diffeq.training.tracking.jsonl import copy_metrics
 
 FILE = "branch.json"
@@ -65,6 +66,7 @@ def branch_off(
         changed = differing_keys(original, config)
         listed = ", ".join(f"{key}={new!r}" for key, (_, new) in changed.items())
         log(f"branches off {source} at its step {step}, with {listed or 'the same config'}")
+        log_new_rate(original, config, step)
     return config
 
 

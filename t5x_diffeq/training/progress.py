@@ -7,14 +7,15 @@ import platform
 import shlex
 import subprocess
 from importlib import metadata
-from math import prod
+from math import isclose, prod
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 from clu import parameter_overview
 from jax.sharding import Mesh
 
-from t5x_diffeq.checkpoints.workdir import read_config
+from t5x_diffeq.checkpoints.workdir import differing_keys, read_config
 from t5x_diffeq.config.config import Config
 from t5x_diffeq.config.plugins import foreign_plugins
 from t5x_diffeq.data.corpus import Corpus
@@ -30,6 +31,7 @@ from t5x_diffeq.system.console import format_count, format_duration, log, print_
 from t5x_diffeq.system.extras import python_command
 from t5x_diffeq.system.files import AnyPath, write_whole
 from t5x_diffeq.training.depths import full_grid_from
+from t5x_diffeq.training.optimizers.optimizer import learning_rate_schedule
 from t5x_diffeq.training.partitioning import axes_across_slices, describe_mesh, num_slices
 from t5x_diffeq.training.setup import Setup
 from t5x_diffeq.training.tracking.jsonl import read_metrics
@@ -113,6 +115,29 @@ def log_account(
             f"{training_data.epochs(total_steps * batch_size)}",
             **({"memory": kept} if allocator.is_configured else {}),
         },
+    )
+
+
+def log_new_rate(before: Config, now: Config, step: int) -> None:
+    """Prints by how much the learning rate jumps after `step`, where the schedule is another."""
+    old, new = (
+        float(learning_rate_schedule(each.optimizer, each.train.total_steps)(jnp.asarray(step)))
+        for each in (before, now)
+    )
+    if isclose(old, new, rel_tol=1e-5):
+        return
+    changed = ", ".join(
+        f"{key} was {was!r}, is {is_now!r}"
+        for key, (was, is_now) in differing_keys(before, now).items()
+        if key.startswith("optimizer.") or key == "train.total_steps"
+    )
+    way_out = {
+        "cosine": "optimizer.schedule=wsd keeps the rate of a run that is made longer",
+        "wsd": "to keep it, branch off a checkpoint before the cooldown (train --branch_from)",
+    }
+    log(
+        f"warning: the learning rate of step {step + 1} is {new:.3g}; with the schedule before it "
+        f"was {old:.3g} ({changed}); {way_out[now.optimizer.schedule]}"
     )
 
 
