@@ -44,7 +44,7 @@ def test_all(workdir, tmp_path, capsys, monkeypatch):
     assert text.count("<h2") == 3 and "not done" not in text
     assert "2 draws" in text and text.count("rank correlation of the largest exponents") == 2
     measured = float(re.search(r"validation split is ([\d.]+) with 2 steps", text)[1])
-    assert measured == pytest.approx(read_metrics(workdir)[-1]["eval/perplexity"], rel=1e-3)
+    assert measured == pytest.approx(list(read_metrics(workdir))[-1]["eval/perplexity"], rel=1e-3)
     assert not re.search(r'(src|href)="(https?:)?//', text) and "<script" not in text
     assert text.count("<figure>") == 8 + 2 + 3 and text.count('<svg class="chart') == 2 * 13
     assert "1 clusters" not in text and "Kaplan" not in text

@@ -159,7 +159,7 @@ def test_metrics_are_rewritten_whole(store, monkeypatch, capsys):
     workdir = parse_path("gs://bucket/run", "--workdir")
     with open_writer(workdir, 0, ("tensorboard",)) as writer:
         writer.write_scalars(1, {"train/loss": 1.0})
-        assert read_metrics(workdir) == []  # not so often
+        assert list(read_metrics(workdir)) == []  # not so often
         writer.flush()
         writer.write_scalars(2, {"train/loss": 2.0})
         assert [line["step"] for line in read_metrics(workdir)] == [1]

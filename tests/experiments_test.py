@@ -1,6 +1,7 @@
 """Experiments: runs done once, in parts, stopped and continued; results where they should stand."""
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -66,8 +67,41 @@ def test_each_run_is_done_once(commands, tmp_path):
     assert found["a"]["seconds"] > 0
 
 
+def line_of(name, **facts):
+    return json.dumps({"run": name, "verb": "evaluate", "seconds": 1, "loss": 0, **facts}) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "fault"),
+    [
+        ("{", "Expecting property name .*; delete the line"),
+        ('{"run": "b", "ve\n', "Invalid control character"),
+        ("\x00\x01\xff\n", "can't decode|invalid start byte|Expecting value"),
+        ("[1]\n", "it is not a JSON object; delete the line, and the same command"),
+        ('{"loss": 1}\n', "it lacks 'run'"),
+        ('{"run": "b"}\n', "it lacks 'verb'"),
+        (line_of(3), "its 'run' is 3"),
+        (line_of("b", loss="low"), "its 'loss' is 'low'"),
+        (line_of("b", failed=None), "its 'failed' is None"),
+        (line_of("b", seconds=True), "its 'seconds' is True"),
+        (line_of("b", arguments="--x"), "its 'arguments' is '--x'"),
+        (line_of("b", seed={}), "its 'seed' is {}"),
+        (line_of("b", verb="train"), "it lacks 'first'"),
+        (line_of("b", **{"tasks/piqa/acc": "0.5"}), "its 'tasks/piqa/acc' is '0.5'"),
+        (line_of("a"), "run a was done before, see .*results.jsonl, line 1; delete one"),
+    ],
+)
+def test_a_damaged_line_is_named(commands, tmp_path, line, fault):
+    damaged = line.encode("latin-1") + b"\n" * (not line.endswith("\n"))
+    path = tmp_path / "results.jsonl"
+    path.write_bytes(line_of("a").encode() + damaged + line_of("c").encode())
+    with pytest.raises(InputError, match=rf"^{re.escape(str(path))}, line 2: .*({fault})"):
+        carry_out([make_printing_run("d", 1)], tmp_path)
+    assert commands == []
+
+
 def test_a_line_half_written_counts_for_nothing(commands, tmp_path):
-    (tmp_path / "results.jsonl").write_text('{"run": "z", "loss": 0}\n{"run": "a", "lo')
+    (tmp_path / "results.jsonl").write_text(line_of("z") + '{"run": "a", "lo')
     carry_out([make_printing_run("a", 1)], tmp_path)
     assert {name: line["loss"] for name, line in read_results(tmp_path).items()} == {"z": 0, "a": 1}
 
@@ -191,8 +225,8 @@ def test_the_outcome_of_a_model_with_a_plug_in(monkeypatch, small, tmp_path):
     evaluation = {"step": 6, "eval/loss": 2.0, "eval/perplexity": 7.4}
     step = {"step": 6, "train/loss": 2.1, "train/tokens_per_second": 1e3}
     lines = map(json.dumps, (evaluation, step))
-    (workdir / "metrics.jsonl").write_text("\n".join(lines))
-    parts = [{"fingerprint": "abc", "weight": 1}]
+    (workdir / "metrics.jsonl").write_text("\n".join([*lines, ""]))
+    parts = [{"source": "own", "fingerprint": "abc", "weight": 1, "shards": "data/0"}]
     (workdir / "data.json").write_text(json.dumps({"parts": parts}))
     outcome = read_numbers(ExperimentRun("own", "train", ()), tmp_path, "")
     assert outcome["loss"] == 2.0 and outcome["tokens_per_second"] == 1e3
@@ -253,13 +287,7 @@ def test_labels_are_those_of_the_experiment_that_shows_them(commands, tmp_path, 
 
 
 def test_training_takes_what_its_steps_took():
-    metrics = [
-        {"step": 0, "eval/loss": 3.0},
-        {"step": 10, "train/tokens_per_second": 100.0},
-        {"step": 10, "eval/loss": 2.0},
-        {"step": 15, "train/tokens_per_second": 25.0},
-    ]
-    assert training_seconds(metrics, tokens=20) == 10 * 20 / 100 + 5 * 20 / 25
+    assert training_seconds({10: 100.0, 15: 25.0}, tokens=20) == 10 * 20 / 100 + 5 * 20 / 25
 
 
 def test_own_tasks_ask_for_what_stands_in_the_text():

@@ -16,7 +16,7 @@ STDLIB = {"data": {"source": "stdlib", "tokenizer": "bytes"}, "init_from": None}
 def store_data(workdir, fingerprint, config=STDLIB):
     """What a training writes of its data, and what its outcome has of it."""
     workdir.mkdir()
-    parts = [{"fingerprint": fingerprint, "weight": 1}]
+    parts = [{"source": "own", "fingerprint": fingerprint, "weight": 1, "shards": "data"}]
     (workdir / "data.json").write_text(json.dumps({"parts": parts}))
     (workdir / "config.json").write_text(json.dumps(config))
     return data_facts(workdir)
@@ -61,7 +61,8 @@ time.sleep(60)
 """
     store_data(tmp_path / "made", "now")
     monkeypatch.setattr(ExperimentRun, "command", lambda *_: [sys.executable, "-c", code])
-    before = {"run": "before", "verb": "train", "seconds": 1, **theirs}
+    losses = dict.fromkeys(("first", "loss", "perplexity", "lowest"), 1.0)
+    before = {"run": "before", "verb": "train", "seconds": 1, **losses, **theirs}
     (tmp_path / "results.jsonl").write_text(json.dumps(before) + "\n")
     began = time.monotonic()
     with pytest.raises(InputError, match=r"run now: its data"):

@@ -47,6 +47,24 @@ ROLLED_BACK = [
 ]
 
 
+DAMAGED = [
+    "no JSON",
+    json.dumps([1]),
+    json.dumps({**CRASHED[0], "time": "now"}),
+    json.dumps({**CRASHED[0], "began": None}),
+    json.dumps({**CRASHED[1], "seconds": {"steps": "20"}}),
+    json.dumps(event("rollback", 1036.0, 25, to=20)),
+]
+
+
+def test_events_that_are_damaged_are_left_out(tmp_path, capsys):
+    lines = [*map(json.dumps, CRASHED[:2]), *DAMAGED, *map(json.dumps, CRASHED[2:])]
+    (tmp_path / FILE).write_text("\n".join([*lines, ""]))
+    assert read_events(tmp_path) == CRASHED
+    said = capsys.readouterr().err
+    assert f"{FILE}, line 3: Expecting value" in said and "and 5 others" in said
+
+
 def test_steps_that_are_taken_again_are_lost():
     attempts = attempts_of(CRASHED)
     total = total_columns(attempts)
@@ -196,7 +214,7 @@ def test_a_history_grows_over_attempts(tmp_path):
             with history.stopwatch.during("steps"):
                 pass
             history.write_time(step + 10, at_once=True)
-            history.write("spike", step + 10, loss=1.0)
+            history.write("spike", step + 10, loss=1.0, count=1)
     kinds = [each["event"] for each in read_events(tmp_path)]
     assert kinds == ["start", "time", "spike", "time", "end"] * 2
     with pytest.raises(ValueError), History(tmp_path, Stopwatch()) as history:

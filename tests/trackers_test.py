@@ -139,7 +139,7 @@ def test_a_tracker_that_fails_ends_nothing(tmp_path, monkeypatch, capsys):
     with open_writer(tmp_path, 0, ("tensorboard",)) as writer:
         for step in (1, 2, 3):
             writer.write_scalars(step, {"train/loss": 1.0})
-    assert len(read_metrics(tmp_path)) == 3
+    assert len(list(read_metrics(tmp_path))) == 3
     said = capsys.readouterr().err
     assert said.count("warning:") == 1
     assert "tensorboard failed (ConnectionError: no network) and is disabled" in said
@@ -155,7 +155,7 @@ def test_a_tracker_that_hangs_ends_nothing(tmp_path, monkeypatch, capsys):
             writer.trackers[0].call(lambda tracker: tracker.write_scalars(1, {}))
         writer.write_scalars(1, {"train/loss": 1.0})
     assert time.monotonic() - began < patience(10)
-    assert len(read_metrics(tmp_path)) == 1
+    assert len(list(read_metrics(tmp_path))) == 1
     said = capsys.readouterr().err
     assert said.count("tensorboard is too slow") == 1
     assert "tensorboard was not done in time" in said

@@ -154,7 +154,7 @@ def test_a_run_says_what_it_is(run, run_on_lines, monkeypatch):
     assert len(lines) == 5 and max(map(len, lines)) < 200
     for word in (f"{run_on_lines}, step 20", "gpt, W(t) = W0 + P", "2 steps of euler, as trained"):
         assert word in repr(run)
-    loss = read_metrics(run_on_lines)[-1]["eval/loss"]
+    loss = list(read_metrics(run_on_lines))[-1]["eval/loss"]
     assert f"{loss:.4f} nats" in repr(run)
     assert run._repr_html_().count("<tr>") == 5
     for other in (run.at_depth(4), run.at_depth(2, "heun")):
@@ -165,7 +165,7 @@ def test_a_run_says_what_it_is(run, run_on_lines, monkeypatch):
     assert "unknown" in repr(run)
 
 
-def unreadable(workdir):
+def unreadable(workdir, name):
     raise InputError("it can't be read")
 
 

@@ -181,7 +181,7 @@ def _facts_of(workdir: AnyPath, run) -> dict[str, object]:
         f"{c.scheme}, step size {c.step_size}, width {c.embed_dim}, {c.num_heads} heads",
         "parameters": format_count(sum(leaf.size for leaf in jax.tree.leaves(run.params))),
     }
-    recorded = [row for row in read_metrics(workdir) if "eval/loss" in row]
+    recorded = read_metrics(workdir, "eval/loss")
     if upto := [row for row in recorded if row["step"] <= run.step]:
         last = upto[-1]
         facts["validation loss"] = (

@@ -57,9 +57,10 @@ def main() -> None:
         grids=[(_NUM_STEPS.value, None)],
         methods=("pytorch_form",),
     ).at_depth(_NUM_STEPS.value)
+    evaluations = list(read_metrics(workdir, "eval/loss"))
     with run.placed.context(), Progress("writing the folder"):
         summary = save_pretrained(
-            run, as_run, tokenizer, read_metrics(workdir), output, _PEFT.value, _FORM.value
+            run, as_run, tokenizer, evaluations, output, _PEFT.value, _FORM.value
         )
     log(*summary.notes)
     facts = {

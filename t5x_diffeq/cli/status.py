@@ -93,7 +93,7 @@ class RunStatus:
         """The lines of its evaluations by step, in the order of the steps."""
         from t5x_diffeq.training.tracking.jsonl import read_metrics
 
-        lines = {int(line["step"]): line for line in read_metrics(self.workdir) if _LOSS in line}
+        lines = {int(line["step"]): line for line in read_metrics(self.workdir, _LOSS)}
         return {step: lines[step] for step in sorted(lines)}
 
     @property

@@ -22,8 +22,10 @@ from t5x_diffeq.system import files
 from t5x_diffeq.system.console import format_count, log
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.files import AnyPath
+from t5x_diffeq.system.json_lines import NUMBER, check_types
 
 _CONFIG_FILE, _FACTS_FILE = "config.json", "data.json"
+_PART = {"source": (str,), "weight": NUMBER, "fingerprint": (str,), "shards": (str,)}
 _SHARDS_OF_LARGE = 64  # per split; a source tokenised by one process has one
 
 
@@ -272,23 +274,42 @@ def load_corpus(workdir: AnyPath) -> Corpus:
     if tokenizer is None and facts_file.exists():
         raise InputError(f"workdir {workdir} has lost its tokenizer/; train in a new one")
     try:
-        facts = files.parse_json(facts_file.read_bytes())["parts"]
+        parts = _read_parts(workdir)
         assert tokenizer is not None  # else the file doesn't exist either
-        parts = tuple(_load_part(workdir, part, tokenizer) for part in facts)
-    except InputError:
-        raise
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(
-            f"{facts_file}, which says where the tokens are, can't be read: "
-            f"{type(error).__name__}: {error}; restore it or train in a new --workdir"
-        ) from error
-    return Corpus(tokenizer, parts)
+        return Corpus(tokenizer, tuple(_load_part(workdir, part, tokenizer) for part in parts))
+    except OSError as error:
+        raise _parts_error(facts_file, error) from error
+
+
+def _read_parts(workdir: AnyPath) -> list[dict]:
+    """The facts about each part of a workdir's corpus.
+
+    Raises:
+      OSError: if their file isn't there, or can't be read.
+      InputError: if it is damaged.
+    """
+    path = workdir / _FACTS_FILE
+    try:
+        facts = files.read_json_object(path)
+        check_types(facts, {"parts": (list,)})
+        for part in facts["parts"]:
+            check_types(part, _PART)
+    except ValueError as error:
+        raise _parts_error(path, error) from error
+    return facts["parts"]
+
+
+def _parts_error(path: AnyPath, error: Exception) -> InputError:
+    return InputError(
+        f"{path}, which says where the tokens are, can't be read: {files.describe_error(error)}; "
+        "restore it or train in a new --workdir"
+    )
 
 
 def stored_fingerprint(workdir: AnyPath) -> str | None:
     """The fingerprint of the corpus that a run uses; None if the run has not prepared it yet."""
     try:
-        parts = files.parse_json((workdir / _FACTS_FILE).read_bytes())["parts"]
+        parts = _read_parts(workdir)
     except FileNotFoundError:
         return None
     return _fingerprint_of_parts([(part["fingerprint"], part["weight"]) for part in parts])
@@ -313,10 +334,10 @@ def explain_no_run(workdir: AnyPath) -> str:
 
 def link_corpus(source: AnyPath, workdir: AnyPath) -> None:
     """Makes the corpus of one workdir that of another one, too; its tokens stay where they are."""
-    facts = files.parse_json((source / _FACTS_FILE).read_bytes())
-    for part in facts["parts"]:
+    parts = _read_parts(source)
+    for part in parts:
         part["shards"] = str(files.absolute_path(files.join_path(source, part["shards"])))
-    files.write_whole(workdir / _FACTS_FILE, json.dumps(facts, indent=2).encode())
+    files.write_whole(workdir / _FACTS_FILE, json.dumps({"parts": parts}, indent=2).encode())
 
 
 def _load_part(workdir: AnyPath, facts: dict, tokenizer: Tokenizer) -> CorpusPart:

@@ -1,6 +1,5 @@
 """Figures of outcomes: the table's numbers, and losses over optimizer steps."""
 
-import json
 from collections.abc import Sequence
 
 from t5x_diffeq.experiments.present import (
@@ -16,6 +15,7 @@ from t5x_diffeq.experiments.runs import Label
 from t5x_diffeq.system.console import log
 from t5x_diffeq.system.extras import install_command
 from t5x_diffeq.system.files import AnyPath, write_whole
+from t5x_diffeq.training.tracking.jsonl import read_metrics
 
 Panels = dict[str, dict[str, list[Point]]]  # by title, lines by name
 _TEXTS = ("text", "trained on", "tuned on")  # labels that name a panel; they come first in a row
@@ -107,6 +107,4 @@ def losses_over_steps(outcomes: Sequence[dict], table: TableSpec, output: AnyPat
 
 def _losses(workdir: AnyPath) -> dict[int, float]:
     """Validation losses by optimizer step; {} if the workdir is gone."""
-    path = workdir / "metrics.jsonl"
-    lines = map(json.loads, path.read_text("utf-8").splitlines()) if path.exists() else ()
-    return {line["step"]: line["eval/loss"] for line in lines if "eval/loss" in line}
+    return {int(line["step"]): line["eval/loss"] for line in read_metrics(workdir, "eval/loss")}

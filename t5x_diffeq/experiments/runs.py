@@ -13,17 +13,35 @@ from typing import Any
 from t5x_diffeq.checkpoints.workdir import read_config
 from t5x_diffeq.cluster.peers import EXIT_INFRASTRUCTURE
 from t5x_diffeq.experiments.commands import Commands
-from t5x_diffeq.experiments.same_data import check_same_data, data_facts
+from t5x_diffeq.experiments.same_data import (
+    DATA_KEYS,
+    FINGERPRINT,
+    check_same_data,
+    data_facts,
+)
 from t5x_diffeq.system.console import Progress, format_duration, log
 from t5x_diffeq.system.errors import InfrastructureError, InputError, RunError
-from t5x_diffeq.system.files import make_folder, write_whole
+from t5x_diffeq.system.files import make_folder, parse_json_object
+from t5x_diffeq.system.growing_file import GrowingFile
+from t5x_diffeq.system.json_lines import (
+    NUMBER,
+    check_types,
+    end_of_whole_lines,
+    read_json_lines,
+)
+from t5x_diffeq.training.tracking.jsonl import read_metrics
 
 _REFUSED = 2  # the status of an `InputError`
 _RESULTS = "results.jsonl"
-_BITS = "eval/bits_per_byte"
+_BITS, _RATE = "eval/bits_per_byte", "train/tokens_per_second"
 _TRAINING = ("train", "finetune")
 # What a training that diverges ends with.
 _NOT_FINITE = re.compile(r"\bis (nan|-?inf)\b|^error: spike at step")
+# What outcomes hold: numbers that a training has measured, and values of other verbs.
+_LOSSES = ("first", "loss", "perplexity", "lowest")
+_OTHER_NUMBERS = ("seconds", "bits_per_byte", "tokens_per_second", "training_seconds")
+_VALUES = (str, int, float, bool, list, type(None))
+_WAY_OUT = "delete the line, and the same command does its run again; or restore the file"
 _TAIL = 4096  # bytes at the end of a log, which hold the last steps
 Label = str | int | float
 
@@ -77,15 +95,38 @@ def read_results(output: Path) -> dict[str, dict]:
     """Outcomes by the name of their run; an incomplete last line is ignored.
 
     A run that failed and was done later counts as done.
+
+    Raises:
+      InputError: if a line is damaged, or two say that the same run is done; names file and line.
     """
     outcomes: dict[str, dict] = {}
+    places: dict[str, str] = {}
     for path in sorted(output.glob("results*.jsonl")):
-        for line in path.read_bytes().splitlines(keepends=True):
-            if line.endswith(b"\n"):
-                outcome = json.loads(line)
-                if "failed" not in outcome or "failed" in outcomes.get(outcome["run"], outcome):
-                    outcomes[outcome["run"]] = outcome
+        for number, outcome in read_json_lines(path, _check_outcome, _WAY_OUT):
+            name, place = outcome["run"], f"{path}, line {number}"
+            if "failed" in outcomes.get(name, {"failed": ""}):
+                outcomes[name], places[name] = outcome, place
+            elif "failed" not in outcome:
+                raise InputError(
+                    f"{place}: run {name} was done before, see {places[name]}; delete one of the "
+                    "two lines"
+                )
     return outcomes
+
+
+def _check_outcome(outcome: dict[str, Any]) -> None:
+    texts = ("verb", "diverged", "failed", "page", FINGERPRINT, DATA_KEYS)
+    scores = [key for key in outcome if key.startswith(("eval/", "tasks/"))]
+    types = {
+        **dict.fromkeys(outcome, _VALUES),
+        **dict.fromkeys(texts, (str,)),
+        **dict.fromkeys((*_LOSSES, *_OTHER_NUMBERS, *scores), NUMBER),
+        "arguments": (list,),
+    }
+    has_loss = outcome.get("verb") in _TRAINING and not outcome.keys() & {"diverged", "failed"}
+    needed = {"run": (str,), "verb": (str,), "seconds": NUMBER}
+    needed |= dict.fromkeys(_LOSSES, NUMBER) if has_loss else {}
+    check_types(outcome, {key: types[key] for key in types if key in outcome} | needed)
 
 
 def carry_out(
@@ -181,8 +222,8 @@ def time_left(runs: Sequence[ExperimentRun], done: dict[str, dict]) -> str:
     left = [run for run in runs if run.name not in done]
     taken: dict[str, list[float]] = {run.verb: [] for run in left}
     for outcome in done.values():
-        if (verb := outcome.get("verb")) in taken:
-            taken[verb].append(outcome["seconds"])
+        if outcome["verb"] in taken:
+            taken[outcome["verb"]].append(outcome["seconds"])
     if not all(taken.values()):
         return ""
     seconds = sum(sum(taken[run.verb]) / len(taken[run.verb]) for run in left)
@@ -202,41 +243,38 @@ def read_numbers(run: ExperimentRun, output: Path, printed: str) -> dict:
     If the verb printed several lines, each with a name, a key is `name: key`.
     """
     if run.verb not in _TRAINING:
-        lines = [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
+        lines = [parse_json_object(line) for line in printed.splitlines() if line.startswith("{")]
         if run.verb == "analyze":  # the last line that it prints is its page's path
             return {"page": printed.splitlines()[-1], **(lines[0] if lines else {})}
         if len(lines) == 1:
             return lines[0]
         return {f"{line['name']}: {key}": line[key] for line in lines for key in line}
-    lines = (output / run.name / "metrics.jsonl").read_text("utf-8").splitlines()
-    metrics = [json.loads(line) for line in lines]
+    workdir = output / run.name
     # Whoever started the training has named the plug-ins that it ran.
-    config = read_config(output / run.name, trust_plugins=True)
+    config = read_config(workdir, trust_plugins=True)
     tokens = config.train.batch_size * config.data.sequence_length
-    evaluations = [line for line in metrics if "eval/loss" in line]
-    last = evaluations[-1]
+    evaluations = list(read_metrics(workdir, "eval/loss"))
+    rates = {line["step"]: line[_RATE] for line in read_metrics(workdir, _RATE)}
+    if not (evaluations and rates):
+        raise RunError(f"run {run.name} is done, but {workdir} has lost its metrics; delete it")
+    first, last = evaluations[0], evaluations[-1]
     bits = {"bits_per_byte": last[_BITS]} if _BITS in last else {}
-    rates = sorted(line["train/tokens_per_second"] for line in metrics if "train/loss" in line)
     return {
-        "first": evaluations[0]["eval/loss"],
+        "first": first["eval/loss"],
         "loss": last["eval/loss"],
         "perplexity": last["eval/perplexity"],
         "lowest": min(line["eval/loss"] for line in evaluations),
         **bits,
-        "tokens_per_second": rates[len(rates) // 2],
-        "training_seconds": training_seconds(metrics, tokens),
-        **data_facts(output / run.name),
+        "tokens_per_second": sorted(rates.values())[len(rates) // 2],
+        "training_seconds": training_seconds(rates, tokens),
+        **data_facts(workdir),
     }
 
 
-def training_seconds(metrics: list[dict], tokens: int) -> float:
-    """The time that the optimizer steps took, without start, compilation and evaluations."""
-    seconds, before = 0.0, 0
-    for line in metrics:
-        if "train/tokens_per_second" in line:
-            seconds += (line["step"] - before) * tokens / line["train/tokens_per_second"]
-            before = line["step"]
-    return seconds
+def training_seconds(rates: Mapping[float, float], tokens: int) -> float:
+    """The time of the optimizer steps alone, given tokens per second by step, and per step."""
+    spans = zip(rates, (0, *rates), strict=False)
+    return sum((step - before) * tokens / rates[step] for step, before in spans)
 
 
 def _describe_outcome(outcome: dict) -> str:
@@ -250,6 +288,4 @@ def _describe_outcome(outcome: dict) -> str:
 
 def _add_line(path: Path, outcome: dict) -> None:
     """Appends an outcome, which is on disk before the next run begins; drops a line cut short."""
-    content = path.read_bytes() if path.exists() else b""
-    whole_lines = content[: content.rfind(b"\n") + 1]
-    write_whole(path, whole_lines + json.dumps(outcome).encode() + b"\n")
+    GrowingFile(path, end_of_whole_lines(path)).write(f"{json.dumps(outcome)}\n".encode())

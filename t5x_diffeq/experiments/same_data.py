@@ -10,9 +10,10 @@ from collections.abc import Mapping
 
 from t5x_diffeq.data.corpus import stored_fingerprint
 from t5x_diffeq.system.errors import InputError
-from t5x_diffeq.system.files import AnyPath, digest, parse_json
+from t5x_diffeq.system.files import AnyPath, digest, read_json_object
+from t5x_diffeq.system.json_lines import check_types
 
-FINGERPRINT, _KEYS = "data_fingerprint", "data_keys"  # in outcomes
+FINGERPRINT, DATA_KEYS = "data_fingerprint", "data_keys"  # in outcomes
 
 
 def data_facts(workdir: AnyPath) -> dict[str, str]:
@@ -23,13 +24,16 @@ def data_facts(workdir: AnyPath) -> dict[str, str]:
     """
     fingerprint = stored_fingerprint(workdir)
     try:
-        config = parse_json((workdir / "config.json").read_bytes())
+        config = read_json_object(workdir / "config.json")
+        check_types(config, {"data": (dict,)})
     except FileNotFoundError:
         return {}
+    except ValueError as error:
+        raise InputError(f"{workdir / 'config.json'} is damaged: {error}; restore it") from error
     if fingerprint is None:
         return {}
     named = json.dumps([config["data"], config.get("init_from")], sort_keys=True)
-    return {FINGERPRINT: fingerprint, _KEYS: digest([named.encode()])}
+    return {FINGERPRINT: fingerprint, DATA_KEYS: digest([named.encode()])}
 
 
 def check_same_data(workdir: AnyPath, done: Mapping[str, Mapping]) -> None:
@@ -45,7 +49,8 @@ def check_same_data(workdir: AnyPath, done: Mapping[str, Mapping]) -> None:
     mine = data_facts(workdir)
     for name, outcome in done.items():
         theirs = outcome.get(FINGERPRINT)
-        if mine and theirs and outcome.get(_KEYS) == mine[_KEYS] and theirs != mine[FINGERPRINT]:
+        same_keys = mine and outcome.get(DATA_KEYS) == mine[DATA_KEYS]
+        if same_keys and theirs and theirs != mine[FINGERPRINT]:
             raise InputError(
                 f"run {workdir.name}: its data (fingerprint {mine[FINGERPRINT][:12]}) is not that "
                 f"of run {name} ({theirs[:12]}), although the same keys name it, so their losses "

@@ -72,7 +72,7 @@ def save_pretrained(
     run: Run,
     as_run: Config,
     tokenizer: Tokenizer,
-    reports: list[dict],
+    evaluations: list[dict],
     output: Path,
     peft: bool = False,
     kept_form: str = hypernetwork_form.LAYERS,
@@ -82,7 +82,7 @@ def save_pretrained(
     Args:
       run: the run, on the grid to export.
       as_run: the config in the workdir.
-      reports: the run's metrics, oldest first.
+      evaluations: the reports of the run's evaluations, oldest first.
       output: the folder, new or empty.
       peft: write the adapters in PEFT's form to a subfolder instead of merging them.
       kept_form: "layers" of the grid, or "hypernetwork" (see `hypernetwork_form`).
@@ -139,7 +139,7 @@ def save_pretrained(
             )
         if peft:
             notes.append(f"The adapters are PEFT's, in `{ADAPTER_FOLDER}/`, not merged into it.")
-        card = _model_card(run, as_run, reports, plain is not None, notes)
+        card = _model_card(run, as_run, evaluations, plain is not None, notes)
         (folder / "README.md").write_text(card, "utf-8")
         (model_class,) = written["architectures"]
         adapter = folder / ADAPTER_FOLDER if peft else None
@@ -184,7 +184,7 @@ Config:
 
 
 def _model_card(
-    run: Run, as_run: Config, reports: list[dict], plain: bool, notes: list[str]
+    run: Run, as_run: Config, evaluations: list[dict], plain: bool, notes: list[str]
 ) -> str:
     """Markdown, with front matter; `plain`: whether transformers' own classes load the model."""
     model, train, data = run.placed.model.config, as_run.train, as_run.data
@@ -194,7 +194,7 @@ def _model_card(
         "tokens seen": format_count(run.step * train.batch_size * data.sequence_length),
         "data": f"{data.source}, sequences of {data.sequence_length} tokens",
     }
-    evaluated = [each for each in reports if "eval/loss" in each and each["step"] <= run.step]
+    evaluated = [each for each in evaluations if each["step"] <= run.step]
     for last in evaluated[-1:]:
         facts[f"validation at step {last['step']}"] = (
             f"loss {last['eval/loss']:.4f} nats per token, perplexity {last['eval/perplexity']:.2f}"

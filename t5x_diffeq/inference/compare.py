@@ -33,7 +33,8 @@ class Comparison:
     @cached_property
     def metrics(self) -> dict[str, list[dict[str, float]]]:
         """The lines of each run's `metrics.jsonl` by the run's name, oldest first."""
-        return dict(zip(short_names(self.workdirs), map(read_metrics, self.workdirs), strict=True))
+        lines = [list(read_metrics(workdir)) for workdir in self.workdirs]
+        return dict(zip(short_names(self.workdirs), lines, strict=True))
 
     @cached_property
     def rows(self) -> list[dict[str, str]]:

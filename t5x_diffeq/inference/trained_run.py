@@ -83,10 +83,11 @@ class TrainedRun:
         own = self.config.model
         is_evaluated = (c.scheme, c.num_steps) == (own.scheme, own.num_steps)  # by the training
         try:
-            lines = self.metric_lines() if is_evaluated and not self.loaded_with else []
+            known = is_evaluated and not self.loaded_with
+            reports = read_metrics(self.workdir, "eval/loss") if known else ()
+            losses = [x["eval/loss"] for x in reports if x["step"] == self.step]
         except InputError:  # a run is shown even if its metrics can't be read
-            lines = []
-        losses = [x["eval/loss"] for x in lines if x["step"] == self.step and "eval/loss" in x]
+            losses = []
         return {
             "run": ", ".join(filter(None, (f"{self.workdir}, step {self.step}", self.loaded_with))),
             "model": f"{describe_model(c, source_of(c).describe())}, {c.vocab_size} tokens",
@@ -140,7 +141,7 @@ class TrainedRun:
 
     def metric_lines(self) -> list[dict[str, float]]:
         """The reports of the training, oldest first: the lines of `metrics.jsonl`."""
-        return read_metrics(self.workdir)
+        return list(read_metrics(self.workdir))
 
     def metrics(self) -> "pandas.DataFrame | list[dict[str, float]]":
         """`metric_lines`, as a table of pandas if that is installed."""

@@ -126,12 +126,17 @@ def parse_json(text: str | bytes) -> Any:
         raise ValueError("its lists or objects are nested too deeply") from error
 
 
-def read_json_object(path: AnyPath) -> dict[str, Any]:
-    """The JSON object that a file holds; a ValueError if it holds none."""
-    content = parse_json(path.read_bytes())
+def parse_json_object(text: str | bytes) -> dict[str, Any]:
+    """The JSON object that a text is; a ValueError if it is none."""
+    content = parse_json(text)
     if not isinstance(content, dict):
         raise ValueError("it is not a JSON object")
     return content
+
+
+def read_json_object(path: AnyPath) -> dict[str, Any]:
+    """The JSON object that a file holds; a ValueError if it holds none."""
+    return parse_json_object(path.read_bytes())
 
 
 def join_path(folder: AnyPath, text: str) -> AnyPath:

@@ -2,11 +2,15 @@
 
 import os
 import time
+from contextlib import suppress
 
 from t5x_diffeq.system.console import log
 from t5x_diffeq.system.errors import InfrastructureError, RunError
 from t5x_diffeq.system.files import (
     AnyPath,
+    atomic_file,
+    bucket_errors,
+    bucket_files,
     check_writable,
     describe_error,
     is_in_bucket,
@@ -14,23 +18,40 @@ from t5x_diffeq.system.files import (
     write_whole,
 )
 
-SECONDS_BETWEEN_UPLOADS = 30  # an object allows at most one per second
+SECONDS_BETWEEN_UPLOADS = 30  # an object may change at most once per second
+_BLOCK = 2**20  # bytes
+
+
+def copy_beginning(source: AnyPath, target: AnyPath, size: int) -> int:
+    """Copies so many bytes of a file, which may be the target; returns how many lines they hold."""
+    lines = 0
+    with atomic_file(target) as partial, partial.open("wb") as new:
+        if size:
+            with bucket_errors(f"{source} can't be read", RunError), source.open("rb") as old:
+                while block := old.read(min(_BLOCK, size - new.tell())):
+                    lines += block.count(b"\n")
+                    new.write(block)
+    return lines
 
 
 class GrowingFile:
-    """A file that grows at its end, from `content` on; only one process may write it.
+    """A file that grows at its end, after its first `kept` bytes; only one process may write it.
 
-    On this machine everything written reaches the disk at once. An object can't grow: it is
-    uploaded again by `flush`, and every so often by `write`, where a failure is only a warning.
+    On this machine everything written reaches the disk at once. In a bucket, `flush` appends it,
+    and every so often so does `write`, where a failure is only a warning.
+
+    Attributes:
+      lines: the number of whole lines among the bytes that were kept.
 
     Raises:
       RunError: if it can't be written; the methods raise it too.
     """
 
-    def __init__(self, path: AnyPath, content: bytes = b""):
-        self.path, self.content = path, bytearray(content)
-        write_whole(path, content)
-        self.uploaded, self.stored = time.monotonic(), len(content)  # when, and how many bytes
+    def __init__(self, path: AnyPath, kept: int = 0):
+        self.path, self.flushed = path, time.monotonic()
+        self.lines = copy_beginning(path, path, kept)
+        # Of an object: its size, what isn't known to be in it, and how much of that was tried.
+        self.stored, self.pending, self.tried = kept, bytearray(), 0
 
     def write(self, content: bytes) -> None:
         """Appends to the file."""
@@ -44,23 +65,58 @@ class GrowingFile:
             except OSError as error:
                 raise RunError(f"{self.path} can't be written: {describe_error(error)}") from error
             return
-        self.content += content
-        if time.monotonic() - self.uploaded > SECONDS_BETWEEN_UPLOADS:
+        self.pending += content
+        if time.monotonic() - self.flushed > SECONDS_BETWEEN_UPLOADS:
             self.try_flush()
 
     def try_flush(self) -> None:
-        """Calls `flush`; a failure is only a warning, since the file can be uploaded later."""
+        """Calls `flush`; a failure is only a warning, since the rest can be appended later."""
         try:
             GrowingFile.flush(self)
         except (RunError, InfrastructureError) as error:
             log(f"warning: {error}; trying again later")
 
     def flush(self) -> None:
-        """Returns when the whole file is stored."""
-        self.uploaded = time.monotonic()
-        if is_in_bucket(self.path) and self.stored != len(self.content):
-            write_whole(self.path, bytes(self.content))
-            self.stored = len(self.content)
+        """Returns when everything written is stored."""
+        self.flushed = time.monotonic()
+        while self.pending:
+            with bucket_errors(f"{self.path} can't be written", RunError):
+                self._append()
+
+    def _append(self) -> None:
+        """Uploads what is pending, and has the bucket put it at the end of the object.
+
+        An object can't grow: the bucket makes a new one of the two, and replaces the old one if
+        that is still the one that was looked at. If the answer was lost, the next call sees by the
+        size that the bytes are there.
+        """
+        try:
+            before = bucket_files().info(str(self.path))
+        except FileNotFoundError:
+            write_whole(self.path, b"")  # somebody has deleted it
+            return
+        if before["size"] == self.stored + self.tried:
+            del self.pending[: self.tried]
+        if not self.pending:
+            return
+        self.stored, self.tried = before["size"], len(self.pending)
+        part = self.path.parent / f".{self.path.name}.part"
+        write_whole(part, bytes(self.pending))
+        bucket, _, key = str(self.path).partition("://")[2].partition("/")
+        names = (key, str(part).partition(f"{bucket}/")[2])
+        with suppress(FileExistsError):  # the object is another by now: `flush` looks again
+            bucket_files().call(
+                "POST",
+                "b/{}/o/{}/compose",
+                bucket,
+                key,
+                ifGenerationMatch=before["generation"],
+                json={"sourceObjects": [{"name": name} for name in names]},
+            )
+            self.stored, self.tried = self.stored + self.tried, 0
+            self.pending.clear()
+        with suppress(FileNotFoundError):
+            bucket_files().rm_file(str(part))
 
     def close(self) -> None:
         """Flushes for the last time."""

@@ -19,16 +19,23 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from math import isnan
+from typing import Any
 
 import jax
 
 from t5x_diffeq.checkpoints.writing import FinishedSave
 from t5x_diffeq.system.console import format_count, format_duration, log
 from t5x_diffeq.system.errors import InfrastructureError, RunError
-from t5x_diffeq.system.files import AnyPath, parse_json
+from t5x_diffeq.system.files import AnyPath
 from t5x_diffeq.system.growing_file import GrowingFile
+from t5x_diffeq.system.json_lines import (
+    NUMBER,
+    check_types,
+    end_of_whole_lines,
+    read_json_lines,
+)
 from t5x_diffeq.training.goodput import (
     COMPILE,
     DATA,
@@ -176,10 +183,8 @@ class History:
         if jax.process_index() == 0:
             path = self.workdir / FILE
             self.attempts = attempts_of(read_events(self.workdir))
-            content = path.read_bytes() if path.exists() else b""
-            whole_lines = content[: content.rfind(b"\n") + 1]  # a crash may have cut off the next
             try:
-                self.file = GrowingFile(path, whole_lines)
+                self.file = GrowingFile(path, end_of_whole_lines(path))
             except (RunError, InfrastructureError) as error:
                 self._give_up(error)
         self.write("start", step, total_steps=total_steps, began=round(self.stopwatch.began, 3))
@@ -233,12 +238,22 @@ class History:
             self.write("end", self.step, error=kind and kind.__name__)
 
 
+_FIELDS: dict[str, dict[str, tuple[type, ...]]] = {  # of an event, beside its time and step
+    "start": {"total_steps": (int,), "began": NUMBER},
+    "time": {"seconds": (dict,)},
+    "rollback": {"to": (int,), "count": (int,)},
+    "spike": {"count": (int,)},
+    "end": {"error": (str, type(None))},
+}
+
+
+def _check_event(event: dict[str, Any]) -> None:
+    check_types(event, {"event": (str,), "time": NUMBER, "step": (int,)})
+    check_types(event, _FIELDS.get(event["event"], {}))
+    if event["event"] == "time":
+        check_types(event["seconds"], dict.fromkeys(event["seconds"], NUMBER))
+
+
 def read_events(workdir: AnyPath) -> list[Mapping]:
-    """The events of a run, oldest first; lines that were cut are left out."""
-    path, events = workdir / FILE, []
-    for line in path.read_bytes().splitlines() if path.exists() else []:
-        with suppress(ValueError, AttributeError):
-            event = parse_json(line)
-            if {"event", "time", "step"} <= event.keys():
-                events.append(event)
-    return events
+    """The events of a run, oldest first; lines that are none are left out, with a warning."""
+    return [event for _, event in read_json_lines(workdir / FILE, _check_event)]

@@ -38,7 +38,7 @@ from t5x_diffeq.training.setup import (
 from t5x_diffeq.training.spike_hook import GoBack, go_back
 from t5x_diffeq.training.step import compile_train_steps
 from t5x_diffeq.training.teacher import check_teacher, check_teachers_tokenizer, load_teacher
-from t5x_diffeq.training.tracking.jsonl import kinds_reported_at, warn_if_lost
+from t5x_diffeq.training.tracking.jsonl import kinds_reported_at
 from t5x_diffeq.training.tracking.trackers import check_trackers, open_writer
 
 
@@ -153,7 +153,6 @@ def train(
         with Progress("making the train state"), making:
             first = restored or RestoredCheckpoint(make_state(setup))
             state = setup.complete(first.state)
-        warn_if_lost(workdir, start, first.facts.reports)
         progress.write_overview(setup.abstract_state.params, workdir)
         progress.log_account(config, setup, corpus, data, workdir, start)
 
@@ -183,7 +182,7 @@ def train(
             return 0
         history.start(start, train_config.total_steps)
         training.writer = trackers_end.enter_context(
-            open_writer(workdir, start, train_config.trackers)
+            open_writer(workdir, start, train_config.trackers, first.facts.reports)
         )
         training.writer.write_hparams(progress.hyperparameters(setup))
         trackers_end.callback(lambda: stopwatch.turn_to(OTHER))

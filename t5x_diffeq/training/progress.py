@@ -211,7 +211,7 @@ def log_stopped(reason: str, step: int) -> None:
 
 def log_summary(workdir: AnyPath, seconds: float) -> None:
     """Prints how the run went, and what to do next."""
-    curve = [line["eval/loss"] for line in read_metrics(workdir) if "eval/loss" in line]
+    curve = [line["eval/loss"] for line in read_metrics(workdir, "eval/loss")]
     log(
         f"done in {format_duration(seconds)}: validation loss {curve[0]:.4f} -> {curve[-1]:.4f} "
         f"(lowest {min(curve):.4f})"

@@ -7,21 +7,17 @@ hyperparameters.json   what describes the run; written anew at each start
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import takewhile
+from sys import intern
 from typing import Any
 
 import numpy as np
 
 from t5x_diffeq.system.console import log
-from t5x_diffeq.system.errors import InputError
-from t5x_diffeq.system.files import (
-    AnyPath,
-    describe_error,
-    parse_json,
-    read_json_object,
-    write_whole,
-)
-from t5x_diffeq.system.growing_file import GrowingFile
+from t5x_diffeq.system.files import AnyPath, parse_json, read_json_object, write_whole
+from t5x_diffeq.system.growing_file import GrowingFile, copy_beginning
+from t5x_diffeq.system.json_lines import NUMBER, check_types, last_lines, read_json_lines
 from t5x_diffeq.training.tracking.interface import Array, Scalar, Tracker
 
 _METRICS, _CURVES, _SAMPLES = "metrics.jsonl", "curves.jsonl", "samples.jsonl"
@@ -35,14 +31,23 @@ class JsonlWriter(Tracker):
     of step s is saved after that, so a run that is killed and resumed leaves the same lines as an
     uninterrupted one.
 
-    Lines after `step`, the one to resume from, are removed; if it is 0, all are.
+    Lines after `step`, the one to resume from, are removed; if it is 0, all are. If fewer reports
+    than `expected` remain, a warning says so.
+
+    Attributes:
+      reports: the number of lines of `metrics.jsonl`.
     """
 
-    def __init__(self, workdir: AnyPath, step: int):
+    def __init__(self, workdir: AnyPath, step: int, expected: int | None = None):
         self.workdir = workdir
         self.files: dict[str, GrowingFile] = {}
-        self.reports = 0  # lines of metrics.jsonl
         self._open(step)
+        if self.reports < (expected or 0):
+            log(
+                f"warning: {workdir / _METRICS} has {self.reports} of the {expected} lines that it "
+                f"had at checkpoint {step}: it was cut or replaced; training continues, those "
+                "lines are lost"
+            )
 
     def rewind(self, step: int) -> None:
         """Removes the lines after `step`, which the run takes again."""
@@ -50,12 +55,11 @@ class JsonlWriter(Tracker):
         self._open(step)
 
     def _open(self, step: int) -> None:
-        workdir, self.reports = self.workdir, 0
         for name in (_METRICS, _CURVES, _SAMPLES):
-            if name == _METRICS or (workdir / name).exists():
-                kept = _lines_up_to(workdir / name, step if step > 0 else -1)
-                self.files[name] = GrowingFile(workdir / name, kept)
-                self.reports += kept.count(b"\n") if name == _METRICS else 0
+            path = self.workdir / name
+            if name == _METRICS or path.exists():
+                self.files[name] = GrowingFile(path, _end_of(path, step) if step > 0 else 0)
+        self.reports = self.files[_METRICS].lines
 
     def _append(self, name: str, line: dict[str, Any]) -> None:
         if name not in self.files:
@@ -95,50 +99,51 @@ class JsonlWriter(Tracker):
             file.close()
 
 
-def _lines_up_to(path: AnyPath, step: int) -> bytes:
-    return b"".join(line for line in _lines_of(path) if _step_of(line) <= step)
-
-
-def _lines_of(path: AnyPath) -> list[bytes]:
-    try:
-        return path.read_bytes().splitlines(keepends=True) if path.exists() else []
-    except OSError as error:
-        raise InputError(f"{path} can't be read: {describe_error(error)}; move it away") from error
-
-
-def warn_if_lost(workdir: AnyPath, step: int, reports: int | None) -> None:
-    """Warns if the metrics have fewer lines than checkpoint `step` says, if it says it."""
-    there = _lines_up_to(workdir / _METRICS, step).count(b"\n")
-    if reports is not None and there < reports:
-        log(
-            f"warning: {workdir / _METRICS} has {there} of the {reports} lines that it had at "
-            f"checkpoint {step}: it was cut or replaced; training continues, those lines are lost"
-        )
-
-
-def kinds_reported_at(workdir: AnyPath, step: int) -> list[str]:
-    """What was reported at a step: `train`, `eval`, `tasks`, `sample`, as in `eval/loss`."""
-    paths = (workdir / _METRICS, workdir / _SAMPLES)
-    lines = [line for path in paths for line in _lines_of(path) if _step_of(line) == step]
-    return sorted({name.partition("/")[0] for line in lines for name in parse_json(line)})
-
-
-def copy_metrics(source: AnyPath, workdir: AnyPath, step: int) -> None:
-    """Copies the reports up to `step` from one workdir to another."""
-    write_whole(workdir / _METRICS, _lines_up_to(source / _METRICS, step))
-
-
 def _step_of(line: bytes) -> float:
+    """The step of a line; infinity if it is incomplete, or no report."""
     try:
         return float(parse_json(line)["step"]) if line.endswith(b"\n") else float("inf")
     except (ValueError, KeyError, TypeError):
         return float("inf")
 
 
-def read_metrics(workdir: AnyPath) -> list[dict[str, float]]:
-    """All reports in a workdir, oldest first."""
-    lines = _lines_of(workdir / _METRICS)
-    return [parse_json(line) for line in lines if _step_of(line) < float("inf")]
+def _end_of(path: AnyPath, step: int) -> int:
+    """The position behind the last line of at most this step; what follows it is of later ones."""
+    return next((end for end, line in last_lines(path) if _step_of(line) <= step), 0)
+
+
+def kinds_reported_at(workdir: AnyPath, step: int) -> list[str]:
+    """What was reported at a step: `train`, `eval`, `tasks`, `sample`, as in `eval/loss`."""
+    kinds = set()
+    for path in (workdir / _METRICS, workdir / _SAMPLES):
+        lines = (line for _, line in last_lines(path))
+        for line in takewhile(lambda line: _step_of(line) >= step, lines):
+            if _step_of(line) == step:
+                kinds |= {name.partition("/")[0] for name in parse_json(line)}
+    return sorted(kinds)
+
+
+def copy_metrics(source: AnyPath, workdir: AnyPath, step: int) -> None:
+    """Copies the reports up to `step` from one workdir to another."""
+    path = source / _METRICS
+    copy_beginning(path, workdir / _METRICS, _end_of(path, step))
+
+
+def read_metrics(workdir: AnyPath, name: str = "") -> Iterator[dict[str, float]]:
+    """The reports in a workdir, oldest first; if a name is given, those that have a number of it.
+
+    They are read one by one. Lines that are no reports are left out, with a warning.
+
+    Raises:
+      InputError: if the file can't be read.
+    """
+    for _, report in read_json_lines(workdir / _METRICS, _check_report, key=name):
+        # Reports that are kept share the strings of their names.
+        yield {intern(name): number for name, number in report.items()}
+
+
+def _check_report(report: dict[str, Any]) -> None:
+    check_types(report, {"step": NUMBER, **dict.fromkeys(report, NUMBER)})
 
 
 def read_hyperparameters(workdir: AnyPath) -> dict[str, Any]:

@@ -142,12 +142,17 @@ def render(figure: "Figure") -> UInt8[np.ndarray, "H W 3"]:
 
 
 @contextmanager
-def open_writer(workdir: AnyPath, step: int, trackers: Sequence[str]) -> Iterator[RunWriter]:
-    """A context with the writer of a run that resumes from a step, or at 0 starts afresh."""
+def open_writer(
+    workdir: AnyPath, step: int, trackers: Sequence[str], reports: int | None = None
+) -> Iterator[RunWriter]:
+    """A context with the writer of a run that resumes from a step, or at 0 starts afresh.
+
+    `reports` is the number of reports up to that step, if it is known; see `JsonlWriter`.
+    """
     if jax.process_index() != 0:
         yield RunWriter(None, [])
         return
-    files = JsonlWriter(workdir, step)
+    files = JsonlWriter(workdir, step, reports)
     named = [_tracker(name, workdir, step) for name in dict.fromkeys(trackers)]
     writer = RunWriter(files, named)
     try:
