@@ -25,6 +25,7 @@ from t5x_diffeq.data.stream_files import open_stream
 from t5x_diffeq.system import files, growing_file, locks, staging
 from t5x_diffeq.system.errors import InfrastructureError, InputError, RunError
 from t5x_diffeq.system.files import parse_path
+from t5x_diffeq.system.growing_file import GrowingFile
 from t5x_diffeq.training.tracking.jsonl import read_metrics
 from t5x_diffeq.training.tracking.trackers import open_writer
 
@@ -155,7 +156,7 @@ def no_waiting(monkeypatch, capsys):
     return capsys
 
 
-def test_metrics_are_rewritten_whole(store, monkeypatch, capsys):
+def test_metrics_grow_in_a_bucket(store, monkeypatch, capsys):
     workdir = parse_path("gs://bucket/run", "--workdir")
     with open_writer(workdir, 0, ("tensorboard",)) as writer:
         writer.write_scalars(1, {"train/loss": 1.0})
@@ -178,6 +179,52 @@ def test_metrics_are_rewritten_whole(store, monkeypatch, capsys):
         assert [line["step"] for line in read_metrics(workdir)] == [1]
     events = [store.read(name) for name in store.names("run/events/")]
     assert any(b"train/loss" in event for event in events)
+
+
+def test_only_what_is_new_is_uploaded(store):
+    """A file of any size grows by its new lines alone, and stays one object."""
+    sent = []
+    store.refuse = lambda method, path: sent.append(path) if path.startswith(WAYS) else None
+    file = GrowingFile(parse_path("gs://bucket/run/lines", "it"))
+    for line in (b"1\n" * 1000, b"2\n", b"3\n"):
+        file.write(line)
+        file.flush()
+    assert store.read("run/lines") == b"1\n" * 1000 + b"2\n3\n"
+    assert store.names("run/") == ["run/lines"]
+    assert [path.rpartition("name=")[2] for path in sent].count("run/lines") <= 1
+    file.flush()
+    assert not file.pending
+    again = GrowingFile(parse_path("gs://bucket/run/lines", "it"), kept=2002)
+    again.write(b"4\n")
+    again.close()
+    assert again.lines == 1001 and store.read("run/lines")[-6:] == b"1\n2\n4\n"
+    store.clear()
+    again.write(b"5\n")
+    again.close()
+    assert store.read("run/lines") == b"5\n"
+
+
+@pytest.mark.parametrize("error", [FileExistsError("412"), ConnectionResetError("the answer")])
+@pytest.mark.parametrize("done", [True, False])
+def test_a_lost_answer_neither_loses_nor_repeats_lines(store, monkeypatch, error, done):
+    file = GrowingFile(parse_path("gs://bucket/run/lines", "it"))
+    file.write(b"1\n")
+    file.flush()
+    call, errors = files.bucket_files().call, [error]
+
+    def lose_answer(*arguments, **given):
+        if errors and done:
+            call(*arguments, **given)
+        if errors:
+            raise errors.pop()
+        return call(*arguments, **given)
+
+    monkeypatch.setattr(files.bucket_files(), "call", lose_answer)
+    file.write(b"2\n")
+    file.try_flush()
+    file.write(b"3\n")
+    file.flush()
+    assert store.read("run/lines") == b"1\n2\n3\n" and not errors
 
 
 def test_a_folder_is_moved(store):

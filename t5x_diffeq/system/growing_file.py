@@ -97,13 +97,14 @@ class GrowingFile:
             return
         if before["size"] == self.stored + self.tried:
             del self.pending[: self.tried]
+        self.stored, self.tried = before["size"], len(self.pending)
         if not self.pending:
             return
-        self.stored, self.tried = before["size"], len(self.pending)
         part = self.path.parent / f".{self.path.name}.part"
-        write_whole(part, bytes(self.pending))
-        bucket, _, key = str(self.path).partition("://")[2].partition("/")
-        names = (key, str(part).partition(f"{bucket}/")[2])
+        check_writable(self.path)
+        bucket_files().pipe_file(str(part), bytes(self.pending), consistency="md5")
+        bucket, key, _ = bucket_files().split_path(str(self.path))
+        names = (key, bucket_files().split_path(str(part))[1])
         with suppress(FileExistsError):  # the object is another by now: `flush` looks again
             bucket_files().call(
                 "POST",
