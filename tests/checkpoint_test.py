@@ -199,6 +199,31 @@ def test_metrics_that_were_cut(tmp_path, capsys):
     assert "has 0 of the 8 lines" in capsys.readouterr().err
 
 
+def test_checkpoints_that_are_deleted_while_the_run_saves(tmp_path, monkeypatch):
+    """`rm -rf checkpoints/`: the next save makes the folder; one that is in the way ends the run."""
+    folder = tmp_path / "checkpoints"
+    with Checkpoints(tmp_path, 2) as checkpoints:
+        for step in (2, 4):
+            checkpoints.save(step, state_at(step), RunFacts(FINGERPRINT))
+            checkpoints.wait()
+            shutil.rmtree(folder)
+        checkpoints.save(6, state_at(6), RunFacts(FINGERPRINT, reports=6))
+        checkpoints.wait()
+        assert restore_step(tmp_path) == 6
+
+        def fail():
+            shutil.rmtree(folder)
+            raise ValueError("a part is missing")
+
+        monkeypatch.setattr(checkpoints.manager, "check_for_errors", fail)
+        with pytest.raises(RunError) as raised:
+            checkpoints.check()
+    assert str(raised.value) == (
+        f"checkpoint 6 can't be written to {folder}: the folder was deleted while it was written; "
+        "once this is fixed, the same command continues at the start"
+    )
+
+
 def test_sums_are_of_every_file(saved):
     """But of those that Orbax writes when all is committed."""
     checkpoint = saved / "checkpoints" / "6"

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from t5x_diffeq.system.errors import InputError, RunError
-from t5x_diffeq.system.files import write_whole
+from t5x_diffeq.system.files import parse_path, write_whole
 from t5x_diffeq.system.growing_file import GrowingFile
 from t5x_diffeq.system.locks import hold_local_lock, hold_lock
 
@@ -80,6 +80,17 @@ def test_who_holds_a_lock(tmp_path):
         hold_lock(tmp_path / ".lock", "it"),
     ):
         pass
+
+
+def test_a_workdir_outlives_a_change_of_the_current_folder(tmp_path, monkeypatch):
+    """Such as by a hook."""
+    monkeypatch.chdir(tmp_path)
+    workdir = parse_path("run", "--workdir")
+    with hold_lock(workdir / ".lock", "--workdir=run"):
+        grown = GrowingFile(workdir / "metrics.jsonl")
+        monkeypatch.chdir("/")
+        grown.write(b"1")
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == b"1"
 
 
 def test_a_folder_that_was_moved_is_not_made_again(tmp_path):

@@ -185,7 +185,7 @@ class Checkpoints:
             raise self._unreadable
 
     def _explain(self) -> AbstractContextManager:
-        return writing.explain_failure(self.folder, self.saving)
+        return writing.explain_failure(self.folder, self.saving, self.manager.all_steps())
 
     # -------------------------------------------------------------------------- restoring
 

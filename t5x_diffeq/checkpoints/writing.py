@@ -1,7 +1,7 @@
 """What Orbax writes: the items, the cost of a save, and the error if it fails."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Literal, NamedTuple
 
@@ -75,18 +75,23 @@ def _to_be_kept(state: TrainState) -> TrainState:
 
 
 @contextmanager
-def explain_failure(folder: AnyPath, step: int | None) -> Iterator[None]:
-    """A context that turns what Orbax raises while it saves `step` into an error of one line."""
+def explain_failure(folder: AnyPath, step: int | None, known: Sequence[int]) -> Iterator[None]:
+    """A context that turns what Orbax raises while it saves `step` into an error of one line.
+
+    `known` are the checkpoints that the run has saved or found there.
+    """
     try:
         yield
     except Exception as error:
         kind = InfrastructureError if is_infrastructure_failure(error) else RunError
         there = [other for other in whole_steps(folder) if other != step]
+        are_gone = bool(set(known) - {step}) and not there
+        cause = "the folder was deleted while it was written" if are_gone else root_cause(error)
+        where = f"checkpoint {there[-1]}, which is kept" if there else "the start"
         raise kind(
             f"checkpoint {step} can't be written to {folder}: "
-            f"{_FULL if is_full(folder) else root_cause(error)}; "
-            f"earlier checkpoints are kept: once this is fixed, the same command "
-            f"continues at {f'checkpoint {there[-1]}' if there else 'the start'}"
+            f"{_FULL if is_full(folder) else cause}; once this is fixed, the same command "
+            f"continues at {where}"
         ) from error
 
 
@@ -95,7 +100,10 @@ def is_full(folder: AnyPath) -> bool:
 
     On a full disk, Orbax's threads may raise a secondary error such as "File exists".
     """
-    return not is_in_bucket(folder) and shutil.disk_usage(folder).free < 2**20
+    if is_in_bucket(folder):
+        return False
+    there = next(each for each in (folder, *folder.parents) if each.exists())
+    return shutil.disk_usage(there).free < 2**20
 
 
 def root_cause(error: BaseException) -> str:

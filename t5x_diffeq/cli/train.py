@@ -131,4 +131,4 @@ def train(config: Config | ConfigDict, workdir: str | PathLike) -> "TrainedRun":
         status = train_to_end(checked, folder)
     if status:
         raise SystemExit(status)
-    return load(workdir)
+    return load(folder)

@@ -38,7 +38,7 @@ AnyPath: TypeAlias = Path | epath.Path
 
 
 def parse_path(text: str, name: str) -> AnyPath:
-    """The path that a flag or key (`name`) gives: on this machine, or `gs://BUCKET/...`.
+    """The path that a flag or key (`name`) gives: an absolute one here, or `gs://BUCKET/...`.
 
     Raises:
       InputError: if it is any other kind of path, invalid here, or the bucket denies access.
@@ -89,11 +89,12 @@ def _local_path(text: str, name: str) -> Path:
     path = Path(os.path.expanduser(text))  # ~NAME stays where there is no such user
     try:
         text.encode()
-        os.lstat(path.absolute())
+        path = path.absolute()  # whatever becomes the current folder later
+        os.lstat(path)
     except (NotADirectoryError, PermissionError):
         pass  # what uses it says so
     except FileNotFoundError as error:
-        if not path.is_absolute() and error.filename is None:  # of `absolute`
+        if not path.is_absolute():  # `absolute` failed
             raise InputError(
                 f"{name}={text}: the current folder was deleted; cd to another, or give a "
                 "whole path"
