@@ -200,7 +200,7 @@ def test_metrics_that_were_cut(tmp_path, capsys):
 
 
 def test_checkpoints_that_are_deleted_while_the_run_saves(tmp_path, monkeypatch):
-    """`rm -rf checkpoints/`: the next save makes the folder; one that is in the way ends the run."""
+    """`rm -rf checkpoints/`: the next save makes the folder; one on its way ends the run."""
     folder = tmp_path / "checkpoints"
     with Checkpoints(tmp_path, 2) as checkpoints:
         for step in (2, 4):
@@ -215,8 +215,8 @@ def test_checkpoints_that_are_deleted_while_the_run_saves(tmp_path, monkeypatch)
             shutil.rmtree(folder)
             raise ValueError("a part is missing")
 
-        monkeypatch.setattr(checkpoints.manager, "check_for_errors", fail)
-        with pytest.raises(RunError) as raised:
+        with monkeypatch.context() as patch, pytest.raises(RunError) as raised:
+            patch.setattr(checkpoints.manager, "check_for_errors", fail)
             checkpoints.check()
     assert str(raised.value) == (
         f"checkpoint 6 can't be written to {folder}: the folder was deleted while it was written; "

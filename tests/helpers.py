@@ -171,7 +171,7 @@ def training_of(setup, workdir, tokenizer=None) -> Training:
         "stop": StopSignals,
     }
     parts = {name: create_autospec(kind, instance=True) for name, kind in kinds.items()}
-    parts["stop"].interruptible = iter
+    parts["stop"].interruptible, parts["stop"].save_asked = iter, False
     corpus = create_autospec(Corpus, instance=True, tokenizer=tokenizer)
     data = create_autospec(TrainingData, instance=True)
     data.position.return_value = None

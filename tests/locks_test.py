@@ -51,7 +51,7 @@ def test_a_link_is_not_followed(tmp_path):
         pass
     for name in ("metrics.jsonl", f".config.json.{os.getpid()}.partial"):
         (run / name).symlink_to(other)
-    grown = GrowingFile(run / "metrics.jsonl", b"1\n")
+    grown = GrowingFile(run / "metrics.jsonl", 9)
     write_whole(run / "config.json", b"{}")
     assert not (run / "metrics.jsonl").is_symlink()
     (run / "metrics.jsonl").unlink()

@@ -18,6 +18,7 @@ from t5x_diffeq.config.config import Config
 from t5x_diffeq.system import files
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.training import profiler as profiler_module
+from t5x_diffeq.training import requests
 from t5x_diffeq.training.config_checks import check_combinations
 from t5x_diffeq.training.profiler import Profiler
 from t5x_diffeq.training.setup import Setup
@@ -134,10 +135,11 @@ def profiler_of(workdir, **keys):
 @contextmanager
 def looking(tmp_path, monkeypatch, **keys):
     """A profiler that looks for requests all the time, and a loop of steps to call."""
-    monkeypatch.setattr(profiler_module, "SECONDS_BETWEEN_LOOKS", 0.02)
+    monkeypatch.setattr(requests, "SECONDS_BETWEEN_LOOKS", 0.02)
     x = jnp.ones(8)
     double = jax.jit(lambda x: 2 * x)
-    with profiler_of(tmp_path, total_steps=99, **keys) as profiler:
+    profiler = profiler_of(tmp_path, total_steps=99, **keys)
+    with profiler, requests.Requests(profiler.training):
 
         def step(n):
             profiler.before_batch(n, x)

@@ -87,11 +87,11 @@ def explain_failure(folder: AnyPath, step: int | None, known: Sequence[int]) -> 
         there = [other for other in whole_steps(folder) if other != step]
         are_gone = bool(set(known) - {step}) and not there
         cause = "the folder was deleted while it was written" if are_gone else root_cause(error)
-        where = f"checkpoint {there[-1]}, which is kept" if there else "the start"
+        kept = "earlier checkpoints are kept: " if there else ""
         raise kind(
             f"checkpoint {step} can't be written to {folder}: "
-            f"{_FULL if is_full(folder) else cause}; once this is fixed, the same command "
-            f"continues at {where}"
+            f"{_FULL if is_full(folder) else cause}; {kept}once this is fixed, the same command "
+            f"continues at {f'checkpoint {there[-1]}' if there else 'the start'}"
         ) from error
 
 

@@ -99,13 +99,14 @@ def _hooks() -> "Sequence[type[Hook]]":
     from t5x_diffeq.inference.hooks import DownstreamTasks, Samples
     from t5x_diffeq.training.basic_hooks import Evaluation, MetricsLog
     from t5x_diffeq.training.profiler import Profiler
+    from t5x_diffeq.training.requests import Requests
     from t5x_diffeq.training.spike_hook import Spikes
     from t5x_diffeq.training.watcher import Watcher, WeightFigures
 
     # In the order in which they are called: figures are drawn while the model is evaluated.
     return (
         *(WeightFigures, Evaluation, Samples, DownstreamTasks),
-        *(Profiler, Watcher, Spikes, MetricsLog),
+        *(Profiler, Requests, Watcher, Spikes, MetricsLog),
     )
 
 

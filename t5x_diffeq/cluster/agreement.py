@@ -4,11 +4,11 @@ A process waits for the values of the others for as long as they are alive: whil
 the data, or while one reads a checkpoint. A collective of the devices would fail after a time (half
 a minute with Gloo, ten minutes or more with NCCL), and keep the devices from other work.
 
-When a signal reaches any of several processes, all stop at the same place: an optimizer step, or a
-batch of an evaluation. Each process counts those that it has reached. A process that is asked to
-stop tells process 0, which asks every process for its count. Between answering and hearing the
+When any of several processes is asked to stop or to save, all do so at the same place: an optimizer
+step, or a batch of an evaluation. Each process counts those that it has reached. A process that is
+asked tells process 0, which asks every process for its count. Between answering and hearing the
 decision, a process goes no further. The decision is the largest count plus one, so that every
-process can still stop there. All of this happens in the threads that listen to the peers, so a
+process can still do it there. All of this happens in the threads that listen to the peers, so a
 process answers even while it compiles or waits for a device.
 
 JAX's own service for this (`reached_preemption_sync_point`) holds the GIL while it waits, and so
@@ -22,18 +22,17 @@ from typing import Any, NamedTuple
 from t5x_diffeq.cluster.peers import Peers
 
 
-class Reason(NamedTuple):
-    """Why all processes stop: the exit status to end with, and the name of the signal."""
+class Request(NamedTuple):
+    """What all processes do at the same place: end with a status, or with 0, save and go on."""
 
     status: int
-    name: str
+    name: str  # of the signal or file that asks for it
 
 
 class Agreement:
-    """Gathers values of all processes, counts places, and knows at which one all stop.
+    """Gathers values of all processes, counts places, and knows what all do at which of them.
 
-    Listening to the peers starts here. `reason` says why all stop at the place for which
-    `count_place` is true; it is None until that is decided.
+    Listening to the peers starts here.
     """
 
     def __init__(self, peers: Peers):
@@ -44,10 +43,9 @@ class Agreement:
         self._gathered: dict[int, list] = {}  # the same of all processes, once they are there
         self._places = 0  # reached by this process
         self._held = False  # go no further until the decision
-        self._last: int | None = None  # the place to stop at
-        self._asked: Reason | None = None  # process 0: the first request
-        self._counts: dict[int, int] = {}  # process 0: the answers
-        self.reason: Reason | None = None
+        self._decided: list[tuple[int, Request]] = []  # what to do at which place
+        self._asked: list[Request] = []  # process 0: not decided yet; at last the one to stop
+        self._counts: dict[int, int] = {}  # process 0: the answers to the first of them
         peers.start(self._on_message)
 
     def gather(self, purpose: str, value: Any) -> list:
@@ -67,17 +65,22 @@ class Agreement:
                 raise RuntimeError(f"process {process} waits for {other!r}, not for {purpose!r}")
         return [each for _, _, each in gathered]
 
-    def ask(self, reason: Reason) -> None:
-        """Asks all processes to stop. Returns at once, and may be called by a signal handler."""
-        message = {"stop": "ask", "reason": reason}
+    def ask(self, request: Request) -> None:
+        """Asks all processes for it. Returns at once, and may be called by a signal handler.
+
+        After the first request to stop, others change nothing.
+        """
+        message = {"request": "ask", "value": request}
         threading.Thread(target=self._peers.send_to, args=(0, message), daemon=True).start()
 
-    def count_place(self) -> bool:
-        """Counts a place, and returns whether all processes stop at it, or should have earlier."""
+    def count_place(self) -> list[Request]:
+        """Counts a place, and returns what all processes do at it."""
         with self._changed:
             self._changed.wait_for(lambda: not self._held)
             self._places += 1
-            return self._last is not None and self._places >= self._last
+            due = [request for place, request in self._decided if place <= self._places]
+            self._decided = [each for each in self._decided if each[0] > self._places]
+            return due
 
     def _on_message(self, sender: int, message: dict[str, Any]) -> None:
         """In the listening thread; on process 0 also in the main thread, but never in both."""
@@ -93,21 +96,33 @@ class Agreement:
                 with self._changed:
                     self._gathered[call] = values
                     self._changed.notify()
-            case {"stop": "ask", "reason": reason}:
-                if self._asked is None:  # the first request counts
-                    self._asked = Reason(*reason)
-                    self._peers.send_to_all({"stop": "count"})
-            case {"stop": "count"}:
+            case {"request": "ask", "value": value}:
+                request = Request(*value)
+                to_stop = any(each.status for each in self._asked)
+                if not to_stop and request not in self._asked:
+                    self._asked.append(request)
+                    if len(self._asked) == 1:
+                        self._peers.send_to_all({"request": "count"})
+            case {"request": "count"}:
                 with self._changed:
                     self._held, places = True, self._places
-                self._peers.send_to(0, {"stop": "answer", "places": places})
-            case {"stop": "answer", "places": places}:
+                self._peers.send_to(0, {"request": "answer", "places": places})
+            case {"request": "answer", "places": places}:
                 self._counts[sender] = places
                 if len(self._counts) == self._peers.count:
-                    last = max(self._counts.values()) + 1
-                    decision = {"stop": "decision", "last": last, "reason": self._asked}
-                    self._peers.send_to_all(decision)
-            case {"stop": "decision", "last": last, "reason": reason}:
+                    self._decide()
+            case {"request": "decision", "place": place, "value": value}:
                 with self._changed:
-                    self._last, self.reason, self._held = last, Reason(*reason), False
+                    self._decided.append((place, Request(*value)))
+                    self._held = False
                     self._changed.notify()
+
+    def _decide(self) -> None:
+        """On process 0: says where the first request is carried out, and turns to the next."""
+        request, place = self._asked[0], max(self._counts.values()) + 1
+        self._counts = {}
+        if not request.status:
+            del self._asked[0]
+        self._peers.send_to_all({"request": "decision", "place": place, "value": request})
+        if self._asked and not request.status:
+            self._peers.send_to_all({"request": "count"})

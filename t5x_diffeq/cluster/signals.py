@@ -1,5 +1,7 @@
 """Stopping between optimizer steps, or in an evaluation: preemption, a closed terminal, Ctrl-C.
 
+A request to save, which no signal makes, is carried out at the same places.
+
 A system that takes the machine away sends SIGTERM. Schedulers that are asked for a warning send
 SIGUSR1 (`sbatch --signal=USR1@60`). A terminal or connection that is closed sends SIGHUP, which
 `nohup` ignores.
@@ -11,7 +13,7 @@ from types import FrameType
 from typing import TypeVar
 
 from t5x_diffeq.cluster import processes
-from t5x_diffeq.cluster.agreement import Reason
+from t5x_diffeq.cluster.agreement import Request
 from t5x_diffeq.cluster.peers import EXIT_INTERRUPTED, EXIT_PREEMPTED
 from t5x_diffeq.system import console
 
@@ -30,12 +32,16 @@ class StopSignals:
 
     A second Ctrl-C acts at once, as it does by default. Further signals of other kinds change
     nothing: SLURM sends SIGTERM to every process of a job several times within a second. A signal
-    to any of several processes stops all of them at the same place (see `agreement`). `reason` is
-    None until it is time to stop.
+    to any of several processes stops all of them at the same place (see `agreement`).
+
+    Attributes:
+      reason: the request to stop; None until it is time to.
+      save_asked: whether it is time to save. Who saves sets it to False.
     """
 
     def __init__(self) -> None:
-        self.reason: Reason | None = None
+        self.reason: Request | None = None
+        self.save_asked = False
         self.agreement = processes.agreement
 
     def __enter__(self) -> "StopSignals":
@@ -47,12 +53,22 @@ class StopSignals:
 
     def should_stop(self) -> bool:
         """Whether to stop here, such as after a step; every process must call it at each place."""
-        if self.agreement is None:
-            return self.reason is not None
-        if not self.agreement.count_place():
-            return False
-        self.reason = self.agreement.reason
-        return True
+        for request in self.agreement.count_place() if self.agreement else ():
+            self._carry_out(request)
+        return self.reason is not None
+
+    def ask(self, request: Request) -> None:
+        """Asks all processes to stop or to save at the same place; returns at once."""
+        if self.agreement:
+            self.agreement.ask(request)
+        else:
+            self._carry_out(request)
+
+    def _carry_out(self, request: Request) -> None:
+        if request.status:
+            self.reason = self.reason or request
+        else:
+            self.save_asked = True
 
     def interruptible(self, items: Iterable[_Item]) -> Iterator[_Item]:
         """Yields the items, equally many on all processes; Interrupted once it is time to stop."""
@@ -67,15 +83,12 @@ class StopSignals:
     def _note(self, number: int, frame: FrameType | None) -> None:
         interrupted = number == signal.SIGINT
         name = "Ctrl-C" if interrupted else signal.Signals(number).name
-        reason = Reason(EXIT_INTERRUPTED if interrupted else EXIT_PREEMPTED, name)
+        status = EXIT_INTERRUPTED if interrupted else EXIT_PREEMPTED
         if interrupted:
             self._restore()
         if number == signal.SIGHUP:
             console.leave_terminal()
-        if self.agreement:
-            self.agreement.ask(reason)
-        elif self.reason is None:
-            self.reason = reason
+        self.ask(Request(status, name))
 
     def _restore(self) -> None:
         for number, handler in self.before.items():

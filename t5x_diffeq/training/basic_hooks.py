@@ -10,9 +10,10 @@ import jax
 
 from t5x_diffeq.checkpoints.stored import RunFacts, TrainState
 from t5x_diffeq.checkpoints.workdir import save_config
+from t5x_diffeq.cluster.agreement import Request
 from t5x_diffeq.data.batches import eval_batches
 from t5x_diffeq.system.console import log
-from t5x_diffeq.system.files import check_writable
+from t5x_diffeq.system.files import AnyPath, check_writable
 from t5x_diffeq.training.depths import depths_of, full_grid_from
 from t5x_diffeq.training.evaluation import evaluate_loss, make_eval_step
 from t5x_diffeq.training.goodput import CHECKPOINT, EVALUATION
@@ -23,6 +24,7 @@ from t5x_diffeq.training.progress import eval_line, utilisation
 _OF_EMPTY_BATCH = ("learning_rate", "targets", "spikes")  # what a batch without targets has
 _STATM = Path("/proc/self/statm")  # of Linux; its second number is the resident pages
 _GIB = 2**30
+SAVE_REQUEST = "save"  # the file in the workdir that asks for a checkpoint
 
 
 class Evaluation(Hook):
@@ -124,7 +126,8 @@ def _memory_in_use() -> dict[str, float]:
 class Saves(Hook):
     """Saves the train state and the position in the data, after all other hooks of the step.
 
-    It saves periodically, at milestones, more often on a local disk, and when a run stops.
+    It saves periodically, at milestones, more often on a local disk, when a run stops, and when a
+    person asks for it by a file `save` in the workdir.
     """
 
     name: ClassVar[str] = "checkpoint"
@@ -134,6 +137,14 @@ class Saves(Hook):
 
     def __init__(self, training: Training):
         super().__init__(training, training.config.train.checkpoint_every)
+        if jax.process_index() == 0:
+            training.requests[SAVE_REQUEST] = self._take_up_request
+
+    def _take_up_request(self, file: AnyPath) -> None:
+        """Asks all processes to save; called in another thread."""
+        file.unlink(missing_ok=True)
+        log(f"{file} asks for a checkpoint: it is saved after the next step")
+        self.training.stop.ask(Request(0, SAVE_REQUEST))
 
     def is_due(self, step: int) -> bool:
         """Whether a checkpoint is due, in the workdir or locally."""
@@ -142,7 +153,8 @@ class Saves(Hook):
         return self._is_due_in_workdir(step) or bool(locally)
 
     def _is_due_in_workdir(self, step: int) -> bool:
-        return super().is_due(step) or step in self.training.config.train.milestones
+        is_milestone = step in self.training.config.train.milestones
+        return super().is_due(step) or is_milestone or self.training.stop.save_asked
 
     def report(self, done: DoneStep, values: dict[str, float]) -> None:
         """Checks the workdir's lease and earlier saves, and binds the workdir to the config."""
@@ -163,6 +175,8 @@ class Saves(Hook):
 
     def _save(self, position: LoopPosition, locally: bool) -> None:
         training, step = self.training, position.step
+        if not locally:
+            training.stop.save_asked = False
         check_writable(training.workdir)
         # The workdir's checkpoints need the lines up to their step in the same bucket.
         training.writer.try_flush() if locally else training.writer.flush()

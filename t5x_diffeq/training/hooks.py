@@ -52,6 +52,8 @@ class Training:
       stop: says when it has to stop.
       writer: takes metrics, texts and figures; not there yet when hooks are made.
       hook_states: returns what all hooks keep; not there yet when hooks are made.
+      requests: what a hook of this process does when a person has put a file of that name into the
+        workdir (see `requests`). A hook adds to it when it is made.
     """
 
     config: Config
@@ -69,6 +71,7 @@ class Training:
     stop: StopSignals
     writer: RunWriter = field(init=False)
     hook_states: Callable[[], dict[str, list]] = field(init=False)
+    requests: dict[str, Callable[[AnyPath], None]] = field(default_factory=dict)
 
     @contextmanager
     def instead(self, activity: str, what: str, seconds: float) -> Iterator[None]:

@@ -1,8 +1,7 @@
 """Traces some optimizer steps of a run: those of `train.profile`, and others on demand.
 
 On demand means a file `profile` in the workdir. Its content is the first and the last step,
-"100:105", or, for a single process, a number of steps; an empty file means `_STEPS_ON_DEMAND`. A
-thread looks for it, so no step waits for a disk or a bucket.
+"100:105", or, for a single process, a number of steps; an empty file means `_STEPS_ON_DEMAND`.
 
 JAX returns from a step before the devices have finished it. A trace therefore begins when the step
 before its first one is finished, and ends when its last one is: it holds exactly these steps.
@@ -14,7 +13,6 @@ process that traced. A trace that fails is a warning, and the run goes on.
 import re
 import shutil
 import socket
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -35,7 +33,6 @@ from t5x_diffeq.training.setup import Setup
 FOLDER = "profiles"  # in the workdir; not `profile`, which is the request's name
 REQUEST = "profile"  # the file in the workdir that asks for a trace
 _STEPS_ON_DEMAND = 5
-SECONDS_BETWEEN_LOOKS = 10.0
 _MOST_STEPS = 1000  # of a trace on demand: a longer one outgrows what XProf can read
 _READ_BY_PERFETTO = ".trace.json.gz"
 _SUFFIXES = (".xplane.pb", _READ_BY_PERFETTO)
@@ -66,17 +63,18 @@ class Profiler(Hook):
         super().__init__(training)
         train, workdir = training.config.train, training.workdir
         self.processes, self.folder = train.profile_processes, workdir / FOLDER
-        self.request = workdir / REQUEST
-        self.is_chosen = jax.process_index() in self.processes
-        # The thread that looks only appends to it, and the loop only removes.
-        self.planned = [Steps.of(train.profile)] if train.profile and self.is_chosen else []
+        is_chosen = jax.process_index() in self.processes
+        # The thread that takes up requests only appends to it, and the loop only removes.
+        self.planned = [Steps.of(train.profile)] if train.profile and is_chosen else []
+        if is_chosen:
+            take_up = self._take_up_request
+            training.requests[REQUEST] = lambda file: self._attempt(lambda: take_up(file))
         self.tracing: Steps | None = None
         self.local: TemporaryDirectory | None = None  # where the trace is written
         self.annotation: jax.profiler.StepTraceAnnotation | None = None
         self.step = 0
         self.known: set[str] = set()  # the requests and warnings that this process has seen
-        self.ended = threading.Event()
-        self.pool = ThreadPoolExecutor(2, "profiler")  # one looks, the other stores
+        self.pool = ThreadPoolExecutor(1, "profiler")  # it stores
 
     @classmethod
     def check(cls, config: Config, setup: Setup) -> None:
@@ -89,11 +87,6 @@ class Profiler(Hook):
             )
 
     # ------------------------------------------------------------------ called by the loop
-    def __enter__(self) -> "Profiler":
-        if self.is_chosen:
-            self.pool.submit(self._look_for_requests)
-        return self
-
     def before_batch(self, step: int, state: Any) -> None:
         """Begins a trace if `step` is its first; `state` is the result of the step before."""
         self.step = step
@@ -119,7 +112,6 @@ class Profiler(Hook):
             self._attempt(self._stop)
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        self.ended.set()
         self.go_back(self.step)
         self.pool.shutdown()
 
@@ -156,35 +148,27 @@ class Profiler(Hook):
         self.pool.submit(lambda: self._attempt(store))
 
     # ------------------------------------------------------------------ requests
-    def _look_for_requests(self) -> None:
-        while not self.ended.wait(SECONDS_BETWEEN_LOOKS):
-            self._attempt(self._take_up_request)
-
-    def _take_up_request(self) -> None:
+    def _take_up_request(self, request: AnyPath) -> None:
         """Plans the steps that the file in the workdir asks for.
 
         A process alone removes the file at once. Of several, which are to trace the same steps, the
         first removes it when they are done.
         """
-        if not self.request.exists():
-            return
-        text = self.request.read_text("utf-8").strip()
+        text = request.read_text("utf-8").strip()
         leads, alone = jax.process_index() == min(self.processes), len(self.processes) == 1
         if re.fullmatch(r"\d{1,10}:\d{1,10}", text):
             steps = Steps.of(text)
         elif alone and (not text or (text.isdecimal() and 1 <= int(text) <= _MOST_STEPS)):
             steps = Steps(self.step + 1, self.step + int(text or _STEPS_ON_DEMAND))
         else:
-            self.request.unlink(missing_ok=True)
+            request.unlink(missing_ok=True)
             number = f"a number of steps from 1 to {_MOST_STEPS}, or " if alone else ""
-            raise ValueError(
-                f"{self.request} holds {text[:40]!r}; write {number}FIRST:LAST into it"
-            )
+            raise ValueError(f"{request} holds {text[:40]!r}; write {number}FIRST:LAST into it")
         if text not in self.known or alone:
             self.known.add(text)
             self.planned.append(steps)
         if alone or (leads and self.step > steps.last):
-            self.request.unlink(missing_ok=True)
+            request.unlink(missing_ok=True)
 
     # ------------------------------------------------------------------ failures, messages
     def _attempt(self, work: Callable[[], None]) -> None:
