@@ -1,6 +1,8 @@
 """Metrics are cut back to the step continued from."""
 
 import json
+import resource
+import time
 
 import pytest
 
@@ -76,6 +78,37 @@ def test_a_long_file_is_neither_parsed_nor_held_whole(tmp_path, monkeypatch):
     assert [line["step"] for line in read_metrics(tmp_path, "eval/loss")] == [2500]
     assert len(parsed) < 50
     assert next(read_metrics(tmp_path)) == {"step": 1, "train/loss": 1.0}
+
+
+@pytest.mark.slow
+def test_what_a_long_file_costs(tmp_path, capsys, whole):
+    """With --whole, one of a million lines."""
+    lines = 1_000_000 if whole else 20_000
+    report = json.dumps({"step": 0, **{f"train/{n}": 1.2345678901 + n for n in range(10)}})
+    with (tmp_path / "metrics.jsonl").open("w") as file:
+        for step in range(1, lines + 1):
+            file.write(report.replace('"step": 0', f'"step": {step}') + "\n")
+            if step % 1000 == 0:
+                file.write(json.dumps({"step": step, "eval/loss": 3.0}) + "\n")
+
+    def resume():
+        kinds_reported_at(tmp_path, lines)
+        assert JsonlWriter(tmp_path, lines).reports == lines + lines // 1000
+
+    def read():
+        assert len(list(read_metrics(tmp_path, "eval/loss"))) == lines // 1000
+
+    def read_all():
+        assert sum(1 for _ in read_metrics(tmp_path)) == lines + lines // 1000
+
+    for work in (resume, read, read_all):
+        seconds, before = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        work()
+        seconds = time.process_time() - seconds
+        grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**10
+        assert grown < 64
+        with capsys.disabled():
+            print(f"\n{work.__name__}, {lines} lines: {seconds:.1f} CPU s, {grown:.0f} MiB more")
 
 
 def test_event_files_begun_within_one_second_are_two(tmp_path, monkeypatch):
