@@ -19,6 +19,7 @@ from t5x_diffeq.experiments.present import (
 )
 from t5x_diffeq.experiments.runs import ExperimentRun
 from t5x_diffeq.experiments.tokenizers import TOKENS, is_papers, remark
+from t5x_diffeq.system.errors import InputError
 
 
 def test_a_table_of_means_at_their_best():
@@ -125,6 +126,10 @@ def test_tasks_are_tested_by_document(tmp_path):
     rows = note.splitlines()[-2:]
     assert rows[0].startswith("| t, mmlu, 0 | +0.2500 | 0.2500 | 0.32 | 1 | 4 |")
     assert rows[1].startswith("| t, piqa, 0 | +0.2500")
+    for damage in ("[]", "{", '{"documents": []}', '{"documents": {"piqa": 1}}'):
+        (tmp_path / "ode" / "10-2-euler-20260102T000000.json").write_text(damage)
+        with pytest.raises(InputError, match=r"20260102T000000\.json is damaged: .*; delete it"):
+            paired_table(outcomes, tmp_path)
 
 
 def test_losses_over_steps_are_means_of_seeds(tmp_path):

@@ -13,13 +13,13 @@ from helpers import corpus_of, small_config
 from t5x_diffeq.checkpoints.workdir import check_config, save_config
 from t5x_diffeq.config.config import Config, DataKeys
 from t5x_diffeq.data import preparation
-from t5x_diffeq.data.corpus import load_corpus, prepare_corpus
-from t5x_diffeq.data.file_tokenizers import load_tokenizer
+from t5x_diffeq.data.corpus import link_corpus, load_corpus, prepare_corpus, stored_fingerprint
 from t5x_diffeq.data.manifest import read_manifest
 from t5x_diffeq.data.named_source import load_source
 from t5x_diffeq.data.recipe import adopt_tokenizer, make_tokenizer, tokenizer_in
 from t5x_diffeq.data.shards import ShardedDocuments
 from t5x_diffeq.data.tokenizer import ByteTokenizer
+from t5x_diffeq.data.tokenizer_folder import load_tokenizer
 from t5x_diffeq.system import files
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.files import digest, file_digest
@@ -170,6 +170,23 @@ def test_a_tokenizer_of_other_text_is_not_used_for_shards(tmp_path):
     recipe = json.loads((folder / "recipe.json").read_text())
     (folder / "recipe.json").write_text(json.dumps({**recipe, "text": None}))
     tokenizer_in(folder, data, documents, "text of b")  # of an earlier version, it isn't known
+    for damage in ("[]", "{"):
+        (folder / "recipe.json").write_text(damage)
+        with pytest.raises(InputError, match=r"recipe\.json is damaged: .*; restore it"):
+            tokenizer_in(folder, data, documents, "text of b")
+
+
+@pytest.mark.parametrize(
+    "damage", ["{", "[]", '{"parts": {}}', '{"parts": [3]}', '{"parts": [{"fingerprint": 1}]}']
+)
+def test_damaged_facts_about_the_tokens_are_named(tmp_path, damage):
+    """Whatever reads them: a run, a sweep that compares data, a run that is tuned from it."""
+    data = small_config(text_of(tmp_path, "a.txt", "first text, line")).data
+    corpus_of(data, tmp_path / "run", new=True)
+    (tmp_path / "run" / "data.json").write_text(damage)
+    for read in (load_corpus, stored_fingerprint, lambda run: link_corpus(run, tmp_path)):
+        with pytest.raises(InputError, match=r"data\.json, which says where the tokens are, can't"):
+            read(tmp_path / "run")
 
 
 def test_a_workdir_with_the_tokenizer_of_another_run(tmp_path):

@@ -107,6 +107,15 @@ def _keys_of(data: DataKeys) -> dict:
     }
 
 
+def _read_recipe(path: AnyPath) -> dict:
+    try:
+        return read_json_object(path)
+    except ValueError as error:
+        raise InputError(
+            f"{path} is damaged: {error}; restore it, or start in a new --workdir"
+        ) from error
+
+
 def _difference(made_by: dict, recipe: dict) -> str | None:
     """How a tokenizer's recipe differs from the one that is asked for; None if it doesn't.
 
@@ -146,7 +155,7 @@ def tokenizer_in(
     recipe = {**_keys_of(data), "text": text if trained else None, "files": files}
     path = folder / _RECIPE
     if path.exists() and (there := load_tokenizer(folder)):
-        if not (fault := _difference(read_json_object(path), recipe)):
+        if not (fault := _difference(_read_recipe(path), recipe)):
             return there
         if not discard:
             raise InputError(

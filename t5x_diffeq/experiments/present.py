@@ -5,7 +5,6 @@ hard for both models, so the difference of their answers varies less than the an
 test finds smaller differences than two standard errors of separate means.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import erfc, sqrt
@@ -16,7 +15,9 @@ import numpy as np
 from jaxtyping import Float
 
 from t5x_diffeq.experiments.runs import Label
-from t5x_diffeq.system.files import AnyPath
+from t5x_diffeq.system.errors import InputError
+from t5x_diffeq.system.files import AnyPath, read_json_object
+from t5x_diffeq.system.json_lines import check_types
 
 _PAIRED_HEAD = (
     "Paired test over the same documents (and seeds), ODE against baseline\n\n"
@@ -218,7 +219,16 @@ def _read_answers(folder: AnyPath) -> dict[str, list[float]]:
     All subjects of MMLU are one task, as the paper counts them.
     """
     files = sorted(folder.glob("*.json"), key=lambda path: path.name.rpartition("-")[2])
-    documents = json.loads(files[-1].read_text("utf-8")).get("documents", {}) if files else {}
+    if not files:
+        return {}
+    try:
+        documents = read_json_object(files[-1]).get("documents", {})
+        check_types(documents, dict.fromkeys(documents, (list,)))
+    except ValueError as error:
+        raise InputError(
+            f"{files[-1]} is damaged: {error}; delete it and its run's line in results.jsonl, and "
+            "the same command evaluates again"
+        ) from error
     tasks: dict[str, list[float]] = {}
     for task in sorted(documents):
         name = "mmlu" if task.startswith("mmlu_") else task
