@@ -35,7 +35,7 @@ from t5x_diffeq.checkpoints.restoring import check_continues, find_step, restore
 from t5x_diffeq.checkpoints.stored import ITEMS, RunFacts, TrainState
 from t5x_diffeq.cli.train import train_to_end
 from t5x_diffeq.config.config import Config
-from t5x_diffeq.system.errors import InputError, RunError
+from t5x_diffeq.system.errors import InfrastructureError, InputError, RunError
 from t5x_diffeq.training.spike_hook import not_finite_error
 from t5x_diffeq.training.tracking.jsonl import JsonlWriter
 
@@ -91,6 +91,16 @@ def test_saves_that_were_cut_off_are_deleted(workdir):
     while (left := {p.name for p in (workdir / "checkpoints").iterdir()}) != {"2", "4", "6"}:
         assert time.monotonic() < until, left
         time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("number", "raised", "reason"),
+    [(5, InfrastructureError, "Input/output error;"), (13, RunError, "UNKNOWN: Error opening")],
+)
+def test_an_error_number_in_a_text_of_tensorstore(tmp_path, number, raised, reason):
+    message = rf"checkpoint 2 can't be written to .*: {reason}"
+    with pytest.raises(raised, match=message), writing.explain_failure(tmp_path, 2):
+        raise ValueError(f"UNKNOWN: Error opening \"zarr\" driver [os_error_code='{number}']")
 
 
 @pytest.mark.parametrize("raised", [(28, "No space left on device"), (17, "File exists")])

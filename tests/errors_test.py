@@ -5,12 +5,22 @@ import json
 import os
 import socket
 import ssl
+from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
+from http.client import IncompleteRead
+from urllib.error import URLError
 
 import pytest
 from google.auth.exceptions import RefreshError, TransportError
 from jax.errors import JaxRuntimeError
 
-from t5x_diffeq.system.errors import advice, is_infrastructure_failure, platform_error
+from t5x_diffeq.system.errors import (
+    InputError,
+    RunError,
+    advice,
+    is_infrastructure_failure,
+    platform_error,
+)
 
 BUSY = (
     "TPU initialization failed: open(/dev/vfio/0): Device or resource busy: Device or resource "
@@ -62,6 +72,30 @@ def of_system(name):
     return OSError(getattr(errno, name), os.strerror(getattr(errno, name)))
 
 
+def of_library(name, message, base=Exception, **attributes):
+    """As a library raises it that may be missing here."""
+    return type(name, (base,), attributes)(message)
+
+
+def given_up(cause):
+    """As tenacity raises it."""
+    attempt = Future()
+    attempt.set_exception(cause)
+    return of_library("RetryError", "Future at 0x7f", last_attempt=attempt)
+
+
+def while_handling(error, handled):
+    error.__context__ = handled
+    return error
+
+
+# TensorStore 0.1.86; Orbax's own error hides it.
+ZARR = 'UNKNOWN: Error opening "zarr" driver: Error writing local file "state/w/.zarray": {}'
+SEGMENT = (
+    "Error while creating shared memory segment /dev/shm/nccl-vPwJQ9 (size 9637888), error: No "
+    "space left on device (28)"
+)
+OFFLINE = "Cannot reach https://huggingface.co/api/datasets/a/b: offline mode is enabled."
 METADATA = "Failed to retrieve http://metadata.google.internal/computeMetadata/v1/: status: {}"
 OF_INFRASTRUCTURE = {
     # github.com/googleapis/google-cloud-python/issues/15188
@@ -109,6 +143,34 @@ OF_INFRASTRUCTURE = {
         "call to cuDevicePrimaryCtxRetain: CUDA_ERROR_ECC_UNCORRECTABLE: uncorrectable ECC error "
         "encountered"
     ),
+    **{name: of_system(name) for name in ("ENOTEMPTY", "EINTR", "EPROTO", "ECOMM", "EBUSY")},
+    "fork": of_system("EAGAIN"),
+    "TensorStore EIO": ValueError(ZARR.format("Input/output error") + " [os_error_code='5']"),
+    "TensorStore's words": ValueError(ZARR.format("Failed to write: Stale file handle")),
+    "TensorStore 503": ValueError("UNKNOWN: Error reading [http_response_code='503']"),
+    "Orbax's cause": caused(
+        ValueError("See full TensorStore details"), ValueError("UNAVAILABLE: no answer")
+    ),
+    "Orbax's context": while_handling(ValueError("a save failed"), of_system("ESTALE")),
+    "a group": ExceptionGroup("saves", [of_system("EIO")]),
+    "own error": caused(RunError("w can't be written"), caused(RunError("w"), of_system("EIO"))),
+    # seen with blobfile
+    "TLS record": ssl.SSLError(1, "[SSL: DECRYPTION_FAILED_OR_BAD_RECORD_MAC] decryption failed"),
+    "no copy either": of_library(
+        "LocalEntryNotFoundError",
+        "An error happened while trying to locate the file on the Hub and we cannot find the "
+        "requested files in the local cache. Please check your connection and try again.",
+        FileNotFoundError,
+    ),
+    "urllib": URLError(socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")),
+    "cut off": IncompleteRead(b"half", 100),
+    "tenacity": given_up(ConnectionResetError()),
+    "Google": of_library("RetryError", "Timeout of 60.0s exceeded", cause=TimeoutError()),
+    "gave up": of_library("RetryError", "Timeout of 60.0s exceeded"),
+    "pool": BrokenProcessPool("A process in the process pool was terminated abruptly"),
+    "gRPC": of_library("_InactiveRpcError", "<RPC with: status = StatusCode.UNAVAILABLE>"),
+    # github.com/jax-ml/jax/issues/24866; `recurrence_test.py` has what comes of the second
+    "no GPU yet": of_backend("cuda", "FAILED_PRECONDITION: No visible GPU devices."),
     # raised by JAX 0.10.2 with the CPU, when a process did not come
     "Gloo": JaxRuntimeError(
         "UNKNOWN: Gloo context initialization failed: DEADLINE_EXCEEDED: GetKeyValue() timed "
@@ -146,6 +208,36 @@ OF_PROGRAM = {
         "PERMISSION_DENIED: Anonymous caller does not have access [http_response_code='401']"
     ),
     **{name: of_system(name) for name in ("ENOSPC", "EACCES", "ENOENT", "EROFS")},
+    **{name: of_system(name) for name in ("ENOLCK", "ENODEV", "EDQUOT")},
+    "a file's name": OSError(errno.EACCES, "Permission denied", "Connection reset by peer"),
+    "TensorStore ENOSPC": ValueError(
+        ZARR.format("No space left on device") + " [os_error_code='28']"
+    ),
+    "TensorStore EACCES": ValueError(ZARR.format("Permission denied") + " [os_error_code='13']"),
+    # github.com/jax-ml/jax/issues/18514 and 26465
+    "no kernel": JaxRuntimeError(
+        "INTERNAL: CUDA error: Failed to load in-memory CUBIN: CUDA_ERROR_NO_BINARY_FOR_GPU: no "
+        "kernel image is available for execution on the device"
+    ),
+    "/dev/shm": JaxRuntimeError(
+        NCCL.format(91, "ncclCommInitRank()", f"unhandled system error. Last NCCL: '{SEGMENT}'")
+    ),
+    "offline": of_library("OfflineModeIsEnabled", OFFLINE, ConnectionError),
+    "offline, told": ConnectionError("Couldn't reach 'a/b' on the Hub (OfflineModeIsEnabled)"),
+    "no copy, offline": caused(
+        of_library("LocalEntryNotFoundError", "outgoing traffic has been disabled", OSError),
+        of_library("OfflineModeIsEnabled", OFFLINE, ConnectionError),
+    ),
+    "certificate of a hub": caused(
+        ConnectionError("no answer"), ssl.SSLCertVerificationError(1, "certificate verify failed")
+    ),
+    "a mistake meanwhile": while_handling(TypeError("mine"), ConnectionResetError()),
+    "gave up on a mistake": given_up(of_system("ENOENT")),
+    "JAX's stack": caused(
+        ValueError("mine"),
+        of_library("JaxStackTraceBeforeTransformation", 'raise E("Connection reset by peer")'),
+    ),
+    "own input": caused(InputError("x can't be read"), of_system("EACCES")),
     # github.com/jax-ml/jax/issues/6323 and 33715, github.com/vllm-project/tpu-inference/issues/412
     "libdevice": JaxRuntimeError("INTERNAL: libdevice not found at ./libdevice.10.bc"),
     "toolchain": JaxRuntimeError(

@@ -49,6 +49,16 @@ def test_an_attempt_that_went_on_forgets_it(tmp_path):
     assert attempt(tmp_path, 2, 5, LOST).status == 175
 
 
+GONE = "FAILED_PRECONDITION: No visible GPU devices. (set JAX_PLATFORMS='')"
+
+
+@pytest.mark.parametrize(("message", "second"), [(GONE, 1), ("Connection refused", 175)])
+def test_of_failures_before_the_state_that_of_a_missing_gpu_is_compared(tmp_path, message, second):
+    for status in (175, second):
+        recurrence.begin(tmp_path / "new")
+        assert Failure(0, 175, message).unless_repeated().status == status
+
+
 def test_what_it_leaves(tmp_path):
     attempt(tmp_path, 2, 5, LOST)
     left = json.loads((tmp_path / recurrence.FILE).read_text())

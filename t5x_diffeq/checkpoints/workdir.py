@@ -142,7 +142,8 @@ def _usable_values(config: dict) -> dict[str, object]:
 def sole_writer(workdir: AnyPath) -> Iterator[None]:
     """A context in which no other run writes to the workdir; `InputError` if one does."""
     with ExitStack() as stack:
-        if jax.process_index() == 0:
+        recurrence.begin(workdir)
+        if jax.process_index() == 0:  # JAX looks for its devices
             stack.enter_context(hold_lock(workdir / ".lock", f"--workdir={workdir}"))
         yield
 

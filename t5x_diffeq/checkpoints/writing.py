@@ -1,5 +1,6 @@
 """What Orbax writes: the items, the cost of a save, and the error if it fails."""
 
+import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,7 +11,12 @@ import orbax.checkpoint as ocp
 
 from t5x_diffeq.checkpoints.checkpoint_folder import whole_steps
 from t5x_diffeq.checkpoints.stored import TrainState, parts_of
-from t5x_diffeq.system.errors import InfrastructureError, RunError, is_infrastructure_failure
+from t5x_diffeq.system.errors import (
+    InfrastructureError,
+    RunError,
+    is_infrastructure_failure,
+    system_error_in,
+)
 from t5x_diffeq.system.files import AnyPath, describe_error, is_in_bucket
 
 CHUNK_BYTES = 256 * 10**6  # the most that a chunk of a stored array has before its compression
@@ -107,8 +113,9 @@ def is_full(folder: AnyPath) -> bool:
 
 
 def root_cause(error: BaseException) -> str:
-    """The first cause of an error if that is a full disk, else the error; one short line."""
-    text = describe_error(error)
+    """The cause of an error if that is a full disk or infrastructure, else the error; one line."""
+    number, passes = system_error_in(str(error)), is_infrastructure_failure(error)
+    text = os.strerror(number) if passes and number is not None else describe_error(error)
     for known in (_FULL, "Disk quota exceeded"):
         cause: BaseException | None = error
         while cause is not None:

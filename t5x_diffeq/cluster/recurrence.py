@@ -3,8 +3,9 @@
 `errors` decides by classes, numbers and texts which failures are temporary, and no such list is
 complete. So an attempt that trains leaves its failure in the workdir. If the next attempt ends at
 the same step with the same text, up to its numbers, it ends with status 1: what restarts a run
-would restart it in vain. A failure before the first step of an attempt, such as peers that don't
-arrive or a bucket that is out of reach, isn't compared, because the wait for them may be long.
+would restart it in vain. Of the failures before the state is restored, only that of a GPU that JAX
+doesn't see is compared: the wait for peers that don't arrive, or for a bucket out of reach, may be
+long.
 """
 
 import json
@@ -15,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from t5x_diffeq.system.errors import NO_GPU
 from t5x_diffeq.system.files import AnyPath, read_json_object, write_whole
 
 FILE = "last_failure.json"
@@ -23,27 +25,37 @@ _SECONDS = 10  # to write the file: its disk or bucket may be what failed
 
 @dataclass
 class _Attempt:
-    workdir: AnyPath | None = None  # None before the first step, and if this process doesn't train
-    step: int = 0  # the last one that is done
+    workdir: AnyPath | None = None  # None if this process doesn't train
+    step: int | None = None  # the last one that is done; None before the state is restored
     before: Mapping[str, Any] = field(default_factory=dict)  # the failure of the attempt before
 
 
 _attempt = _Attempt()
 
 
+def begin(workdir: AnyPath) -> None:
+    """Begins an attempt, before JAX looks for its devices."""
+    _attempt.workdir, _attempt.step = workdir, None
+
+
+def _last_failure(workdir: AnyPath) -> Mapping[str, Any]:
+    """The failure of the attempt before; {} if there is none."""
+    try:
+        return read_json_object(workdir / FILE)
+    except (OSError, ValueError):
+        return {}
+
+
 def take_last_failure(workdir: AnyPath) -> Mapping[str, Any]:
     """Reads the failure of the attempt before, and removes its file; {} if there is none."""
-    try:
-        failure = read_json_object(workdir / FILE)
-    except (OSError, ValueError):
-        failure = {}
+    failure = _last_failure(workdir)
     with suppress(OSError):
         (workdir / FILE).unlink(missing_ok=True)
     return failure
 
 
 def watch(workdir: AnyPath, start: int, before: Mapping[str, Any]) -> None:
-    """Begins to compare, at step `start`: from here on, a failure is left in the workdir."""
+    """Begins to compare, at step `start`: from here on, every failure is left in the workdir."""
     _attempt.workdir, _attempt.step, _attempt.before = workdir, start, before
 
 
@@ -60,8 +72,10 @@ def end() -> None:
 def is_repeated(message: str) -> bool:
     """Whether the attempt before ended with this at the same step; leaves it for the next one."""
     workdir = _attempt.workdir
-    if workdir is None:
+    at_start = _attempt.step is None
+    if workdir is None or (at_start and NO_GPU not in message):
         return False
+    before = _last_failure(workdir) if at_start else _attempt.before
     # Without what differs from one attempt to the next: times, addresses, processes.
     text = re.sub(r"0x[0-9a-f]+|\d+", "#", message)[:1000]
     failure = {"step": _attempt.step, "text": text}
@@ -73,4 +87,4 @@ def is_repeated(message: str) -> bool:
     writing = threading.Thread(target=write, daemon=True)
     writing.start()
     writing.join(_SECONDS)
-    return all(_attempt.before.get(key) == value for key, value in failure.items())
+    return all(before.get(key) == value for key, value in failure.items())
