@@ -25,6 +25,7 @@ from t5x_diffeq.data.examples import training_data
 from t5x_diffeq.data.stream import Lane, LanePosition, Stream, _LocalBatches
 from t5x_diffeq.data.stream_files import open_stream
 from t5x_diffeq.data.tokenizer import ByteTokenizer
+from t5x_diffeq.system import retries
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.training.config_checks import check_combinations
 from t5x_diffeq.training.hooks import Hook
@@ -282,6 +283,40 @@ def test_processes_go_on_as_fewer(tmp_path, monkeypatch):
     batches = list(islice(whole, 43))
     again = local_batches(stream_of(**files), np.arange(BATCH), 2, facts["position"]["lanes"])
     assert_equal(batches[40:], list(islice(again, 3)))
+
+
+class Flaky:
+    """In place of what reads the tables of a file: it breaks off every so often, `left` times."""
+
+    def __init__(self, read, left):
+        self.read, self.left, self.every, self.taken = read, left, 3, 0
+
+    def __call__(self, *arguments, **keywords):
+        for table in self.read(*arguments, **keywords):
+            self.taken += 1
+            if self.left and self.taken % self.every == 0:
+                self.left -= 1
+                raise ConnectionResetError("the hub hiccups")
+            yield table
+
+
+@pytest.mark.parametrize(("kind", "times"), [("parquet", 2), ("jsonl", 1)])
+def test_a_hub_that_hiccups_is_asked_again(tmp_path, monkeypatch, capsys, kind, times):
+    """The documents are the same; a hub that doesn't come back ends the run."""
+    monkeypatch.setattr(retries, "PAUSES", (0, 0))
+    write(tmp_path, kind)
+    opened = stream_of(f"{tmp_path}/*.{kind}")
+    expected = list(opened.train.documents())
+    examples = opened.train.dataset._ex_iterable
+    examples = getattr(examples, "ex_iterable", examples)  # without the selection of columns
+    examples.generate_tables_fn = flaky = Flaky(examples.generate_tables_fn, left=times)
+    assert list(opened.train.documents()) == expected
+    assert flaky.left == 0
+    assert capsys.readouterr().err.count("the hub hiccups; trying again in 0 s") == times
+    flaky.every, flaky.left = 1, 9
+    with pytest.raises(ConnectionResetError):
+        list(opened.train.documents())
+    assert flaky.left == 6
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +29,7 @@ from t5x_diffeq.system.files import (
     files_matching,
     parse_json,
 )
+from t5x_diffeq.system.retries import retry
 
 if TYPE_CHECKING:
     import datasets
@@ -57,14 +58,23 @@ class FileReader:
         for row in count(self.row):
             place = f"data.path: {self.files.names[self.number]}"
             try:
-                record = next(self.records)
-            except StopIteration:
-                return
+                record = retry(self._next_record, f"{place} can't be read")
             except Exception as error:  # the library's file systems raise errors of any class
                 if is_infrastructure_failure(error):
                     raise
                 raise InputError(f"{place} can't be read: {describe_error(error)}") from error
+            if record is None:
+                return
             yield self.files.text_of(record, f"{place}, record {row}")
+
+    def _next_record(self) -> Mapping[str, Any] | None:
+        """The next record; None at the end."""
+        try:
+            return next(self.records, None)
+        except Exception:  # which ends the iterator: a later call goes on with another, from here
+            self.dataset.load_state_dict(self.dataset.state_dict())
+            self.records = iter(self.dataset)
+            raise
 
     @property
     def state(self) -> dict:
@@ -177,10 +187,7 @@ def open_stream(data: DataKeys) -> OpenStream:
     """
     need_package("datasets", "data.source=stream")
     try:
-        builder = _builder(data)
-        splits = [str(s) for s in builder.config.data_files or builder.info.splits or ()]
-        wanted = dict.fromkeys((data.train_split, data.validation_split))
-        opened = [_files_of(data, s, builder) for s in wanted if s in splits]
+        splits, opened = retry(partial(_open, data), f"data.path={data.path} can't be opened")
     except InputError:
         raise
     except Exception as error:  # the library raises errors of any class
@@ -196,6 +203,14 @@ def open_stream(data: DataKeys) -> OpenStream:
             "reads whole splits"
         )
     return OpenStream(opened[0], opened[1] if opened[1:] else None, data.max_unreadable)
+
+
+def _open(data: DataKeys) -> tuple[list[str], list[StreamFiles]]:
+    """The names of all splits, and the files of those that `data` names."""
+    builder = _builder(data)
+    splits = [str(s) for s in builder.config.data_files or builder.info.splits or ()]
+    wanted = dict.fromkeys((data.train_split, data.validation_split))
+    return splits, [_files_of(data, s, builder) for s in wanted if s in splits]
 
 
 def _builder(data: DataKeys) -> "datasets.DatasetBuilder":
