@@ -42,7 +42,7 @@ def test_what_is_freed_is_not_faulted_in_again():
         ({"JAX_PLATFORMS": "cpu"}, True),
         ({"JAX_PLATFORMS": "cpu,cuda"}, True),
         ({"JAX_PLATFORMS": "cuda,cpu"}, False),
-        ({"JAX_PLATFORMS": "cpu", allocator.SWITCH: "0"}, False),
+        ({"JAX_PLATFORMS": "cpu", "T5X_DIFFEQ_KEEP_MEMORY": "0"}, False),
     ],
 )
 def test_where_it_is_wanted(environment, wanted, monkeypatch):

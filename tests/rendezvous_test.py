@@ -3,6 +3,7 @@
 import socket
 import threading
 import time
+from contextlib import suppress
 
 import pytest
 from patience import patience
@@ -10,6 +11,7 @@ from slurm_cluster import free_ports
 
 from t5x_diffeq.cluster import processes
 from t5x_diffeq.cluster.processes import Rank, bind_address, local_address, meet
+from t5x_diffeq.system.errors import InputError
 
 
 def test_process_0_listens_at_the_address_that_the_others_are_told(monkeypatch, capfd):
@@ -36,6 +38,35 @@ def test_process_0_listens_at_the_address_that_the_others_are_told(monkeypatch, 
     assert [sorted(met[index]) for index in range(3)] == [[1, 2], [0], [0]]
     for connection in (each for connections in met.values() for each in connections.values()):
         connection.close()
+
+
+def test_processes_that_are_told_different_numbers():
+    """All that have come hear it, also one that was told the right one; a stranger doesn't."""
+    (port,) = free_ports(1)
+    errors = {}
+
+    def arrive(index, count):
+        with pytest.raises(InputError) as raised:
+            meet(Rank(f"127.0.0.1:{port}", count, index), patience(60))
+        errors[index] = str(raised.value)
+
+    threads = [threading.Thread(target=arrive, args=each) for each in ((0, 3), (2, 2))]
+    threads[0].start()
+
+    def connect(text):
+        while True:
+            with suppress(ConnectionRefusedError):
+                connection = socket.create_connection(("127.0.0.1", port))
+                connection.sendall(text)
+                return connection
+
+    with connect(b"GET /"), connect(b"1/3") as other:
+        threads[1].start()
+        for thread in threads:
+            thread.join(patience(60))
+        told = "process 0 is told of 3 processes, and process 2 of 2; give all the same "
+        assert errors == dict.fromkeys((0, 2), f"{told}JAX_NUM_PROCESSES")
+        assert other.recv(2**10) == f"refused: {errors[0]}".encode()
 
 
 @pytest.mark.parametrize(

@@ -150,16 +150,60 @@ def test_places():
     del indexed["JAX_PROCESS_ID"]
     assert rank_in(indexed) == Rank("host:8476", 4, 2)
     assert rank_in({}) is None
+    assert rank_in({**given, "JAX_COORDINATOR_ADDRESS": "[::1]"}) == Rank("[::1]:8476", 4, 3)
     for name, wrong in (("NUM_PROCESSES", ""), ("PROCESS_ID", "x"), ("PROCESS_ID", "4")):
-        with pytest.raises(InputError, match=f"JAX_{name}={wrong} "):
+        with pytest.raises(InputError, match=f"JAX_{name}={wrong or None}[ :]"):
             rank_in({**given, f"JAX_{name}": wrong})
+    for wrong in ("host:99999", "host:0", "::1", ":80", "localhost:abc", "http://host:80", "a,b"):
+        with pytest.raises(InputError, match=f"^JAX_COORDINATOR_ADDRESS={wrong}: give HOST, HOST:"):
+            rank_in({**given, "JAX_COORDINATOR_ADDRESS": wrong})
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ("OMPI_COMM_WORLD_SIZE=2", "OMPI_COMM_WORLD_SIZE=2, but .* missing; .* mpirun, or unset"),
+        ("SLURM_STEP_NUM_TASKS=4", "SLURM_STEP_NUM_TASKS=4, but .* with srun, or unset it"),
+        ("SLURM_STEP_NUM_TASKS=4(x2)", r"SLURM_STEP_NUM_TASKS=4\(x2\): .* with srun, or unset it"),
+        ("JAX_NUM_PROCESSES=2", "JAX_NUM_PROCESSES=2: this .* no JAX_COORDINATOR_ADDRESS; set it"),
+        ("JAX_PROCESS_ID=1", "JAX_PROCESS_ID=1: this is one"),
+        (
+            "WORLD_SIZE=2 RANK=1 MASTER_ADDR=h",
+            r"WORLD_SIZE=2 and RANK=1 \(of torchrun\): .*\$MASTER_ADDR",
+        ),
+        ("RANK=x", "RANK=x: torchrun sets it"),
+        (
+            "TPU_WORKER_HOSTNAMES=a,b,c TPU_WORKER_ID=1 JAX_NUM_PROCESSES=2",
+            "JAX_NUM_PROCESSES=2 contradicts the cluster, which says 3",
+        ),
+        (
+            "OMPI_COMM_WORLD_SIZE=2 JAX_COORDINATOR_PORT=abc",
+            "JAX_COORDINATOR_PORT=abc: give a port",
+        ),
+    ],
+)
+def test_variables_that_tell_half_of_it(monkeypatch, variables, message):
+    given = dict(each.split("=", 1) for each in variables.split())
+    for name in given:
+        monkeypatch.setenv(name, given[name])
+    with pytest.raises(InputError, match=f"^{message}"):
+        processes.find_rank(given)
+
+
+def test_variables_of_a_process_alone():
+    for alone in (
+        "JAX_NUM_PROCESSES=1 JAX_PROCESS_ID=0",
+        "WORLD_SIZE=1 RANK=0",
+        "JOB_COMPLETION_INDEX=3",
+    ):
+        assert processes.find_rank(dict(each.split("=") for each in alone.split())) is None
 
 
 def test_clusters():
     assert cluster_in({}) is None
     assert cluster_in({"SLURM_NTASKS": "8", "SLURM_PROCID": "0"}) is None  # not under srun
-    assert cluster_in({"SLURM_STEP_NUM_TASKS": "8"}) == "SLURM"
-    assert cluster_in({"OMPI_COMM_WORLD_SIZE": "2"}) == "Open MPI"
+    assert cluster_in({"SLURM_STEP_NUM_TASKS": "8"}).name == "SLURM_STEP_NUM_TASKS"
+    assert cluster_in({"OMPI_COMM_WORLD_SIZE": "2"}).name == "OMPI_COMM_WORLD_SIZE"
     assert cluster_in({"TPU_WORKER_HOSTNAMES": "a,b", "JAX_PLATFORMS": "cpu"}) is None
 
 

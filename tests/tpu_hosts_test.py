@@ -1,11 +1,13 @@
 """A TPU host's rank, from GKE's variables and from the metadata that Cloud TPU serves."""
 
 import pytest
+from http_server import Handler, serving
 from tpu_metadata import serving_metadata
 
 from t5x_diffeq.cluster import tpu_hosts
 from t5x_diffeq.cluster.processes import rank_in
-from t5x_diffeq.system.errors import InputError, RunError
+from t5x_diffeq.system import retries
+from t5x_diffeq.system.errors import InfrastructureError, InputError, RunError
 
 SLICE = {"TPU_WORKER_HOSTNAMES": "a,b,c", "TPU_WORKER_ID": "2"}
 SLICES = {
@@ -33,9 +35,13 @@ def test_an_address_alone_leaves_the_rest_to_the_tpu():
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"TPU_WORKER_ID": "x"}, "TPU_WORKER_ID='x' is not a number"),
-        ({"TPU_WORKER_ID": "3"}, "TPU_WORKER_ID=3 is too large"),
-        ({"MEGASCALE_NUM_SLICES": "two"}, "MEGASCALE_NUM_SLICES='two'"),
+        ({"TPU_WORKER_ID": "x"}, "^TPU_WORKER_ID=x: Google sets it"),
+        ({"TPU_WORKER_ID": ""}, "^TPU_WORKER_ID=None and "),
+        ({"TPU_WORKER_ID": "3"}, r"^TPU_WORKER_ID=3 and .* 2 slice\(s\) of 3 host"),
+        ({"MEGASCALE_SLICE_ID": "2"}, "MEGASCALE_SLICE_ID=2 must name one of 2 slice"),
+        ({"MEGASCALE_NUM_SLICES": "two"}, "^MEGASCALE_NUM_SLICES=two: "),
+        ({"TPU_WORKER_HOSTNAMES": "a,,b"}, "^TPU_WORKER_HOSTNAMES=a,,b: "),
+        ({"JAX_COORDINATOR_PORT": "99999"}, "^JAX_COORDINATOR_PORT=99999: "),
     ],
 )
 def test_contradictions(wrong, message):
@@ -58,7 +64,35 @@ def test_one_host_runs_alone():
         assert tpu_hosts.host_rank({"GCE_METADATA_IP": address}) is None
 
 
-def test_metadata_does_not_answer(monkeypatch):
-    monkeypatch.setattr(tpu_hosts.time, "sleep", lambda seconds: None)
-    with pytest.raises(RunError, match="worker-network-endpoints can't be read"):
-        tpu_hosts.host_rank({"GCE_METADATA_IP": "127.0.0.1:1"})
+@pytest.mark.parametrize(
+    ("status", "raised", "tries"), [(None, InfrastructureError, 3), (403, RunError, 1)]
+)
+def test_metadata_that_cannot_be_read(monkeypatch, capsys, status, raised, tries):
+    monkeypatch.setattr(retries, "PAUSES", (0, 0))
+    asked = []
+    with serving(Refuses, status=status, asked=asked) as there:
+        address = there if status else "127.0.0.1:1"
+        with pytest.raises(raised, match=r"worker-network-endpoints can't be read: .*; set TPU_S"):
+            tpu_hosts.host_rank({"GCE_METADATA_IP": address})
+    assert capsys.readouterr().err.count("trying again") == tries - 1
+    assert len(asked) == (tries if status else 0)
+
+
+def test_metadata_that_answers_later(monkeypatch):
+    monkeypatch.setattr(retries, "PAUSES", (0, 0))
+    monkeypatch.setattr(Refuses, "then", "10.0.0.1", raising=False)
+    with serving(Refuses, status=503, asked=[]) as address:
+        assert tpu_hosts.host_rank({"GCE_METADATA_IP": address}) is None
+
+
+class Refuses(Handler):
+    """Answers the first two requests with a status, and later ones with `then` if there is one."""
+
+    status: int
+    asked: list[str]
+    then: str | None = None
+
+    def respond(self):
+        self.asked.append(self.path)
+        served = self.then if len(self.asked) > 2 else None
+        return self.answer((served or "").encode(), 200 if served else self.status)

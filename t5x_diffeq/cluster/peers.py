@@ -24,6 +24,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 
 from t5x_diffeq.cluster import recurrence
+from t5x_diffeq.system import environment
 from t5x_diffeq.system.console import ERROR, write
 from t5x_diffeq.system.files import parse_json
 
@@ -88,7 +89,7 @@ class Peers:
 
     def __init__(self, index: int, count: int, connections: dict[int, socket.socket]):
         self.index, self.count, self.connections = index, count, connections
-        self.silence = float(os.environ.get("T5X_DIFFEQ_SILENCE_SECONDS", SILENCE_SECONDS))
+        self.silence = environment.SILENCE_SECONDS.read() or SILENCE_SECONDS
         self.beat = min(_BEAT_SECONDS, self.silence / 4)
         self.last_received = dict.fromkeys(connections, time.monotonic())
         self.unread = dict.fromkeys(connections, b"")

@@ -29,12 +29,25 @@ from jax._src.clusters import ClusterEnv
 from t5x_diffeq.cluster import tpu_hosts
 from t5x_diffeq.cluster.agreement import Agreement
 from t5x_diffeq.cluster.peers import Peers, start_relay
-from t5x_diffeq.system import console
+from t5x_diffeq.system import console, environment
+from t5x_diffeq.system.environment import (
+    COORDINATOR_ADDRESS,
+    COORDINATOR_PORT,
+    JOB_COMPLETION_INDEX,
+    LOCAL_DEVICE_IDS,
+    NUM_PROCESSES,
+    OPEN_MPI_SIZE,
+    PROCESS_ID,
+    SLURM_TASKS,
+    TORCH_RANK,
+    TORCH_SIZE,
+    Variable,
+)
 from t5x_diffeq.system.errors import InfrastructureError, InputError
 
 _DEFAULT_PORT = 8476
 _ARRIVAL_SECONDS = 300  # for all processes to arrive; T5X_DIFFEQ_ARRIVAL_SECONDS changes it
-_ALL_HERE = b"all are here"
+_ALL_HERE, _REFUSED = b"all are here", b"refused: "
 _SECONDS_BETWEEN_LINES = 60  # while processes are waited for
 Result = TypeVar("Result")
 peers: Peers | None = None  # this process's connections, if there are several processes
@@ -73,11 +86,11 @@ def initialise() -> None:
       InfrastructureError: if processes did not arrive in time; names them.
     """
     global peers, agreement
-    rank = _find_rank(os.environ)
+    rank = find_rank(os.environ)
     if rank is None:
         return
     _reserve_stdout()
-    seconds = float(os.environ.get("T5X_DIFFEQ_ARRIVAL_SECONDS", _ARRIVAL_SECONDS))
+    seconds = environment.ARRIVAL_SECONDS.read() or _ARRIVAL_SECONDS
     peers = Peers(rank.index, rank.count, meet(rank, seconds))
     agreement = Agreement(peers)  # which begins to listen
     coordinator = rank.coordinator if rank.index == 0 else start_relay(rank.coordinator)
@@ -87,14 +100,14 @@ def initialise() -> None:
             coordinator,
             rank.count,
             rank.index,
-            rank.devices,
+            rank.devices or LOCAL_DEVICE_IDS.read(),
             coordinator_bind_address=bind_address(rank),
             heartbeat_timeout_seconds=round(10 * peers.silence),  # ours must fire first
         )
     except (ValueError, RuntimeError) as error:
         raise InfrastructureError(
-            f"the processes found through {cluster_in(os.environ) or rank} could not join: "
-            f"{error}; set JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID instead"
+            f"the processes found as {rank} could not join: {error}; set "
+            "JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID instead"
         ) from error
     names = gather("the names of the machines", local_name())
     if jax.default_backend() == "cpu":
@@ -127,15 +140,58 @@ def check_names(names: Sequence[Sequence[str]]) -> None:
             )
 
 
-def _find_rank(environment: Mapping[str, str]) -> Rank | None:
-    rank = rank_in(environment)
-    if rank is None and (tpu_rank := tpu_hosts.host_rank(environment)):
-        return Rank(*tpu_rank)
-    if rank is None and cluster_in(environment):
-        unset = (None, None, None, None, None)
-        detected = ClusterEnv.auto_detect_unset_distributed_params(*unset, _ARRIVAL_SECONDS)
-        return Rank(*detected)  # type: ignore[arg-type]  # in a cluster JAX finds all values
+def find_rank(variables: Mapping[str, str]) -> Rank | None:
+    """This process's rank, from wherever the environment has it; None if the process is alone.
+
+    Raises:
+      InputError: if the variables are invalid, or tell only half of it.
+    """
+    rank = rank_in(variables)
+    if rank is None and (tpu_rank := tpu_hosts.host_rank(variables)):
+        rank = Rank(*tpu_rank)
+    if rank is None and (cluster := cluster_in(variables)):
+        rank = _rank_of_cluster(cluster)
+    if rank is None:
+        _check_alone(variables)
+        return None
+    for variable, own in ((NUM_PROCESSES, rank.count), (PROCESS_ID, rank.index)):
+        given = variable.read(variables)
+        if given not in (None, own):
+            raise InputError(
+                f"{variable.name}={given} contradicts the cluster, which says {own}; unset it, or "
+                "set JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID"
+            )
     return rank
+
+
+def _rank_of_cluster(cluster: Variable[int]) -> Rank:
+    """The rank that JAX finds in the variables of a cluster, of which `cluster` is one."""
+    COORDINATOR_PORT.read()  # which JAX takes as it is
+    unset = (None, None, None, None, None)
+    try:
+        found = ClusterEnv.auto_detect_unset_distributed_params(*unset, _ARRIVAL_SECONDS)
+        fault = "" if None not in found[:3] else "the launcher's other variables are missing"
+    except (KeyError, ValueError, RuntimeError) as error:
+        fault = f"JAX can't use the variables beside it ({type(error).__name__}: {error})"
+    if fault:
+        raise InputError(f"{cluster.name}={cluster.read()}, but {fault}; {cluster.way_out}")
+    return Rank(*found)  # type: ignore[arg-type]  # in a cluster JAX finds all values
+
+
+def _check_alone(variables: Mapping[str, str]) -> None:
+    """Raises an InputError if variables say that there are others, and not how to reach them."""
+    of_jax, of_torch = (NUM_PROCESSES, PROCESS_ID), (TORCH_SIZE, TORCH_RANK)
+    for size, number in (of_jax, of_torch):
+        if (size.read(variables) or 1) > 1 or number.read(variables):
+            given = [each for each in (size, number) if variables.get(each.name)]
+            names = " and ".join(f"{each.name}={variables[each.name]}" for each in given)
+            source = " (of torchrun)" if size is TORCH_SIZE else ""
+            raise InputError(
+                f"{names}{source}: this is one of several processes, but there is no "
+                "JAX_COORDINATOR_ADDRESS; set it to HOST:PORT of process 0 (for torchrun, "
+                "$MASTER_ADDR), JAX_NUM_PROCESSES ($WORLD_SIZE) and JAX_PROCESS_ID ($RANK), or "
+                f"unset {' and '.join(each.name for each in given)} to run a single process"
+            )
 
 
 def _reserve_stdout() -> None:
@@ -146,34 +202,31 @@ def _reserve_stdout() -> None:
     sys.stdout = results
 
 
-def rank_in(environment: Mapping[str, str]) -> Rank | None:
+def rank_in(variables: Mapping[str, str]) -> Rank | None:
     """The rank that the JAX_ variables give, or None; an InputError if some are invalid."""
-    address = environment.get("JAX_COORDINATOR_ADDRESS")
-    if not address:
+    address = COORDINATOR_ADDRESS.read(variables)
+    count, index = NUM_PROCESSES.read(variables), PROCESS_ID.read(variables)
+    if address is None:
         return None
-    count = environment.get("JAX_NUM_PROCESSES")
-    index = environment.get("JAX_PROCESS_ID") or environment.get("JOB_COMPLETION_INDEX")
-    has_cluster = cluster_in(environment) or tpu_hosts.lists_hosts(environment)
+    if index is None:
+        index = JOB_COMPLETION_INDEX.read(variables)
+    has_cluster = cluster_in(variables) or tpu_hosts.lists_hosts(variables)
     if has_cluster and count is None and index is None:
         return None  # the cluster gives them
-    numbers = [int(each) for each in (count, index) if each and each.isdecimal()]
-    if len(numbers) < 2 or numbers[1] >= numbers[0]:
+    if count is None or index is None or index >= count:
         raise InputError(
-            f"JAX_COORDINATOR_ADDRESS={address} is set, so JAX_NUM_PROCESSES={count} and "
+            f"JAX_COORDINATOR_ADDRESS is set, so JAX_NUM_PROCESSES={count} and "
             f"JAX_PROCESS_ID={index} must be numbers, and the second less than the first; set "
             "them, or unset the address to run a single process"
         )
-    port = environment.get("JAX_COORDINATOR_PORT") or str(_DEFAULT_PORT)
-    return Rank(address if ":" in address else f"{address}:{port}", numbers[0], numbers[1])
+    host, port = address
+    port = port or COORDINATOR_PORT.read(variables) or _DEFAULT_PORT
+    return Rank(f"{host}:{port}", count, index)
 
 
-def cluster_in(environment: Mapping[str, str]) -> str | None:
-    """The kind of cluster, if this is one whose processes JAX can find by itself."""
-    if int(environment.get("SLURM_STEP_NUM_TASKS") or 1) > 1:
-        return "SLURM"
-    if int(environment.get("OMPI_COMM_WORLD_SIZE") or 1) > 1:
-        return "Open MPI"
-    return None
+def cluster_in(variables: Mapping[str, str]) -> Variable[int] | None:
+    """The variable of a cluster whose processes JAX can find by itself: of SLURM or Open MPI."""
+    return next((v for v in (SLURM_TASKS, OPEN_MPI_SIZE) if (v.read(variables) or 1) > 1), None)
 
 
 def meet(rank: Rank, seconds: float) -> dict[int, socket.socket]:
@@ -225,15 +278,39 @@ def _receive_ranks(rank: Rank, seconds: float) -> dict[int, socket.socket]:
                 so_far = console.format_duration(now - began)
                 console.write(f"waiting for processes {absent} of {rank.count}: {so_far} so far")
             server.settimeout(max(min(deadline, next_line) - now, 0.001))
-            with suppress(ValueError, OSError):
-                connection, _ = server.accept()
-                connection.settimeout(5)
-                number = int(connection.recv(16))
-                if number in range(1, rank.count):
-                    arrived[number] = connection
+            if (arrival := _receive_rank(server)) is None:
+                continue
+            connection, number, count = arrival
+            if count != rank.count:
+                _refuse(rank, number, count, [*arrived.values(), connection])
+            if number in range(1, rank.count):
+                arrived[number] = connection
     for connection in arrived.values():
         connection.sendall(_ALL_HERE)
     return arrived
+
+
+def _receive_rank(server: socket.socket) -> tuple[socket.socket, int, int] | None:
+    """The connection, number and count of a process; None if none came, or a stranger."""
+    try:
+        connection, _ = server.accept()
+        connection.settimeout(5)
+        number, count = map(int, connection.recv(32).split(b"/"))
+    except (ValueError, OSError):
+        return None
+    return connection, number, count
+
+
+def _refuse(rank: Rank, number: int, count: int, connections: Sequence[socket.socket]) -> None:
+    """Raises an InputError, also on those that are connected: a process has another count."""
+    message = (
+        f"process 0 is told of {rank.count} processes, and process {number} of {count}; give all "
+        "the same JAX_NUM_PROCESSES"
+    )
+    for connection in connections:
+        with suppress(OSError):
+            connection.sendall(_REFUSED + message.encode())
+    raise InputError(message)
 
 
 def _listen(rank: Rank, deadline: float) -> socket.socket:
@@ -261,10 +338,14 @@ def _report_to(rank: Rank, seconds: float) -> socket.socket:
     while time.monotonic() < deadline:
         try:
             connection = socket.create_connection((rank.host, rank.port), timeout=5)
-            connection.sendall(str(rank.index).encode())
+            connection.sendall(f"{rank.index}/{rank.count}".encode())
             connection.settimeout(max(deadline - time.monotonic(), 0.001) + 5)
-            if connection.recv(len(_ALL_HERE)) == _ALL_HERE:
+            reply = connection.recv(len(_ALL_HERE))
+            if reply == _ALL_HERE:
                 return connection
+            if reply.startswith(_REFUSED):
+                message = reply.removeprefix(_REFUSED) + connection.recv(2**10)
+                raise InputError(message.decode())
         except OSError:
             pass
         time.sleep(0.2)  # process 0 isn't up yet, or this is the service of a run that is ending

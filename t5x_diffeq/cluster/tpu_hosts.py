@@ -13,15 +13,28 @@ the first slice's hosts, then the second's.
 import glob
 import importlib.util
 import re
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
 
-from t5x_diffeq.system.errors import InputError, RunError
+from t5x_diffeq.system.environment import (
+    COORDINATOR_PORT,
+    NUM_SLICES,
+    SLICE_COORDINATOR,
+    SLICE_ID,
+    TPU_HOSTS,
+    TPU_WORKER_ID,
+    split_words,
+)
+from t5x_diffeq.system.errors import (
+    InfrastructureError,
+    InputError,
+    RunError,
+    is_infrastructure_failure,
+)
+from t5x_diffeq.system.retries import retry
 
-_PORT = "8482"  # JAX's port on TPU; libtpu itself uses 8471 to 8476
-_TRIES = 6  # to reach the metadata server, which may start later than this process
+_PORT = 8482  # JAX's port on TPU; libtpu itself uses 8471 to 8476
 
 
 def host_rank(environment: Mapping[str, str]) -> tuple[str, int, int] | None:
@@ -29,7 +42,8 @@ def host_rank(environment: Mapping[str, str]) -> tuple[str, int, int] | None:
 
     Raises:
       InputError: if the variables contradict each other.
-      RunError: if this is a Cloud TPU whose metadata can't be read.
+      InfrastructureError: if this is a Cloud TPU whose metadata server does not answer.
+      RunError: if that server refuses.
     """
     if _is_on_gke(environment):
         variables = dict(environment)
@@ -37,20 +51,19 @@ def host_rank(environment: Mapping[str, str]) -> tuple[str, int, int] | None:
         variables = _read_metadata(environment.get("GCE_METADATA_IP", "metadata.google.internal"))
     else:
         return None
-    hosts = (variables.get("TPU_PROCESS_ADDRESSES") or variables["TPU_WORKER_HOSTNAMES"]).split(",")
-    slices = _parse_number(variables, "MEGASCALE_NUM_SLICES", "1")
-    if len(hosts) * slices == 1:
+    hosts = next(filter(None, (each.read(variables) for each in TPU_HOSTS)), None)
+    slices = NUM_SLICES.read(variables) or 1
+    if hosts is None or len(hosts) * slices == 1:
         return None
-    index = _parse_number(variables, "TPU_WORKER_ID", None)
-    index += _parse_number(variables, "MEGASCALE_SLICE_ID", "0") * len(hosts)
-    if index >= len(hosts) * slices:
+    host, own_slice = TPU_WORKER_ID.read(variables), SLICE_ID.read(variables) or 0
+    if host is None or host >= len(hosts) or own_slice >= slices:
         raise InputError(
-            f"TPU_WORKER_ID={variables['TPU_WORKER_ID']} is too large: the environment names "
-            f"{slices} slice(s) of {len(hosts)} host(s)"
+            f"TPU_WORKER_ID={host} and MEGASCALE_SLICE_ID={own_slice} must name one of {slices} "
+            f"slice(s) of {len(hosts)} host(s), which the environment lists: {', '.join(hosts)}"
         )
-    first = (variables.get("MEGASCALE_COORDINATOR_ADDRESS") or hosts[0]).split(":")[0]
-    port = environment.get("JAX_COORDINATOR_PORT") or _PORT
-    return f"{first}:{port}", len(hosts) * slices, index
+    first, _ = SLICE_COORDINATOR.read(variables) or (hosts[0], None)
+    port = COORDINATOR_PORT.read(environment) or _PORT
+    return f"{first}:{port}", len(hosts) * slices, own_slice * len(hosts) + host
 
 
 def lists_hosts(environment: Mapping[str, str]) -> bool:
@@ -59,7 +72,7 @@ def lists_hosts(environment: Mapping[str, str]) -> bool:
 
 
 def _is_on_gke(environment: Mapping[str, str]) -> bool:
-    return "TPU_WORKER_HOSTNAMES" in environment or "TPU_PROCESS_ADDRESSES" in environment
+    return any(each.name in environment for each in TPU_HOSTS)
 
 
 def _is_on_cloud_tpu(environment: Mapping[str, str]) -> bool:
@@ -72,18 +85,9 @@ def _is_on_cloud_tpu(environment: Mapping[str, str]) -> bool:
     return bool(chips and wanted and importlib.util.find_spec("libtpu"))
 
 
-def _parse_number(variables: Mapping[str, str], name: str, default: str | None) -> int:
-    value = variables.get(name) or default
-    if value is None or not value.isdecimal():
-        raise InputError(
-            f"the environment names a TPU's hosts, but {name}={value!r} is not a number"
-        )
-    return int(value)
-
-
 def _read_metadata(server: str) -> dict[str, str]:
     # An endpoint is a host's name or address, or the older name:number:address.
-    endpoints = _read_attribute(server, "worker-network-endpoints").split(",")
+    endpoints = split_words(_read_attribute(server, "worker-network-endpoints"))
     values = dict(
         re.findall(r"^(\w+)\s*:\s*'?(.*?)'?\s*$", _read_attribute(server, "tpu-env"), re.MULTILINE)
     )
@@ -98,20 +102,22 @@ def _read_metadata(server: str) -> dict[str, str]:
 def _read_attribute(server: str, name: str) -> str:
     address = f"http://{server}/computeMetadata/v1/instance/attributes/{name}"
     request = urllib.request.Request(address, headers={"Metadata-Flavor": "Google"})
-    problem: OSError | None = None
-    for _ in range(_TRIES):
+
+    def read() -> str:
         try:
             with urllib.request.urlopen(request, timeout=10) as answer:
                 return answer.read().decode()
         except urllib.error.HTTPError as error:
             if error.code == 404:
                 return ""
-            problem = error
-        except OSError as error:
-            problem = error
-        time.sleep(0.5)
-    raise RunError(
-        f"this is a TPU host, and its metadata {name} can't be read: {problem}; set "
-        "TPU_SKIP_MDS_QUERY=1 to run on this host alone, or JAX_COORDINATOR_ADDRESS, "
-        "JAX_NUM_PROCESSES and JAX_PROCESS_ID"
-    )
+            raise
+
+    what = f"this is a TPU host, and its metadata {name} can't be read"
+    try:
+        return retry(read, what)  # the server may start later than this process
+    except Exception as error:  # of urllib, http or the system
+        kind = InfrastructureError if is_infrastructure_failure(error) else RunError
+        raise kind(
+            f"{what}: {error}; set TPU_SKIP_MDS_QUERY=1 to run on this host alone, or "
+            "JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID"
+        ) from error

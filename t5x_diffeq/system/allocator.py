@@ -11,7 +11,8 @@ import glob
 import os
 from collections.abc import Mapping
 
-SWITCH = "T5X_DIFFEQ_KEEP_MEMORY"  # 0 leaves glibc as it is
+from t5x_diffeq.system.environment import KEEP_MEMORY
+
 ACCELERATORS = ("/dev/nvidia[0-9]*", "/dev/kfd", "/dev/accel*", "/dev/vfio/[0-9]*")
 # From malloc.h. Blocks of any size come from the heap, which never shrinks.
 # Threads share one heap: heaps of their own would be in memory that is mapped and unmapped.
@@ -32,7 +33,7 @@ def keep_freed_memory(environment: Mapping[str, str]) -> bool:
 
 def is_wanted(environment: Mapping[str, str]) -> bool:
     """Whether XLA will compute on CPUs, with glibc, and the user has not turned this off."""
-    is_off = environment.get(SWITCH) == "0"
+    is_off = KEEP_MEMORY.read(environment) == 0
     return not is_off and has_glibc() and computes_on_cpus(environment.get("JAX_PLATFORMS", ""))
 
 

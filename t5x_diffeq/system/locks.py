@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from t5x_diffeq.system import files
+from t5x_diffeq.system import environment, files
 from t5x_diffeq.system.console import log
 from t5x_diffeq.system.errors import InfrastructureError, InputError, RunError
 from t5x_diffeq.system.files import AnyPath, bucket_errors, bucket_files, describe_error
@@ -140,7 +140,7 @@ class _Lease:
     def __init__(self, path: AnyPath, what: str):
         self.path, self.what = path, what
         self.bucket, _, self.key = str(path).partition("://")[2].partition("/")
-        self.seconds = float(os.environ.get("T5X_DIFFEQ_LEASE_SECONDS", LEASE_SECONDS))
+        self.seconds = environment.LEASE_SECONDS.read() or LEASE_SECONDS
         self.me = {"host": socket.gethostname(), "process": os.getpid(), "holder": uuid.uuid4().hex}
         self.generation = ""  # that we wrote last
         self.beat = 0

@@ -6,13 +6,14 @@ import signal
 from collections.abc import MutableMapping
 from contextlib import suppress
 
-_PARENT = "T5X_DIFFEQ_PARENT"
+from t5x_diffeq.system.environment import PARENT
+
 _PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
 
 
 def environment_of_child() -> dict[str, str]:
     """The environment for a command that calls `end_with_parent`."""
-    return {**os.environ, _PARENT: str(os.getpid())}
+    return {**os.environ, PARENT.name: str(os.getpid())}
 
 
 def end_with_parent(environment: MutableMapping[str, str]) -> None:
@@ -21,10 +22,11 @@ def end_with_parent(environment: MutableMapping[str, str]) -> None:
     If the parent has ended already, this process ends here. The processes that it starts don't
     inherit that. Other systems than Linux have no such call.
     """
-    parent = environment.pop(_PARENT, None)
+    parent = PARENT.read(environment)
     if parent is None:
         return
+    del environment[PARENT.name]
     with suppress(AttributeError, OSError):  # another system
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != int(parent):  # it has ended already
+    if os.getppid() != parent:  # it has ended already
         os.kill(os.getpid(), signal.SIGTERM)

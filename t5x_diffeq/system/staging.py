@@ -17,6 +17,7 @@ import google_crc32c
 
 from t5x_diffeq.system import files
 from t5x_diffeq.system.console import format_count, log
+from t5x_diffeq.system.environment import CACHE_GIB
 from t5x_diffeq.system.errors import InfrastructureError, InputError, RunError
 from t5x_diffeq.system.files import AnyPath
 from t5x_diffeq.system.locks import hold_local_lock
@@ -93,13 +94,9 @@ def cache_folder() -> Path:
 
 def _cache_bytes(cached: int) -> int:
     """The cache's maximum size: the variable's, else `DEFAULT_GIB`, or less on a small disk."""
-    value = os.environ.get("T5X_DIFFEQ_CACHE_GIB")
-    if not value:
-        return min(int(DEFAULT_GIB * 2**30), (shutil.disk_usage(cache_folder()).free + cached) // 2)
-    try:
-        return int(float(value) * 2**30)
-    except ValueError as error:
-        raise InputError(f"T5X_DIFFEQ_CACHE_GIB={value} is not a number") from error
+    if gib := CACHE_GIB.read():
+        return int(gib * 2**30)
+    return min(int(DEFAULT_GIB * 2**30), (shutil.disk_usage(cache_folder()).free + cached) // 2)
 
 
 def _is_good(copy: Copy) -> bool:

@@ -28,6 +28,7 @@ from t5x_diffeq.system import allocator
 from t5x_diffeq.system.chips import chip
 from t5x_diffeq.system.compilation_cache import Programs
 from t5x_diffeq.system.console import format_count, format_duration, log, print_table
+from t5x_diffeq.system.environment import KEEP_MEMORY
 from t5x_diffeq.system.extras import python_command
 from t5x_diffeq.system.files import AnyPath, write_whole
 from t5x_diffeq.training.depths import full_grid_from
@@ -98,7 +99,7 @@ def log_account(
     why_data = ", because a GPU has too little memory for its part of the state within one node"
     if setup.config.mesh.data == config.mesh.data:
         why_data = ""
-    kept = f"what is freed stays with the process ({allocator.SWITCH}=0 changes that)"
+    kept = f"what is freed stays with the process ({KEEP_MEMORY.name}=0 changes that)"
     print_table(
         f"{'continuing at step ' + str(start) if start else 'training'} in {workdir}",
         {

@@ -1,0 +1,148 @@
+"""The environment variables that have a form: each with its values, and the way out of others.
+
+`read` is the only way to their values. Texts that belong to other programs, such as XLA_FLAGS,
+WANDB_MODE and JAX_PLATFORMS, are used as they are.
+"""
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import inf
+from typing import Generic, TypeVar
+
+from t5x_diffeq.system.errors import InputError
+
+_Value = TypeVar("_Value")
+
+
+@dataclass(frozen=True)
+class Variable(Generic[_Value]):
+    """A variable of the environment.
+
+    Attributes:
+      name: its name.
+      parse: the value of a text; raises a ValueError for a text that has another form.
+      way_out: what to do about such a text.
+    """
+
+    name: str
+    parse: Callable[[str], _Value]
+    way_out: str
+
+    def read(self, environment: Mapping[str, str] | None = None) -> _Value | None:
+        """The value; None if the variable is unset or empty.
+
+        Args:
+          environment: variables by name; None: those of this process.
+
+        Raises:
+          InputError: if the text has another form.
+        """
+        text = (os.environ if environment is None else environment).get(self.name, "").strip()
+        if not text:
+            return None
+        try:
+            return self.parse(text)
+        except ValueError as error:
+            raise InputError(f"{self.name}={text}: {self.way_out}") from error
+
+
+def split_words(text: str) -> list[str]:
+    """The words of a list that commas or white space separate; "" where an entry is missing."""
+    return re.split(r"\s*,\s*|\s+", text.strip())
+
+
+def _parse_number(text: str) -> float:
+    number = float(text)
+    if not 0 < number < inf:
+        raise ValueError(text)
+    return number
+
+
+def _integer(least: int, most: float = inf) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if not (text.isascii() and text.isdecimal() and least <= int(text) <= most):
+            raise ValueError(text)
+        return int(text)
+
+    return parse
+
+
+_parse_port = _integer(1, 2**16 - 1)
+
+
+def _parse_address(text: str) -> tuple[str, int | None]:
+    """The host, which keeps the brackets of IPv6, and the port."""
+    match = re.fullmatch(r"([\w.-]+|\[[0-9A-Fa-f:.]+(?:%[\w.-]+)?\])(?::(.*))?", text)
+    if not match:
+        raise ValueError(text)
+    return match[1], None if match[2] is None else _parse_port(match[2])
+
+
+def _parse_hosts(text: str) -> list[str]:
+    """The hosts of a list of addresses, whose ports are left out."""
+    return [_parse_address(each)[0] for each in split_words(text)]
+
+
+# ------------------------------------------------------------------------------ of this package
+
+_SECONDS = "give a number of seconds, such as 300"
+KEEP_MEMORY = Variable("T5X_DIFFEQ_KEEP_MEMORY", _integer(0, 1), "give 0 or 1, or unset it")
+CACHE_GIB = Variable("T5X_DIFFEQ_CACHE_GIB", _parse_number, "give a number of GiB, such as 100")
+ARRIVAL_SECONDS = Variable("T5X_DIFFEQ_ARRIVAL_SECONDS", _parse_number, _SECONDS)
+SILENCE_SECONDS = Variable("T5X_DIFFEQ_SILENCE_SECONDS", _parse_number, _SECONDS)
+LEASE_SECONDS = Variable("T5X_DIFFEQ_LEASE_SECONDS", _parse_number, _SECONDS)
+PARENT = Variable("T5X_DIFFEQ_PARENT", _integer(1), "unset it; a process sets it for its children")
+OWN = (KEEP_MEMORY, CACHE_GIB, ARRIVAL_SECONDS, SILENCE_SECONDS, LEASE_SECONDS, PARENT)
+
+# ------------------------------------------------------------------------------ of processes
+
+_PORT = "give a port from 1 to 65535"
+_ALONE = "or unset it to run a single process"
+COORDINATOR_ADDRESS = Variable(
+    "JAX_COORDINATOR_ADDRESS",
+    _parse_address,
+    f"give HOST, HOST:PORT or [IPV6]:PORT, with a port from 1 to 65535, {_ALONE}",
+)
+COORDINATOR_PORT = Variable("JAX_COORDINATOR_PORT", _parse_port, _PORT)
+NUM_PROCESSES = Variable(
+    "JAX_NUM_PROCESSES", _integer(1), f"give the number of processes, {_ALONE}"
+)
+PROCESS_ID = Variable("JAX_PROCESS_ID", _integer(0), f"give this process's number, {_ALONE}")
+LOCAL_DEVICE_IDS = Variable(
+    "JAX_LOCAL_DEVICE_IDS",
+    lambda text: [*map(_integer(0), split_words(text))],
+    "give the numbers of this process's devices, such as 0,1, or unset it",
+)
+JOB_COMPLETION_INDEX = Variable(
+    "JOB_COMPLETION_INDEX", _integer(0), "Kubernetes sets it to the number of a pod; unset it"
+)
+SLURM_TASKS = Variable(
+    "SLURM_STEP_NUM_TASKS",
+    _integer(1),
+    "srun sets it to the number of tasks; start the processes with srun, or unset it",
+)
+OPEN_MPI_SIZE = Variable(
+    "OMPI_COMM_WORLD_SIZE",
+    _integer(1),
+    "mpirun sets it to the number of processes; start them with mpirun, or unset it",
+)
+TORCH_SIZE = Variable("WORLD_SIZE", _integer(1), "torchrun sets it; unset it")
+TORCH_RANK = Variable("RANK", _integer(0), "torchrun sets it; unset it")
+
+_BY_GOOGLE = "Google sets it on the hosts of a TPU; give"
+TPU_HOSTS = tuple(
+    Variable(name, _parse_hosts, f"{_BY_GOOGLE} their names, separated by commas")
+    for name in ("TPU_PROCESS_ADDRESSES", "TPU_WORKER_HOSTNAMES")
+)
+TPU_WORKER_ID = Variable("TPU_WORKER_ID", _integer(0), f"{_BY_GOOGLE} the number of this host")
+NUM_SLICES = Variable("MEGASCALE_NUM_SLICES", _integer(1), f"{_BY_GOOGLE} the number of slices")
+SLICE_ID = Variable("MEGASCALE_SLICE_ID", _integer(0), f"{_BY_GOOGLE} the number of this slice")
+SLICE_COORDINATOR = Variable(
+    "MEGASCALE_COORDINATOR_ADDRESS", _parse_address, f"{_BY_GOOGLE} HOST or HOST:PORT"
+)
+OF_PROCESSES = (  # those that tell of others; JOB_COMPLETION_INDEX may be of independent pods
+    *(COORDINATOR_ADDRESS, NUM_PROCESSES, PROCESS_ID, SLURM_TASKS, OPEN_MPI_SIZE),
+    *(TORCH_SIZE, TORCH_RANK),
+)
