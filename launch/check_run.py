@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from ml_collections import ConfigDict
 
 from t5x_diffeq.cli import command_line, quiet_libraries
+from t5x_diffeq.cli.failures import end_of
 from t5x_diffeq.cli.verb_flags import VerbFlags
 from t5x_diffeq.config.config import Config, DataKeys
 from t5x_diffeq.data.named_source import part_configs
@@ -216,7 +217,10 @@ def main() -> int:
     options = parser.parse_args(words[:end])
     quiet_libraries.silence_libraries()
     os.environ["JAX_PLATFORMS"] = "cpu"
-    problems = find_problems(options, words[end + 1 :])
+    try:
+        problems = find_problems(options, words[end + 1 :])
+    except BaseException as error:  # also of a config that wants to end the process
+        return end_of(error)
     if not problems:
         return 0
     for problem in problems:

@@ -1,7 +1,10 @@
 """Every verb's bad arguments end in one line and exit status 2; help in 0."""
 
+import argparse
+import asyncio
 import importlib
 import os
+import re
 import sys
 import tomllib
 from types import SimpleNamespace
@@ -11,7 +14,14 @@ from absl import flags
 from helpers import ROOT, run_to_end
 
 import t5x_diffeq as td
-from t5x_diffeq.cli import VERBS, command_line, failures, flag_values, quiet_libraries
+from t5x_diffeq.cli import (
+    VERBS,
+    command_line,
+    failures,
+    flag_values,
+    quiet_libraries,
+    verb_flags,
+)
 from t5x_diffeq.cluster import processes
 from t5x_diffeq.system.errors import InputError
 
@@ -20,7 +30,7 @@ from t5x_diffeq.system.errors import InputError
 def no_cluster(monkeypatch):
     """Nothing tells of other processes, as a test that plans for TPUs would have it."""
     for name in list(os.environ):
-        if name.startswith(("GCE_", "JAX_COORDINATOR", "OMPI_", "SLURM_", "TPU_WORKER")):
+        if name.startswith(("GCE_", "JAX_COORDINATOR", "OMPI_", "SLURM_", "TPU_WORKER", "WORLD_")):
             monkeypatch.delenv(name)
 
 
@@ -77,6 +87,8 @@ def test_help_and_mistakes_are_answered_before_jax_is_imported():
         {"SLURM_STEP_NUM_TASKS": "2"},
         {"TPU_WORKER_HOSTNAMES": "a,b"},
         {"GCE_METADATA_IP": "127.0.0.1"},
+        {"JAX_NUM_PROCESSES": "2"},
+        {"WORLD_SIZE": "2"},
     ],
 )
 def test_whoever_may_have_others_joins_them_before_the_flags_are_read(environment, monkeypatch):
@@ -97,6 +109,63 @@ def test_a_process_alone_joins_none(monkeypatch):
     with pytest.raises(SystemExit) as ended:
         command_line.run(lambda: 7, "", flags.FlagValues(), several=True)
     assert ended.value.code == 7
+
+
+def leave(error):
+    """What user code does: a hook, a plug-in, a block, a config file, a source of data."""
+    raise error
+
+
+EXITS = (SystemExit(0), SystemExit(), SystemExit("text"), GeneratorExit(), asyncio.CancelledError())
+
+
+@pytest.mark.parametrize("error", EXITS, ids=repr)
+def test_only_the_end_of_a_verb_ends_it_with_0(error, monkeypatch, capsys):
+    error.add_note("in the hook early at step 18")
+    monkeypatch.setattr(sys, "argv", ["verb"])
+    with pytest.raises(SystemExit) as ended:
+        command_line.run(lambda: leave(error), "", flags.FlagValues())
+    (line,) = capsys.readouterr().err.splitlines()
+    text = f"raised {type(error).__name__}({error}): code that"
+    assert ended.value.code == 1 and line.startswith(f"error: {__file__}, line ") and text in line
+    assert line.endswith("what is wrong; in the hook early at step 18")
+
+
+def test_the_line_of_an_exit_names_the_code_and_not_the_library(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["verb"])
+    parse = argparse.ArgumentParser().parse_args
+    with pytest.raises(SystemExit) as ended:
+        command_line.run(lambda: parse(["--help"]), "", flags.FlagValues())
+    assert ended.value.code == 1
+    assert f"error: {__file__}, line " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("T5X_DIFFEQ_ARRIVAL_SECONDS", "5min"),
+        ("T5X_DIFFEQ_SILENCE_SECONDS", "nan"),
+        ("T5X_DIFFEQ_LEASE_SECONDS", "-1"),
+        ("T5X_DIFFEQ_CACHE_GIB", "many"),
+        ("T5X_DIFFEQ_KEEP_MEMORY", "no"),
+        ("T5X_DIFFEQ_PARENT", "x"),
+    ],
+)
+def test_variables_of_this_package(name, value, monkeypatch, capsys):
+    monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "argv", ["verb"])
+    with pytest.raises(SystemExit) as ended:
+        command_line.run(lambda: None, "", flags.FlagValues())
+    (line,) = capsys.readouterr().err.splitlines()
+    assert ended.value.code == 2 and re.match(f"error: {name}={value}: .*(give|unset)", line)
+
+
+@pytest.mark.parametrize("text", ["6,12,24", "6 12 24", "6\n12\n24\n", "6, 12,\n24"])
+def test_a_list_is_split_at_commas_and_white_space(text):
+    own = verb_flags.VerbFlags("verb")
+    steps = own.define_words("steps", "")
+    own(["verb", f"--steps={text}"])
+    assert steps.value == ["6", "12", "24"]
 
 
 def test_a_python_without_the_packages_is_told():
@@ -136,7 +205,9 @@ def test_the_command_runs_verbs(tmp_path):
     assert run_script("status", "--help") == (0, run("t5x_diffeq.status", "--help").stdout, "")
     assert run_script("trian")[::2] == (2, "error: there is no verb 'trian'; did you mean train?\n")
     plugin = ("--config=configs/tiny.py", "--config.model.block=mine:Block", "--workdir=run")
-    assert run_script("train", *plugin)[2].endswith("found\n")
+    status, said, told = run_script("train", *plugin)
+    assert (status, said, told.count("\n")) == (1, "", 1)
+    assert f"{tmp_path}/here/mine.py, line 1, raised SystemExit(found): code that" in told
 
 
 def test_a_verbs_file_is_no_script():
@@ -161,7 +232,9 @@ def test_notes_of_libraries_are_left_out():
     error = InputError("data.path is wrong")
     error.add_note("in the hook eval at step 3")
     error.add_note("For simplicity, JAX has removed its internal frames from the traceback.")
-    assert failures._with_notes(error) == "data.path is wrong; in the hook eval at step 3"
+    assert (
+        failures._with_notes(str(error), error) == "data.path is wrong; in the hook eval at step 3"
+    )
 
 
 def test_an_exit_waits_for_python_but_not_for_the_threads_of_arrow():

@@ -6,6 +6,7 @@ from helpers import metrics_of, stop_after
 from t5x_diffeq.cli.train import train_to_end
 from t5x_diffeq.config.config import Config
 from t5x_diffeq.system.errors import InputError
+from t5x_diffeq.training.hook_list import _named
 from t5x_diffeq.training.hooks import Hook
 
 
@@ -100,6 +101,12 @@ def test_a_hook_that_fails_ends_the_run_by_its_name(small, tmp_path, capsys):
     with pytest.raises(ValueError, match="a fault of its own") as raised:
         train_to_end(config, tmp_path)
     assert raised.value.__notes__ == ["in the hook failing at step 0"]
+
+
+def test_a_hook_that_wants_to_end_the_process_is_named():
+    with pytest.raises(SystemExit) as raised, _named(Failing.__new__(Failing), 18):
+        raise SystemExit(0)
+    assert raised.value.__notes__ == ["in the hook failing at step 18"]
 
 
 @pytest.mark.parametrize("name", ["json:dumps", "json:JSONDecoder(strict=True)"])

@@ -31,16 +31,10 @@ from typing import NoReturn
 from absl import flags
 from ml_collections.config_flags import config_flags
 
-from t5x_diffeq.cli.failures import (
-    fail,
-    fail_foreseen,
-    fail_to_write,
-    fail_unforeseen,
-    find_peers,
-)
+from t5x_diffeq.cli.failures import end_of, fail_to_write, find_peers
 from t5x_diffeq.cli.quiet_libraries import silence_libraries
 from t5x_diffeq.cluster import tpu_hosts
-from t5x_diffeq.cluster.peers import EXIT_INFRASTRUCTURE, EXIT_INTERRUPTED
+from t5x_diffeq.cluster.peers import EXIT_INFRASTRUCTURE
 from t5x_diffeq.config import plugins
 from t5x_diffeq.config.config import check_complete, check_values
 from t5x_diffeq.config.config_files import config_file, flatten
@@ -51,9 +45,9 @@ from t5x_diffeq.config.mistakes import (
     explain_range,
     explain_unknown_flag,
 )
-from t5x_diffeq.system import console
+from t5x_diffeq.system import console, environment
 from t5x_diffeq.system.allocator import keep_freed_memory
-from t5x_diffeq.system.errors import InputError, RunError
+from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.extras import __version__
 from t5x_diffeq.system.parent import end_with_parent
 
@@ -78,24 +72,10 @@ def run(
         _print_and_exit(f"t5x_diffeq {__version__}")
     if {"--help", "-h"} & set(sys.argv[1:]):
         _print_and_exit(f"{doc.strip()}\n\n{format_help(verb_flags)}")
-    end_with_parent(os.environ)
-    keep_freed_memory(os.environ)
     try:
-        if asked := [each for each in sys.argv[1:] if re.match("--?help=.", each)]:
-            _print_and_exit(_help_of_keys(asked[0].partition("=")[2], verb_flags))
-        if several and _may_have_others(os.environ):
-            from t5x_diffeq.cluster import processes  # importing JAX takes seconds
-
-            processes.initialise()  # first, so that others hear which argument is invalid
-        parse(sys.argv, verb_flags)
-        status = verb() or 0
-    except (InputError, RunError) as error:
-        status = fail_foreseen(error)
-    except KeyboardInterrupt:
-        status = fail(EXIT_INTERRUPTED, "stopped by Ctrl-C")
-    except Exception as error:
-        unwritten = console.results_error() if isinstance(error, OSError) else None
-        status = fail_to_write(unwritten) if unwritten else fail_unforeseen(error)
+        status = _work(verb, verb_flags, several)
+    except BaseException as error:  # also of code that wants to end the process
+        status = end_of(error)
     if status == 0 and (unwritten := console.results_error()):
         status = fail_to_write(unwritten)
     if others := find_peers():
@@ -103,6 +83,23 @@ def run(
         if status in (1, 2, EXIT_INFRASTRUCTURE):
             os._exit(status)  # an orderly exit would wait for the others
     sys.exit(status)
+
+
+def _work(verb: Callable[[], int | None], verb_flags: flags.FlagValues, several: bool) -> int:
+    """The status with which the verb returns."""
+    for variable in environment.OWN:
+        variable.read()
+    end_with_parent(os.environ)
+    keep_freed_memory(os.environ)
+    if asked := [each for each in sys.argv[1:] if re.match("--?help=.", each)]:
+        print(_help_of_keys(asked[0].partition("=")[2], verb_flags))
+        return 0
+    if several and _may_have_others(os.environ):
+        from t5x_diffeq.cluster import processes  # importing JAX takes seconds
+
+        processes.initialise()  # first, so that others hear which argument is invalid
+    parse(sys.argv, verb_flags)
+    return verb() or 0
 
 
 def exit_process(status: int) -> NoReturn:
@@ -127,10 +124,10 @@ def _print_and_exit(text: str) -> NoReturn:
     sys.exit(fail_to_write(unwritten) if unwritten else 0)
 
 
-def _may_have_others(environment: Mapping[str, str]) -> bool:
+def _may_have_others(variables: Mapping[str, str]) -> bool:
     """Whether this may be one of several processes; if not, `processes` finds none either."""
-    named = ("JAX_COORDINATOR_ADDRESS", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")
-    return any(environment.get(name) for name in named) or tpu_hosts.lists_hosts(environment)
+    named = (variables.get(each.name) for each in environment.OF_PROCESSES)
+    return any(named) or tpu_hosts.lists_hosts(variables)
 
 
 def add_common_flags(verb_flags: flags.FlagValues) -> None:

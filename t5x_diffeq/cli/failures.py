@@ -3,11 +3,19 @@
 import os
 import signal
 import sys
+import sysconfig
 import time
 import traceback
 from contextlib import suppress
 
-from t5x_diffeq.cluster.peers import EXIT_INFRASTRUCTURE, LAST_LINE, Failure, Peers
+from t5x_diffeq.cluster.peers import (
+    EXIT_INFRASTRUCTURE,
+    EXIT_INTERRUPTED,
+    LAST_LINE,
+    Failure,
+    Peers,
+)
+from t5x_diffeq.system import console
 from t5x_diffeq.system.errors import (
     InfrastructureError,
     InputError,
@@ -38,21 +46,44 @@ def fail(status: int, error: object) -> int:
     return failure.status
 
 
-def _with_notes(error: Exception) -> str:
-    """Its message, with our notes that say where it was raised; JAX and Grain add others."""
-    notes = (each for each in getattr(error, "__notes__", ()) if each.startswith("in the hook "))
-    return "; ".join([str(error), *notes])
+def end_of(error: BaseException) -> int:
+    """Judges how a verb ends that raised this: prints its last line, and returns its exit status.
 
-
-def fail_foreseen(error: InputError | RunError) -> int:
-    """`fail` for an error whose message this package wrote.
-
-    If a file can't be read or written because its bucket or network disk does not answer, the
-    problem may be temporary, and the status is that of a `InfrastructureError`.
+    It is never 0: a verb is done when it returns. An error whose message this package wrote has the
+    status of its class, but if a file can't be read or written because its bucket or network disk
+    does not answer, the problem may be temporary.
     """
-    if error.__cause__ is not None and is_infrastructure_failure(error.__cause__):
-        return fail(EXIT_INFRASTRUCTURE, _with_notes(error))
-    return fail(2 if isinstance(error, InputError) else 1, _with_notes(error))
+    unwritten = console.results_error() if isinstance(error, OSError) else None
+    if unwritten:
+        return fail_to_write(unwritten)
+    if isinstance(error, KeyboardInterrupt):
+        return fail(EXIT_INTERRUPTED, "stopped by Ctrl-C")
+    if isinstance(error, InputError | RunError):
+        status = 2 if isinstance(error, InputError) else 1
+        passes = is_infrastructure_failure(error)
+        return fail(EXIT_INFRASTRUCTURE if passes else status, _with_notes(str(error), error))
+    if not isinstance(error, Exception):
+        return fail(1, _explain_exit(error))
+    return _fail_unforeseen(error)
+
+
+def _with_notes(message: str, error: BaseException) -> str:
+    """The message, with our notes that say where it was raised; JAX and Grain add others."""
+    notes = (each for each in getattr(error, "__notes__", ()) if each.startswith("in the hook "))
+    return "; ".join([message, *notes])
+
+
+def _explain_exit(error: BaseException) -> str:
+    """One line for code that wants to end the process, as by `sys.exit`: which, and the way out."""
+    library = (sysconfig.get_path("stdlib") + os.sep, "<")
+    frames = traceback.extract_tb(error.__traceback__)
+    others = [each for each in frames if not each.filename.startswith(library)]
+    at = (others or frames)[-1]
+    message = (
+        f"{at.filename}, line {at.lineno}, raised {type(error).__name__}({error}): code that a "
+        "verb calls can't end it; return there, or raise an error that says what is wrong"
+    )
+    return _with_notes(message, error)
 
 
 def fail_to_write(error: OSError) -> int:
@@ -66,7 +97,7 @@ def fail_to_write(error: OSError) -> int:
     return fail(1, f"standard output can't be written: {describe_error(error)}")
 
 
-def fail_unforeseen(error: Exception) -> int:
+def _fail_unforeseen(error: Exception) -> int:
     """`fail` for an error of a library, of the system or of our own, with its traceback.
 
     Failures of the infrastructure, and what the platform refuses, get one line instead.
@@ -85,4 +116,4 @@ def fail_unforeseen(error: Exception) -> int:
         traceback.print_exception(error)
     if others := find_peers():
         others.wait_for_all()  # one may be lost, which takes longer to notice than its consequences
-    return fail(1, f"{type(error).__name__}: {_with_notes(error)}")
+    return fail(1, _with_notes(f"{type(error).__name__}: {error}", error))

@@ -10,6 +10,7 @@ from ml_collections.config_flags import config_flags
 
 from t5x_diffeq.config.config_files import read_config_file
 from t5x_diffeq.config.keys.values import BEST, INT32, STEPS
+from t5x_diffeq.system.environment import split_words
 
 
 class VerbFlags(flags.FlagValues):
@@ -44,8 +45,8 @@ class VerbFlags(flags.FlagValues):
         return flags.DEFINE_multi_string(name, [], meaning, flag_values=self)
 
     def define_words(self, name: str, meaning: str) -> flags.FlagHolder:
-        """Defines a flag whose value is None or a list that was separated by commas."""
-        return flags.DEFINE_list(name, None, meaning, flag_values=self)
+        """Defines a flag whose value is None or a list, separated by commas or white space."""
+        return flags.DEFINE(_WordsParser(), name, None, meaning, flag_values=self)
 
     def define_choice(self, name: str, meaning: str, choices: Sequence[str]) -> flags.FlagHolder:
         """Defines a flag with one of these values, the first by default."""
@@ -134,6 +135,12 @@ class _ConfigParser(flags.ArgumentParser):
     def parse(self, argument: str) -> ConfigDict:
         """The config of a file; an InputError if the file has a mistake."""
         return read_config_file(argument).lock()
+
+
+class _WordsParser(flags.ArgumentParser):
+    def parse(self, argument: str | list[str]) -> list[str]:
+        """The words; `command_line` refuses an empty one."""
+        return split_words(argument) if isinstance(argument, str) else argument
 
 
 class _CheckpointParser(flags.ArgumentParser):

@@ -163,7 +163,7 @@ def _named(hook: Hook, step: int | None = None) -> Iterator[None]:
     """
     try:
         yield
-    except Exception as error:
+    except BaseException as error:  # also that of a hook that wants to end the process
         foreseen = isinstance(error, InputError | RunError | InfrastructureError)
         is_builtin = type(hook).__module__.startswith("t5x_diffeq.training.")
         if not (isinstance(error, Interrupted) or (foreseen and is_builtin)):
