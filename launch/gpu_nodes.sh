@@ -4,6 +4,7 @@
 #   launch/gpu_nodes.sh configs/llama1b.py --workdir=DIR --hosts=a,b,c,d [--config.x=y ...]
 #   launch/gpu_nodes.sh configs/llama1b.py --workdir=DIR --rank=R --size=N --coordinator=HOST[:PORT]
 #
+# Commas, spaces and new lines separate hosts: --hosts="$(scontrol show hostnames)" or "$(cat FILE)".
 # The first starts the run over ssh, from any machine, and ends when all have ended; Ctrl-C saves.
 # The second is one process of it, under any launcher that gives rank and size: mpirun, a batch system.
 #
@@ -55,13 +56,20 @@ fi
 
 needs ssh
 [ -z "$ssh_config" ] || [ -f "$ssh_config" ] || die "--ssh_config=$ssh_config: there is no such file"
-IFS=, read -r -a machines <<<"$hosts"
-host='^([A-Za-z0-9_][A-Za-z0-9_.-]*@)?[A-Za-z0-9_][A-Za-z0-9_.:-]*$' # a dash would make it an option of ssh
+IFS=$', \t\n' read -r -d '' -a machines <<<"$hosts" || true # which wants a NUL at the end
+host='^([A-Za-z0-9_][A-Za-z0-9_.-]*@)?([A-Za-z0-9_][A-Za-z0-9_.-]*|[0-9A-Fa-f]*:[0-9A-Fa-f:]*:[0-9A-Fa-f:]*)$' # a dash would make it an option of ssh
+named=" "
+[ ${#machines[@]} -gt 0 ] || die "--hosts names no host; give names, separated by commas or white space"
 for machine in "${machines[@]}"; do
-  [[ "$machine" =~ $host ]] || die "--hosts=$hosts: '$machine' is not the name of a host"
+  [[ "$machine" =~ $host ]] || die "--hosts: '$machine' is not the name of a host; give names, separated by commas or white space"
+  [[ "$named" != *" $machine "* ]] || die "--hosts: $machine is named twice; --processes_per_host=N starts N processes on each host"
+  named+="$machine "
 done
-coordinator="${coordinator:-${machines[0]#*@}}"
-[[ "$coordinator" == *:* ]] || coordinator="$coordinator:$port"
+first="${machines[0]#*@}"
+[[ "$first" != *:* ]] || first="[$first]" # an address of IPv6
+coordinator="${coordinator:-$first}"
+without_port='^(\[.*\]|[^:]*)$' # bash 3.2 takes no parentheses after =~
+[[ ! "$coordinator" =~ $without_port ]] || coordinator="$coordinator:$port"
 count=$((${#machines[@]} * processes_per_host))
 scratch="$(mktemp -d)"
 trap 'rm -rf "$scratch"' EXIT

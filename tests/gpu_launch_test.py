@@ -60,6 +60,27 @@ def test_several_processes_per_host(stand_ins):
         assert "secret" not in call[-1]
 
 
+@pytest.mark.parametrize("hosts", ["a b c", "a\nb\nc\n", "a, b,\n c"])
+def test_hosts_as_they_are_pasted(stand_ins, hosts):
+    """From a file, or of `scontrol show hostnames`."""
+    _, *calls = dry_run_commands(stand_ins, "gpu_nodes.sh", *RUN, f"--hosts={hosts}")
+    told = [(call[-2], words_in(call[-1])[2:5]) for call in calls]
+    assert told == [(name, [str(rank), "3", "a:8476"]) for rank, name in enumerate("abc")]
+
+
+@pytest.mark.parametrize(
+    ("place", "coordinator"),
+    [
+        (["--hosts=fe80::1,b"], "[fe80::1]:8476"),
+        (["--hosts=a,b", "--coordinator=[::1]", "--port=80"], "[::1]:80"),
+        (["--hosts=a,b", "--coordinator=c:77"], "c:77"),
+    ],
+)
+def test_the_coordinator(stand_ins, place, coordinator):
+    _, call, _ = dry_run_commands(stand_ins, "gpu_nodes.sh", *RUN, *place)
+    assert words_in(call[-1])[4] == coordinator
+
+
 def test_one_process_under_a_launcher(stand_ins):
     (stand_ins.install() / "bin" / "python").write_text(
         '#!/usr/bin/env bash\n[ "$1" = -m ] && env | grep ^JAX_ | sort || true\n'
@@ -85,6 +106,12 @@ def test_one_process_under_a_launcher(stand_ins):
         ("gpu_slurm.sh", [*SWEEP, "--nodes=2"], "--nodes=2: each run of a sweep has one node"),
         ("gpu_slurm.sh", [*SWEEP, "--output=gs://b/o"], "--output=gs://b/o is in a bucket"),
         ("gpu_nodes.sh", [*RUN, "--hosts=a,-oProxyCommand=x"], "'-oProxyCommand=x' is not the"),
+        ("gpu_nodes.sh", [*RUN, "--hosts=a,,b"], "'' is not the name of a host"),
+        ("gpu_nodes.sh", [*RUN, "--hosts=a slots=8"], "'slots=8' is not the name"),
+        ("gpu_nodes.sh", [*RUN, "--hosts=n[1-3]"], "'n[1-3]' is not the name"),
+        ("gpu_nodes.sh", [*RUN, "--hosts=a:8"], "'a:8' is not the name"),
+        ("gpu_nodes.sh", [*RUN, "--hosts=a,b,a"], "--hosts: a is named twice"),
+        ("gpu_nodes.sh", [*RUN, "--hosts= "], "--hosts names no host"),
         ("gpu_nodes.sh", [*NODES, "--ssh_config=/none"], "--ssh_config=/none: there is no such"),
         ("gpu_nodes.sh", RUN, "give --hosts=a,b, or --rank"),
     ],
