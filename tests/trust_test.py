@@ -16,14 +16,22 @@ from t5x_diffeq.cli import analyze, evaluate, explore, export, generate, make_ta
 from t5x_diffeq.cli import train as train_verb
 from t5x_diffeq.cli.finetune import finetune
 from t5x_diffeq.config import plugins
-from t5x_diffeq.config.config import Config, flatten
+from t5x_diffeq.config.config import KEYS, Config, flatten
+from t5x_diffeq.config.keys.key import reads_as_data
 from t5x_diffeq.model.ode.solvers import find_scheme
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.training.load import read_adapter_facts
 from t5x_diffeq.training.optimizers.optimizer import make_optimizer
+from t5x_diffeq.training.progress import log_next_commands
 from t5x_diffeq.training.teacher import check_teacher
 
 SHELL = "subprocess:run(args='touch pwned', shell=True)"
+READ_AS_DATA = {  # keys with texts that are looked up, or name what is read as data
+    *("init_from", "train.distill_from", "train.local_checkpoints", "train.sample_prompts"),
+    *("data.path", "data.validation_path", "data.text_field", "data.data_dir", "data.tokenizer"),
+    *("data.train_split", "data.validation_split", "data.end_of_text", "tasks.names"),
+    *("optimizer.role_multipliers", "mesh.rules", "model.rope_scaling", "model.adapter_kernels"),
+}
 ASKED = rf"names code of other packages, which would be run: model.scheme={'.*'}; if you trust it"
 
 
@@ -112,6 +120,56 @@ def test_every_key_that_can_name_code_is_asked_for(foreign):
         read_config(foreign)
     for key in ("model.block", "optimizer.name", "data.source", "train.hooks"):
         assert f"{key}=os:abort" in str(raised.value)
+
+
+def test_every_key_leads_to_no_code_or_is_asked_for(foreign):
+    """A new key that takes any text is asked for, unless it says that its texts are data."""
+    for name, key in KEYS.items():
+        texts = [SHELL, "theirs/folder", "theirs.jinja", "theirs.yaml"]
+        values = [text for text in texts if key.values.fault(text) is None]
+        values += [(text,) for text in texts if key.values.fault((text,)) is None]
+        for value in values if name not in (*READ_AS_DATA, "data.mixture") else ():
+            with pytest.raises(InputError, match=rf"names code of .*: {name}=.*; if you trust it"):
+                plugins.check_trusted({name: value}, foreign)
+        plugins.check_trusted({name: key.default}, foreign)
+    harmless = {name for name, key in KEYS.items() if key.asks is reads_as_data}
+    assert harmless == READ_AS_DATA
+
+
+@pytest.mark.parametrize(
+    ("section", "values"),
+    [
+        ("tasks", {"names": ["evil"], "include_path": "tasks"}),
+        ("data", {"chat_template": "their.jinja"}),
+        ("data", {"source": "mixture", "mixture": [[1, "tokens", "x"], [1, "os:abort", "x"]]}),
+        ("model", {"block": "t5x_diffeq.model.parallel_block_of_theirs:ParallelBlock"}),
+        ("model", {"block": "t5x_diffeq.model.parallel_block:ParallelBlockOfTheirs"}),
+    ],
+)
+def test_a_branch_asks_before_it_follows_names_and_folders_of_code(foreign, section, values):
+    """A folder of task files can name Python functions (`!function`)."""
+    change(foreign, "model", scheme="euler")
+    change(foreign, section, **values)
+    key, value = list(values.items())[-1]
+    asked = "os:abort" if key == "mixture" else value
+    with pytest.raises(InputError, match=rf"names code of .*: {section}.{key}={asked}; if you"):
+        call(train_verb, "--branch_from=foreign", "--workdir=b")
+    plugins.trust({f"{section}.{key}": value})
+    assert read_config(foreign).flat()[f"{section}.{key}"]
+
+
+def test_a_name_is_trusted_for_the_key_that_it_was_given_for(foreign):
+    plugins.trust({"train.hooks": [SHELL], "data.path": "tasks"})
+    with pytest.raises(InputError, match=ASKED):
+        read_config(foreign)
+
+
+def test_a_run_resumed_without_its_hook_says_how_to_go_on(foreign, capsys):
+    """Its config names the hook still; nothing that it names is loaded to say so."""
+    change(foreign, "model", scheme="euler")
+    change(foreign, "train", hooks=["my_package:Hook"])
+    log_next_commands(foreign)
+    assert f"evaluate --workdir={foreign} --trust_plugins" in capsys.readouterr().err
 
 
 def test_what_a_run_recorded_is_not_imported(foreign, tmp_path, monkeypatch):

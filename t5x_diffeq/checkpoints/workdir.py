@@ -49,7 +49,7 @@ def check_config(config: Config, workdir: AnyPath) -> bool:
         return True
     differing = [
         f"{key} was {old!r}, is {new!r}"
-        for key, (old, new) in differing_keys(_read_config(workdir), config).items()
+        for key, (old, new) in differing_keys(stored_config(workdir), config).items()
         if not KEYS[key].resume
     ]
     if differing:
@@ -87,13 +87,13 @@ def read_config(workdir: AnyPath, trust_plugins: bool = False) -> Config:
     Code of other packages that it names, and no person has named or trusted, is refused, unless
     `trust_plugins` says that it may be run.
     """
-    config = _read_config(workdir)
+    config = stored_config(workdir)
     trust(config.flat()) if trust_plugins else check_trusted(config.flat(), workdir / CONFIG_FILE)
     return config
 
 
-def _read_config(workdir: AnyPath) -> Config:
-    """`read_config` for a config whose plug-ins aren't loaded."""
+def stored_config(workdir: AnyPath) -> Config:
+    """`read_config` for a config that is only looked at: nothing that it names is loaded."""
     path = workdir / CONFIG_FILE
     try:
         config = read_json_object(path)

@@ -5,8 +5,10 @@ are Python literals. The package must be importable: installed, or in a folder o
 PYTHONPATH.
 
 Loading one runs its code. A person who writes a name in a config file, on the command line or in
-Python asks for that. A name in a file that came with a run or with adapters is refused unless the
-person trusts the file, or has given the same name (`check_trusted`).
+Python asks for that. A file that came with a run or with adapters may name only what the package
+itself defines. Any other text that can lead to code (an importable name, a folder of task files, a
+template; `Key.asks`) is refused unless the person trusts the file, or has given the same text for
+the same key (`check_trusted`).
 """
 
 import ast
@@ -20,20 +22,13 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
+from t5x_diffeq.config.config import KEYS
 from t5x_diffeq.system.errors import InputError
 
 _OWN = "t5x_diffeq"  # its version is recorded anyway
-_TRUSTED_MODULES = ("t5x_diffeq.model.parallel_block",)
-PLUGIN_KEYS = (
-    "model.block",
-    "model.weights",
-    "model.time_basis",
-    "model.scheme",
-    "optimizer.name",
-    "data.source",
-)
+_OWN_NAMES = ("t5x_diffeq.model.parallel_block:ParallelBlock",)
 trust_all = False  # set by --trust_plugins
-_trusted: set[str] = set()  # importable names that a person has given, or trusts
+_trusted: set[tuple[str, str]] = set()  # keys and texts that a person has given, or trusts
 
 
 def is_plugin(name: str) -> bool:
@@ -106,37 +101,36 @@ def _split_arguments(key: str, name: str) -> tuple[str, list[Any], dict[str, Any
 
 
 def trust(values: Mapping[str, Any]) -> None:
-    """Trusts the importable names of a config that a person wrote, in this process."""
-    _trusted.update(name for _, name in _plugins_of(values))
+    """Trusts what a config that a person wrote names, in this process."""
+    _trusted.update(_asked_texts(values))
 
 
 def foreign_plugins(values: Mapping[str, Any]) -> list[str]:
-    """`key=name` for each importable name of a config outside this package."""
-    return [
-        f"{key}={name}"
-        for key, name in _plugins_of(values)
-        if not name.startswith(_TRUSTED_MODULES)
-    ]
+    """`key=text` for each text of a config that can lead to code outside this package."""
+    return [f"{key}={text}" for key, text in _foreign_texts(values)]
 
 
 def check_trusted(values: Mapping[str, Any], where: object) -> None:
-    """Raises an InputError unless a person trusts each importable name in the config at `where`."""
-    known = {f"{key}={name}" for key, name in _plugins_of(values) if name in _trusted}
-    unknown = [each for each in foreign_plugins(values) if each not in known]
+    """Raises an InputError unless a person trusts all code that the config at `where` names."""
+    unknown = [each for each in _foreign_texts(values) if each not in _trusted]
     if trust_all or not unknown:
         return trust(values)
     raise InputError(
-        f"{where} names code of other packages, which would be run: {', '.join(unknown)}; if you "
-        "trust it, add --trust_plugins (in Python, trust_plugins=True)"
+        f"{where} names code of other packages, which would be run: "
+        f"{', '.join('='.join(each) for each in unknown)}; if you trust it, give the same value "
+        "yourself, or add --trust_plugins (in Python, trust_plugins=True)"
     )
 
 
-def _plugins_of(values: Mapping[str, Any]) -> list[tuple[str, str]]:
-    pairs = [(key, values.get(key)) for key in PLUGIN_KEYS]
-    pairs += [("train.hooks", name) for name in values.get("train.hooks") or ()]
-    for part in values.get("data.mixture") or ():  # a weight, a source and a path, if it is valid
-        pairs += [("data.mixture", name) for name in list(part)[1:2]] if part else []
-    return [(key, name) for key, name in pairs if isinstance(name, str) and is_plugin(name)]
+def _foreign_texts(values: Mapping[str, Any]) -> list[tuple[str, str]]:
+    texts = _asked_texts(values)
+    return [(key, text) for key, text in texts if text.partition("(")[0] not in _OWN_NAMES]
+
+
+def _asked_texts(values: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The keys and texts of a config that can lead to code."""
+    known = [(key, KEYS[key], value) for key, value in values.items() if key in KEYS]
+    return [(name, text) for name, key, value in known for text in key.texts_to_ask_for(value)]
 
 
 def plugin_versions(values: Mapping[str, Any]) -> dict[str, str]:
@@ -144,7 +138,8 @@ def plugin_versions(values: Mapping[str, Any]) -> dict[str, str]:
 
     This is the version of the package, if it is installed, and a hash of its Python files.
     """
-    packages = {name.partition(".")[0].partition(":")[0] for _, name in _plugins_of(values)}
+    names = [text for _, text in _asked_texts(values) if is_plugin(text)]
+    packages = {name.partition(".")[0].partition(":")[0] for name in names}
     return {package: _identify(package) for package in sorted(packages)}
 
 

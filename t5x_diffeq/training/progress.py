@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from clu import parameter_overview
 from jax.sharding import Mesh
 
-from t5x_diffeq.checkpoints.workdir import differing_keys, read_config
+from t5x_diffeq.checkpoints.workdir import differing_keys, stored_config
 from t5x_diffeq.config.config import Config
 from t5x_diffeq.config.plugins import foreign_plugins
 from t5x_diffeq.data.corpus import Corpus
@@ -223,7 +223,7 @@ def log_summary(workdir: AnyPath, seconds: float) -> None:
 def log_next_commands(workdir: AnyPath) -> None:
     """Prints where everything is, and the commands to try next."""
     folder = shlex.quote(str(workdir))
-    config = read_config(workdir)
+    config = stored_config(workdir)
     trust = " --trust_plugins" if foreign_plugins(config.flat()) else ""
     chat = " --chat" if config.data.loss_on == "completion" else ""
     python = python_command()

@@ -8,6 +8,7 @@ The annotation has the type and the `Values`, and `key` the rest, which is in th
 A string below says what the key means, and what each value does; it is Markdown, for `keys_page`.
 """
 
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal, get_type_hints
 
@@ -26,6 +27,29 @@ class Key:
     # Whether `finetune` takes it from its own config (True), from the run that it tunes (False), or
     # from its own if that has another value than the default.
     finetune: bool | Literal["if set"]
+    # The texts of a value that a person must have given, because they can lead to code. None: all
+    # but the words of `values`, so a new key that takes any text is asked for.
+    asks: Callable[[Any], Iterable[str]] | None
+
+    def texts_to_ask_for(self, value: object) -> list[str]:
+        """The texts of a value that can lead to code (see `plugins.check_trusted`)."""
+        if self.asks:
+            return list(self.asks(value))
+        return [text for text in texts_in(value) if not self.values.has_word(text)]
+
+
+def reads_as_data(value: object) -> Iterable[str]:
+    """`Key.asks` of a key whose texts are looked up or read as data, and so lead to no code."""
+    return ()
+
+
+def texts_in(value: object) -> Iterator[str]:
+    """The texts of a value, which may come from anybody's JSON."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from texts_in(each)
 
 
 def key(
@@ -34,11 +58,17 @@ def key(
     resume: bool = False,
     branch: bool = False,
     finetune: bool | Literal["if set"] = False,
+    asks: Callable[[Any], Iterable[str]] | None = None,
 ) -> Any:
     """A field for a key; the arguments are the attributes of `Key`."""
     return field(
         default=default,
-        metadata={"resume": resume, "branch": branch or resume, "finetune": finetune},
+        metadata={
+            "resume": resume,
+            "branch": branch or resume,
+            "finetune": finetune,
+            "asks": asks,
+        },
     )
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from t5x_diffeq.config.keys import values
-from t5x_diffeq.config.keys.key import Section, key
+from t5x_diffeq.config.keys.key import Section, key, reads_as_data
 from t5x_diffeq.config.keys.values import Values, one_of
 
 _Dtype = Annotated[str, one_of("float32", "bfloat16")]
@@ -91,7 +91,7 @@ class ModelKeys(Section):
     head, as in Qwen3. `projection`: over all heads together, as in OLMo 2"""
     rope_theta: Annotated[float, Values(float, 1, open="(]")] = key(10000.0, finetune="if set")
     """for `llama`: the base of the rotary frequencies, base^(-2i / head_dim)"""
-    rope_scaling: values.Entries = key((), finetune="if set")
+    rope_scaling: values.Entries = key((), finetune="if set", asks=reads_as_data)
     """for `llama`: how rotary frequencies are stretched for long sequences. `()`: not at all.
     Otherwise `("linear", factor)`, `("llama3", factor, low_freq_factor, high_freq_factor,
     original_length)` or `("yarn", factor, beta_fast, beta_slow, original_length,
@@ -110,7 +110,7 @@ class ModelKeys(Section):
     """rank of the LoRA branches of `per_layer` kernels. `0`: no branches"""
     adapter_alpha: values.Positive = key(16.0, finetune=True)
     """a LoRA branch is scaled by alpha / rank"""
-    adapter_kernels: values.Texts = key((), finetune=True)
+    adapter_kernels: values.Texts = key((), finetune=True, asks=reads_as_data)
     """the linears that have a LoRA branch: `qkv` (gpt); `query`, `key`, `value` (llama); `output`,
     `up`, `gate` (llama), `down`. `()`: all of them"""
     vocab_size: Annotated[int | None, Values(int, 1, values.VOCABULARY, optional=True)] = key(None)

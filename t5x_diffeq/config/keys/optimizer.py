@@ -5,7 +5,7 @@ from functools import partial
 from typing import Annotated
 
 from t5x_diffeq.config.keys import values
-from t5x_diffeq.config.keys.key import Section, key
+from t5x_diffeq.config.keys.key import Section, key, reads_as_data
 from t5x_diffeq.config.keys.values import MOMENTS, OPTIMIZERS, PLUGIN, one_of
 
 _key = partial(key, branch=True, finetune=True)
@@ -22,7 +22,7 @@ class OptimizerKeys(Section):
     replacement for Adam, such as `package.module:make` ([Extending](extending.md))"""
     learning_rate: values.Positive = _key(3e-3)
     """peak learning rate"""
-    role_multipliers: values.Entries = _key(())
+    role_multipliers: values.Entries = _key((), asks=reads_as_data)
     """(role, factor) pairs. A factor multiplies the learning rate, and with it the weight decay, of
     all parameters of a role: kernel, bias, scale, shift, embedding, time_embedding, adapter. With
     factor 0 they don't change. With `optimizer.name=muon`, time_embedding has factor 0 unless a

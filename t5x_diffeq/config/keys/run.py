@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
 
-from t5x_diffeq.config.keys.key import Section, key
+from t5x_diffeq.config.keys.key import Section, key, reads_as_data
 from t5x_diffeq.config.keys.values import INT32, SEEDS, CountOrNone, Entries, TextOrNone, Values
 
 _key = partial(key, finetune=True)
@@ -26,7 +26,7 @@ class RunKeys(Section):
 
     seed: Annotated[int, Values(int, 0, SEEDS - 1)] = _key(0)
     """seed for initialisation, data order and dropout"""
-    init_from: TextOrNone = _key(None)
+    init_from: TextOrNone = _key(None, asks=reads_as_data)
     """for `finetune`: the workdir of the run whose model is tuned"""
     init_step: CountOrNone = _key(None)
     """for `finetune`: the step of that run's checkpoint. `None`: the newest"""
@@ -47,7 +47,7 @@ class MeshKeys(Section):
     """devices that split each sequence"""
     tensor: _AxisSize = _mesh_key(1)
     """devices that split heads, MLP and vocabulary"""
-    rules: Entries = _mesh_key(_RULES)
+    rules: Entries = _mesh_key(_RULES, asks=reads_as_data)
     """the mesh axes that split each logical axis of parameters and activations. A mesh axis splits
     an array once: in a kernel `("embed", "mlp")`, fsdp splits the first axis and tensor the second.
     Activations are split by batch (over data and fsdp) and by length (over context); their width is

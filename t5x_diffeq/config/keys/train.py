@@ -5,7 +5,7 @@ from functools import partial
 from typing import Annotated
 
 from t5x_diffeq.config.keys import values
-from t5x_diffeq.config.keys.key import Section, key
+from t5x_diffeq.config.keys.key import Section, key, reads_as_data
 from t5x_diffeq.config.keys.values import INT32, PLUGIN, STEP_RANGE, STEPS, Values, one_of
 
 _key = partial(key, finetune=True)
@@ -43,7 +43,7 @@ class TrainKeys(Section):
     || smaller)"""
     depths_until: values.Fraction = _key(1.0, branch=True)
     """fraction of the run after which only `model.num_steps` is used"""
-    distill_from: values.TextOrNone = _key(None)
+    distill_from: values.TextOrNone = _key(None, asks=reads_as_data)
     """the workdir of the teacher, a run with the same tokenizer whose predictions the model learns.
     `None`: no teacher"""
     distill_step: values.CountOrNone = _key(None)
@@ -97,7 +97,7 @@ class TrainKeys(Section):
     `None`: no samples"""
     sample_prompts: Annotated[
         tuple[str, ...], Values(tuple, entry=Values(str, can_be_empty=True))
-    ] = _key(("",), resume=True)
+    ] = _key(("",), resume=True, asks=reads_as_data)
     """the texts that samples continue. `""` begins a document"""
     figure_every: values.SizeOrNone = _key(None, resume=True)
     """optimizer steps between figures of the weights (the path of W(t), and spectra), which go to
@@ -118,7 +118,7 @@ class TrainKeys(Section):
     )
     """steps whose checkpoints are always saved and never deleted, even if this key changes. The
     checkpoints get a file `MILESTONE`, which you may also add or remove by hand"""
-    local_checkpoints: values.TextOrNone = _key(None, resume=True)
+    local_checkpoints: values.TextOrNone = _key(None, resume=True, asks=reads_as_data)
     """a folder on a local disk or in memory, such as `/dev/shm/checkpoints`, for frequent
     checkpoints beside those of the workdir. `None`: no local checkpoints"""
     local_checkpoint_every: values.Size = _key(50, resume=True)
@@ -157,7 +157,7 @@ class TasksKeys(Section):
     """`config.tasks`: tasks of lm-evaluation-harness while the model trains."""
 
     section = "tasks"
-    names: values.Texts = _task_key(())
+    names: values.Texts = _task_key((), asks=reads_as_data)
     """the tasks of lm-evaluation-harness to run while the model trains, such as `("lambada_openai",
     "piqa")`. `("paper",)`: the paper's eleven. `()`: no tasks"""
     every: values.Size = _task_key(5000)
@@ -167,4 +167,4 @@ class TasksKeys(Section):
     limit: values.SizeOrNone = _task_key(None)
     """number of documents of each task, from the first. `None`: all"""
     include_path: values.TextOrNone = _task_key(None)
-    """a folder with your own task files"""
+    """a folder with your own task files, which can name Python functions"""

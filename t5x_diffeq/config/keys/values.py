@@ -17,6 +17,10 @@ OPTIMIZERS = ("adam", "muon")
 MOMENTS = ("float32", "bfloat16", "int8")
 TIME_BASES = ("sinusoids", "legendre:k", "table:k")
 WEIGHTS = ("time_dependent", "per_layer", "shared")
+SOURCES = (  # of documents: data/sources.py, and what training reads besides
+    *("stdlib", "text_files", "tfds", "wikitext103", "huggingface", "stream"),
+    *("tokens", "mixture"),
+)
 CONVENTIONS = ("pair", "official", "full")  # of Lyapunov exponents: analysis/lyapunov.py
 
 PLUGIN = "package.module:Name"  # the choice of a key that takes any importable name
@@ -92,6 +96,11 @@ class Values:
         if any(re.fullmatch(_pattern(choice), value) for choice in self.choices):
             return None
         return f"it can be {', '.join(self.choices)}"
+
+    def has_word(self, text: str) -> bool:
+        """Whether a text is one of the choices that the package itself defines."""
+        own = (choice for choice in self.choices if choice != PLUGIN)
+        return any(re.fullmatch(_pattern(choice), text) for choice in own)
 
     def fault_of_number(self, value: float) -> str | None:
         """`fault` for a number; NaN is out of every range."""
