@@ -1,7 +1,6 @@
 """Runs a verb, or lists them."""
 
 import ast
-import os
 import sys
 from difflib import get_close_matches
 from pathlib import Path
@@ -24,8 +23,6 @@ def list_verbs() -> str:
 
 def main() -> None:
     """Runs the verb that the first argument names, with the arguments after it."""
-    if not (sys.flags.safe_path or sys.path[0] == os.getcwd()):
-        sys.path.insert(0, os.getcwd())  # as `python -m` does: a plug-in may be in this folder
     first = sys.argv[1] if sys.argv[1:] else "--help"
     if first in VERBS:
         del sys.argv[1]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import sys
 
 import pytest
@@ -140,6 +141,26 @@ def test_any_tfds_builder(tfds_folder):
         source_of("haiku", "tfds", data_dir=str(tfds_folder), text_field="body")
     with pytest.raises(InputError, match=r"data.path=nosuch .* Dataset nosuch not found"):
         source_of("nosuch", "tfds")
+
+
+def test_a_tfds_folder_names_no_code(tfds_folder, tmp_path, monkeypatch):
+    """Its library would import the class of a feature, and download a namespace's builder."""
+    from tensorflow_datasets.core.registered import _DATASET_REGISTRY
+
+    monkeypatch.delitem(_DATASET_REGISTRY, "haiku")
+    folder = tmp_path / "haiku" / "1.0.0"
+    shutil.copytree(tfds_folder / "haiku" / "1.0.0", folder)
+    features = folder / "features.json"
+    own = "tensorflow_datasets.core.features.text_feature.Text"
+    assert own in features.read_text()
+    features.write_text(features.read_text().replace(own, "harmful.Feature"))
+    (tmp_path / "harmful.py").write_text("raise SystemExit('it ran')")
+    monkeypatch.syspath_prepend(tmp_path)
+    for path, keys in ((folder, {}), ("haiku", {"data_dir": str(tmp_path)})):
+        with pytest.raises(InputError, match=r"class harmful\.Feature, which isn't the library's"):
+            source_of(path, "tfds", **keys)
+    with pytest.raises(InputError, match="community datasets are disabled"):
+        source_of("kaggle:haiku", "tfds")
 
 
 def test_hugging_face_datasets(tmp_path):

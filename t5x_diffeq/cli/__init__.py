@@ -4,7 +4,9 @@
 flags are checked.
 """
 
+import os
 import sys
+from contextlib import suppress
 from importlib import import_module
 
 VERBS = (
@@ -41,6 +43,7 @@ def run_verb(verb: str, name: str = "__main__") -> None:
         raise ImportError(f"{name} is only for `python -m`; import t5x_diffeq.cli.{verb} instead")
     if name != "__main__":
         return
+    _keep_children_from_current_folder()
     try:
         from t5x_diffeq.cli import command_line
 
@@ -60,3 +63,14 @@ def run_verb(verb: str, name: str = "__main__") -> None:
         if not isinstance(ended.code, int):
             raise
         command_line.exit_process(ended.code)
+
+
+def _keep_children_from_current_folder() -> None:
+    """Keeps the processes that this one starts from importing what lies in the current folder.
+
+    Python puts that folder first on their path, unless a variable says otherwise. A `python -m`
+    whose own path begins with it leaves the variable as it is.
+    """
+    with suppress(FileNotFoundError):  # the folder was deleted
+        if sys.path[0] != os.getcwd():
+            os.environ["PYTHONSAFEPATH"] = "1"

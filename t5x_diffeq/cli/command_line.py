@@ -37,7 +37,7 @@ from t5x_diffeq.cluster import tpu_hosts
 from t5x_diffeq.cluster.peers import EXIT_INFRASTRUCTURE
 from t5x_diffeq.config import plugins
 from t5x_diffeq.config.config import check_complete, check_values
-from t5x_diffeq.config.config_files import config_file, flatten
+from t5x_diffeq.config.config_files import CONFIGS, config_file, flatten
 from t5x_diffeq.config.mistakes import (
     check_arguments,
     explain_argument,
@@ -177,7 +177,7 @@ def parse(argv: list[str], verb_flags: flags.FlagValues) -> None:
         for name in ("config", "branch_from")
     )
     if is_branch and not has_config:
-        argv.insert(1, f"--config={config_file('default.py')}")  # the config is that of the run
+        argv.insert(1, f"--config={CONFIGS / 'default.py'}")  # the config is that of the run
     _check_repeated(argv, verb_flags)
     check_arguments(argv, verb_flags)
     try:

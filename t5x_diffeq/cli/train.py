@@ -16,7 +16,7 @@ from ml_collections.config_flags import config_flags
 from t5x_diffeq.cli import flag_values
 from t5x_diffeq.cli.verb_flags import VerbFlags
 from t5x_diffeq.config.config import Config
-from t5x_diffeq.config.config_files import config_file, flatten
+from t5x_diffeq.config.config_files import CONFIGS, flatten
 from t5x_diffeq.config.keys.values import INT32
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.files import AnyPath, parse_path
@@ -73,7 +73,7 @@ def _branch(workdir: AnyPath) -> Config:
 
     source = flag_values.parse_folder(_BRANCH_FROM, "train")
     given, values = CONFIG.value, flatten(CONFIG.value)
-    has_config = config_flags.get_config_filename(FLAGS["config"]) != str(config_file("default.py"))
+    has_config = config_flags.get_config_filename(FLAGS["config"]) != str(CONFIGS / "default.py")
     changes = {key: values[key] for key in flag_values.given_keys(FLAGS)}
     return run_in_turn(
         lambda first: branch_off(

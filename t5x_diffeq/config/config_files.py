@@ -19,6 +19,7 @@ from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
 from t5x_diffeq.config.config import KEYS, SECTIONS, Config, check_key, explain_unknown_key, flatten
+from t5x_diffeq.config.plugins import offer_current_folder
 from t5x_diffeq.system.errors import InputError
 
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -59,8 +60,8 @@ def config_file(name: str) -> Path:
 
 
 def values_of(name: str, variant: str) -> dict[str, Any]:
-    """The values, by dotted key, of the config that `configs/NAME:variant` returns."""
-    return flatten(read_config_file(f"configs/{name}:{variant}"))
+    """The values, by dotted key, of the project's config `configs/NAME:variant`."""
+    return flatten(read_config_file(f"{CONFIGS / name}:{variant}"))
 
 
 def load_config(file: str, values: Mapping[str, object] | None = None) -> Config:
@@ -162,5 +163,7 @@ def _import_file(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"config_{path.stem}", path)
     assert spec is not None and spec.loader is not None  # its name ends in .py
     module = importlib.util.module_from_spec(spec)
+    if CONFIGS not in path.resolve().parents:
+        offer_current_folder()  # a person's own file may import others
     spec.loader.exec_module(module)
     return module

@@ -1,8 +1,8 @@
 """Blocks, schemes, optimizers, data sources and hooks from other packages, by importable name.
 
 A config names one as "package.module:Name", or as "package.module:Name(size=4)" with arguments that
-are Python literals. The package must be importable: installed, or in a folder of
-PYTHONPATH.
+are Python literals. The package must be importable: installed, in a folder of PYTHONPATH, or in the
+current folder, which is the last on the path, and only once code in it is named.
 
 Loading one runs its code. A person who writes a name in a config file, on the command line or in
 Python asks for that. A file that came with a run or with adapters may name only what the package
@@ -15,9 +15,13 @@ import ast
 import hashlib
 import importlib
 import importlib.util
+import os
+import sys
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from functools import cache, partial
 from importlib import metadata
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
@@ -41,6 +45,8 @@ def load_plugin(key: str, name: str) -> Any:
     """The object of an importable name, given the name's arguments; an InputError if invalid."""
     path, positional, arguments = _split_arguments(key, name)
     module_name, _, attribute = path.partition(":")
+    if _find(module_name.partition(".")[0]) is None:
+        offer_current_folder()
     try:
         module = importlib.import_module(module_name)
     except Exception as error:  # a module may raise anything while it is imported
@@ -57,6 +63,21 @@ def load_plugin(key: str, name: str) -> Any:
     if not callable(plugin):
         raise InputError(f"{key}={name}: {path} takes no arguments; leave them out")
     return partial(plugin, *positional, **arguments)
+
+
+def offer_current_folder() -> None:
+    """Puts the current folder last on the path, where it hides no package."""
+    with suppress(FileNotFoundError):  # it was deleted
+        if not {"", os.getcwd()}.intersection(sys.path):
+            sys.path.append(os.getcwd())
+
+
+def _find(package: str) -> ModuleSpec | None:
+    """Where a package is, without importing it; None if it isn't on the path."""
+    try:
+        return importlib.util.find_spec(package)
+    except (ImportError, ValueError):
+        return None
 
 
 def check_returns(key: str, name: str, plugin: Any, *kinds: type) -> None:
@@ -156,10 +177,9 @@ def _identify(package: str) -> str:
     version = f"{installed[0]} {metadata.version(installed[0])}" if installed else ""
     if package == _OWN:
         return version or f"{package}, not installed"
-    try:
-        spec = importlib.util.find_spec(package)  # which doesn't import it
-    except (ImportError, ValueError):
-        spec = None
+    spec = _find(package)
+    with suppress(FileNotFoundError):
+        spec = spec or PathFinder.find_spec(package, [os.getcwd()])
     if spec is None:
         return "missing"  # it is refused where it is used
     folders = [Path(each) for each in spec.submodule_search_locations or ()]

@@ -192,6 +192,7 @@ def tfds_source(data: DataKeys) -> Source:
     import tensorflow_datasets as tfds
 
     folder = Path(str(data.path)).expanduser()
+    _keep_from_importing(tfds)
     try:
         if folder.is_dir():
             builder = tfds.builder_from_directory(folder)
@@ -220,6 +221,25 @@ def tfds_source(data: DataKeys) -> Source:
         return [*splits, hash_of_ends(map(epath.Path, files))]
 
     return _library_source(info.full_name, read, data, facts, contents)
+
+
+def _keep_from_importing(tfds: Any) -> None:
+    """Keeps the library from running code that a dataset names, or whose name it looks up online.
+
+    The `features.json` of a dataset names the classes of its features, which the library would
+    import. It would download the builder of `namespace:name`.
+    """
+    features, types = tfds.features.FeatureConnector, tfds.core.visibility.DatasetType
+    import_class = features.cls_from_name.__func__
+
+    def find_class(cls: type, name: str) -> type:
+        if name.startswith("tensorflow_datasets.") or name in cls._registered_features:  # type: ignore[attr-defined]
+            return import_class(cls, name)
+        raise ValueError(f"a feature is of the class {name}, which isn't the library's own")
+
+    if import_class.__module__ != __name__:
+        features.cls_from_name = classmethod(find_class)
+    tfds.core.visibility.set_availables([types.TFDS_PUBLIC])
 
 
 def huggingface(data: DataKeys) -> Source:
