@@ -1,11 +1,13 @@
 """What a person is told while something takes long."""
 
+import io
 import os
+import re
 import sys
 import time
 
 import pytest
-from helpers import run_to_end
+from helpers import ROOT, run_to_end
 from patience import patience
 
 from t5x_diffeq.system import console
@@ -140,3 +142,36 @@ def test_a_reader_of_messages_that_ends(where):
     work = f"import time; time.sleep(1); {PRINT}"
     assert run_verb(f"VERB {where} | grep -c result >&2", work)[1] == ["3"]
     assert run_verb(f"VERB {where}", "import time; time.sleep(1)", 42)[0] == 42
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+WRITTEN = "a title: \x1b]0;root\x07, the clipboard: \x1b]52;c;cm0=\x1b\\, \x9b2J\r\n\tü"
+SHOWN = r"a title: \x1b]0;root\x07, the clipboard: \x1b]52;c;cm0=\x1b\, \x9b2J\x0d" "\n\tü\n"
+
+
+def test_a_terminal_gets_no_control_characters_of_results(monkeypatch):
+    """A model can write any; a file or a pipe gets them as they are."""
+    for stream, shown in ((Terminal(), SHOWN), (io.StringIO(), f"{WRITTEN}\n")):
+        monkeypatch.setattr(sys, "stdout", stream)
+        console.print_result(WRITTEN)
+        assert stream.getvalue() == shown
+
+
+def test_a_progress_bar_shows_a_name_as_it_is(monkeypatch):
+    """Its library would obey control characters and its own markup in a name."""
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    with console.Progress("copying \x1b]0;root\x07[bold]x[/bold]") as progress:
+        progress.bar.refresh()
+    shown = sys.stderr.getvalue()
+    assert r"copying \x1b]0;root\x07[bold]x[/bold]" in shown and "\x1b]0;" not in shown
+
+
+def test_every_verb_prints_its_results_by_one_function():
+    files = [*(ROOT / "t5x_diffeq" / "cli").glob("*.py")]
+    lines = [line.strip() for file in files for line in file.read_text().splitlines()]
+    printing = [line for line in lines if re.match(r"print\(|sys\.stdout\.write", line)]
+    assert printing == ["print(text)"]  # of --help and --version

@@ -17,7 +17,7 @@ from functools import partial
 from t5x_diffeq.cli import flag_values
 from t5x_diffeq.cli.verb_flags import VerbFlags
 from t5x_diffeq.config.keys.values import CONVENTIONS
-from t5x_diffeq.system.console import Progress, format_count, log
+from t5x_diffeq.system.console import Progress, format_count, log, print_result
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.extras import __version__, need_package
 from t5x_diffeq.system.files import AnyPath, absolute_path, make_folder
@@ -114,12 +114,12 @@ def main() -> None:
         missing = [_KINDS[other] for other in kinds[n:]]
         write_report(folder, page, title, {**facts, "made": made}, sections, missing)
     if _INTERACTIVE.value:
-        print(_write_page(corpus, trained, workdir, folder), flush=True)
+        print_result(_write_page(corpus, trained, workdir, folder))
     if not kinds:
         return
     if numbers := {key: value for each in sections for key, value in each.numbers.items()}:
-        print(json.dumps(numbers))
-    print(folder / page, flush=True)
+        print_result(json.dumps(numbers))
+    print_result(folder / page)
 
 
 def _make_spectra_section(corpus, run, params: dict):

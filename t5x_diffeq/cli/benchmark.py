@@ -15,7 +15,7 @@ from t5x_diffeq.config.config import Config, check_key
 from t5x_diffeq.config.config_files import load_config
 from t5x_diffeq.config.keys.values import INT32
 from t5x_diffeq.experiments.grid import parse_value, split_values
-from t5x_diffeq.system.console import Progress, align, format_count, log
+from t5x_diffeq.system.console import Progress, align, format_count, log, print_result
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.files import AnyPath, parse_path
 
@@ -85,7 +85,7 @@ def show_generation(config: Config, rounds: int) -> None:
         log(
             f"{name:<20}{rate:>10.1f} tokens/s{'' if ratio == 1 else f'{ratio:>8.1f} times slower'}"
         )
-    print(json.dumps({f"{name}/tokens_per_second": rate for name, rate in rates.items()}))
+    print_result(json.dumps({f"{name}/tokens_per_second": rate for name, rate in rates.items()}))
 
 
 def _format_cell(result: dict[str, Any], key: str) -> str:
@@ -109,6 +109,6 @@ def show_comparison(
     lines += [[r["name"], *(_format_cell(r, key) for key in keys)] for r in results]
     log(*align(lines))
     for result in results:
-        print(json.dumps(result), flush=True)
+        print_result(json.dumps(result))
     if traces:
         log(f"traced {TRACED_STEPS} steps of each model into {traces}; {how_to_open(traces)}")

@@ -15,7 +15,7 @@ from t5x_diffeq.cli import flag_values
 from t5x_diffeq.cli.verb_flags import VerbFlags
 from t5x_diffeq.config.config import KEYS, Config
 from t5x_diffeq.config.keys.values import ADAPTIVE_SOLVERS, INT32, SCHEMES, STEPS
-from t5x_diffeq.system.console import format_count, log
+from t5x_diffeq.system.console import format_count, log, print_result
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.extras import need_package
 from t5x_diffeq.system.files import AnyPath, parse_path
@@ -186,7 +186,7 @@ def _evaluate_tasks(workdir: AnyPath, grids: _Grids) -> None:
         on_grid = run.at_depth(num_steps, scheme)
         values = harness.evaluate_run_on_tasks(on_grid, tokenizer, _BATCH_SIZE.value, tasks, folder)
         if jax.process_index() == 0:
-            print(json.dumps(values), flush=True)
+            print_result(json.dumps(values))
 
 
 def _evaluate_grids(workdir: AnyPath, grids: _Grids) -> None:
@@ -208,7 +208,7 @@ def _evaluate_grids(workdir: AnyPath, grids: _Grids) -> None:
         steps = f"{values['num_steps']} steps of " if "num_steps" in values else ""
         log(f"{steps}{values['scheme']}: perplexity {values['eval/perplexity']:.2f}")
         if jax.process_index() == 0:
-            print(json.dumps(values), flush=True)
+            print_result(json.dumps(values))
     if jax.process_index() != 0:
         return
     trained = run.placed.config

@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from t5x_diffeq.cli import flag_values
 from t5x_diffeq.cli.verb_flags import VerbFlags
-from t5x_diffeq.system.console import log
+from t5x_diffeq.system.console import log, print_result
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.extras import need_package
 from t5x_diffeq.system.files import AnyPath, absolute_path, describe_error
@@ -60,7 +60,7 @@ def main() -> None:
             "send and get, its token included, is not encrypted"
         )
     host = f"[{_HOST.value}]" if ":" in _HOST.value else _HOST.value
-    print(f"http://{host}:{at.getsockname()[1]}/#token={token}", flush=True)
+    print_result(f"http://{host}:{at.getsockname()[1]}/#token={token}")
     log("open this address in a browser; Ctrl-C ends the server")
     with suppress(KeyboardInterrupt):  # the usual end
         uvicorn.Server(config).run(sockets=[at])

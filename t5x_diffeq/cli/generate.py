@@ -11,7 +11,7 @@ from datetime import datetime
 from t5x_diffeq.cli import flag_values
 from t5x_diffeq.cli.verb_flags import VerbFlags
 from t5x_diffeq.config.keys.values import INT32
-from t5x_diffeq.system.console import log, track
+from t5x_diffeq.system.console import log, print_result, track
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.extras import need_package
 from t5x_diffeq.system.files import parse_path
@@ -84,7 +84,7 @@ def main() -> None:
         _continue_rows(rows, run, min(_MAX_TOKENS.value, room))
     for row in rows:
         text = row.completion() if chat else row.text()
-        print(text if len(rows) == 1 else json.dumps({"text": text}), flush=True)
+        print_result(text if len(rows) == 1 else json.dumps({"text": text}))
 
 
 def _check_flags() -> None:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from t5x_diffeq.cli.verb_flags import VerbFlags
 from t5x_diffeq.config.config import Config
 from t5x_diffeq.config.config_files import baseline_of
-from t5x_diffeq.system.console import log
+from t5x_diffeq.system.console import log, print_result
 from t5x_diffeq.system.errors import InputError
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def _make_plans(configs: dict[str, Config], where: "Topology") -> "dict[str, Pla
 def _print_plan(name: str, plan: "Plan") -> None:
     from t5x_diffeq.planner.tables import plan_record
 
-    print(json.dumps({"name": name, **plan_record(plan)}), flush=True)
+    print_result(json.dumps({"name": name, **plan_record(plan)}))
 
 
 def sweep(config: Config, where: "Topology") -> None:

@@ -14,7 +14,7 @@ from t5x_diffeq.cli import flag_values
 from t5x_diffeq.cli.verb_flags import VerbFlags
 from t5x_diffeq.config.config import DataKeys
 from t5x_diffeq.config.keys.values import MOST_SHARDS, THREADS
-from t5x_diffeq.system.console import format_count, log
+from t5x_diffeq.system.console import format_count, log, print_result
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.files import AnyPath, digest
 from t5x_diffeq.system.locks import hold_lock
@@ -85,7 +85,7 @@ def prepare_data(
             *(f"{s}: {_describe(manifest, s)}" for s in SPLITS),
             f"train with --config.data.source=tokens --config.data.path={folder}{masks}",
         )
-        print(json.dumps({s: manifest[s]["tokens"] for s in SPLITS}), flush=True)
+        print_result(json.dumps({s: manifest[s]["tokens"] for s in SPLITS}))
 
 
 def _describe(manifest: dict, split: str) -> str:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from t5x_diffeq.cli import flag_values
 from t5x_diffeq.cli.verb_flags import VerbFlags
 from t5x_diffeq.config.keys.values import INT32
-from t5x_diffeq.system.console import log
+from t5x_diffeq.system.console import log, print_result
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.files import AnyPath, files_in, files_matching, parse_path, write_whole
 
@@ -96,7 +96,7 @@ def carry_out_at_scale(
     texts, seeds = _texts(flags), range(flags.seeds or experiment.seeds)
     runs = experiment.runs(texts, seeds, read_results(output))
     if flags.dry_run:
-        print(*(shlex.join(run.command(output)) for run in part_of(runs, i, n)), sep="\n")
+        print_result("\n".join(shlex.join(each.command(output)) for each in part_of(runs, i, n)))
         return 0
     check_tokenizer_files(runs)
     results = "results.jsonl" if n == 1 else f"results-{i}.jsonl"
@@ -189,4 +189,4 @@ def present(
     write_whole(folder / "outcomes.json", json.dumps(outcomes, indent=1).encode())
     for number, table in enumerate(experiment.tables, 1):
         draw(outcomes, table, folder / f"figure{number}", output, comparable=not caveats)
-    print(*tables, *notes, sep="\n\n")
+    print_result("\n\n".join([*tables, *notes]))

@@ -12,7 +12,7 @@ from functools import cached_property
 
 from t5x_diffeq.cli import flag_values
 from t5x_diffeq.cli.verb_flags import VerbFlags
-from t5x_diffeq.system.console import align, format_duration
+from t5x_diffeq.system.console import align, format_duration, print_result
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.extras import need_package
 from t5x_diffeq.system.files import AnyPath, parse_path
@@ -39,10 +39,10 @@ def main() -> None:
     workdirs = list(dict.fromkeys(workdir for folder in folders for workdir in _runs_in(folder)))
     runs = [RunStatus(workdir, now) for workdir in workdirs]
     if _JSON.value:
-        print(*(json.dumps(run.facts()) for run in runs), sep="\n")
+        print_result("\n".join(json.dumps(run.facts()) for run in runs))
     else:
         alone = workdirs == folders[:1]
-        print(*(_lines_of_run(runs[0]) if alone else _table_of_runs(runs)), sep="\n")
+        print_result("\n".join(_lines_of_run(runs[0]) if alone else _table_of_runs(runs)))
     if _PLOT.value:
         from t5x_diffeq.inference.compare import Comparison
         from t5x_diffeq.inference.notebook import write_figure

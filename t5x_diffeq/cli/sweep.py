@@ -15,7 +15,7 @@ from t5x_diffeq.cli.verb_flags import VerbFlags
 from t5x_diffeq.config.config_files import load_config
 from t5x_diffeq.config.keys.values import INT32, SEEDS
 from t5x_diffeq.experiments.grid import parse_grid, points
-from t5x_diffeq.system.console import log
+from t5x_diffeq.system.console import log, print_result
 from t5x_diffeq.system.errors import InputError, RunError
 from t5x_diffeq.system.files import AnyPath, is_in_bucket, write_whole
 
@@ -68,7 +68,7 @@ def main() -> int:
     runs, (i, n) = plan.runs(), part
     mine = part_of(runs, i, n)
     if _DRY_RUN.value:
-        print(*(shlex.join(run.command(output)) for run in mine), sep="\n")
+        print_result("\n".join(shlex.join(run.command(output)) for run in mine))
         return 0
     check_same(runs, finished(read_results(output)))
     if _TABLE_ONLY.value:
@@ -124,7 +124,7 @@ def _present(plan, output: AnyPath) -> None:
     write_whole(output / "sweep.md", f"{table}\n".encode())
     outcomes = [{**results[run.name], **run.labels} for run in runs if run.name in results]
     draw(outcomes, figure_spec(axes), output / "sweep", output)
-    print(table, flush=True)
+    print_result(table)
     where = f"table and figures in {output}: sweep.md, sweep.png"
     if axes and (best := best_of(summaries)):
         choices = zip(axes, best.labels, strict=True)

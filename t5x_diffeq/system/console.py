@@ -48,7 +48,7 @@ def write(line: str) -> None:
 
     Control characters, which names of files and texts may hold, are shown as `\\x1b` and the like.
     """
-    line = line.translate(_ESCAPES)
+    line = escape_controls(line)
     for mark, colour in _COLOURS.items():
         if line.startswith(mark) and sys.stderr.isatty() and not os.environ.get("NO_COLOR"):
             line = f"\033[{colour}m{mark}\033[0m{line.removeprefix(mark)}"
@@ -56,6 +56,19 @@ def write(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
     except OSError:  # its reader has ended, or its disk is full: the work goes on, as with nohup
         discard(2)
+
+
+def escape_controls(text: str) -> str:
+    """The text with control characters, which a terminal would obey, as `\\x1b` and the like."""
+    return text.translate(_ESCAPES)
+
+
+def print_result(text: object) -> None:
+    """Prints a result on standard output: as it is, but without control characters on a terminal.
+
+    A result may hold what a model wrote, or what a file of somebody else says.
+    """
+    print(escape_controls(str(text)) if sys.stdout.isatty() else text, flush=True)
 
 
 def prepare_outputs() -> None:
@@ -224,11 +237,12 @@ class Progress:
 def _bar(title: str, total: int | None) -> "rich.progress.Progress":
     """A rich progress bar of one task, which disappears when it is done."""
     from rich.console import Console  # takes 0.2 s, for terminals only
+    from rich.markup import escape
     from rich.progress import Progress, TimeElapsedColumn
 
     columns = (*Progress.get_default_columns(), TimeElapsedColumn())
     bar = Progress(*columns, console=Console(stderr=True), transient=True)
-    bar.add_task(title, total=total)
+    bar.add_task(escape(escape_controls(title)), total=total)
     return bar
 
 
