@@ -1,12 +1,29 @@
 #!/usr/bin/env bash
-# The startup script of the TPU machines, which Google runs at every boot: a run that was under way when
-# the machine was started anew goes on. tpu_pod.sh hands it over when it requests the TPU.
+# The startup script of the TPU machines, which Google runs as root at every boot: a run that was under way
+# when the machine was started anew goes on. tpu_pod.sh hands it over when it requests the TPU.
+#
+# A home is left alone unless it, its copy of the project and the programs that would run are one user's.
 
 set -euo pipefail
 
-for script in "${HOMES:-/home}"/*/t5x_diffeq/launch/tpu_host.sh; do
+# belongs_to OWNER PATH ...: whether all are the owner's, none is a link, and not everybody can write there.
+belongs_to() {
+  local owner="$1"
+  shift
+  [ "$(find "$@" -maxdepth 0 -user "$owner" ! -type l ! -perm -o=w -printf . 2>/dev/null | wc -c)" -eq $# ]
+}
+
+for home in "${HOMES:-/home}"/*; do
+  copy="$home/t5x_diffeq" venv="$home/t5x_diffeq_venv"
+  script="$copy/launch/tpu_host.sh" python="$venv/bin/python"
   [ -e "$script" ] || continue
-  home="${script%/t5x_diffeq/launch/tpu_host.sh}"
-  owner="$(stat --format=%U "$script")"
-  runuser --user "$owner" -- env HOME="$home" bash "$script" resume
+  owner="$(stat --format=%u "$home")"
+  # The Python of an environment is a link, to one of the owner's or of the system.
+  if belongs_to "$owner" "$home" "$copy" "$copy/launch" "$script" "$venv" "$venv/bin" &&
+    [[ "$(stat --dereference --format=%u "$python")" =~ ^($owner|0)$ ]] && name="$(id -nu "$owner")"; then
+    runuser --user "$name" -- env HOME="$home" bash "$script" resume ||
+      echo "warning: $script could not resume its run" >&2
+  else
+    echo "warning: $home, its copy of the project and its programs are not one user's; left alone" >&2
+  fi
 done

@@ -1,11 +1,14 @@
 """launch/tpu_host.sh on a folder that is a host's home, with a Python that ends as it is told."""
 
 import os
+import pwd
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from pathlib import Path
 
 import pytest
 from helpers import ROOT, run_to_end
@@ -133,6 +136,92 @@ def test_goes_on_after_a_boot(host):
         host.wait()
         assert host.trainings() == [host.trainings()[0]] * number
     assert host.wait() == "ended 0"
+
+
+OWNER, OTHER = "daemon", "nobody"  # of any system
+
+
+@pytest.fixture
+def homes():
+    """A folder for homes that every user can enter, where `make` makes one for OWNER."""
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        folder.chmod(0o755)
+
+        def make(name):
+            home = folder / name
+            (home / "t5x_diffeq" / "launch").mkdir(parents=True)
+            (home / "t5x_diffeq_venv" / "bin").mkdir(parents=True)
+            (home / "t5x_diffeq_venv" / "bin" / "python").symlink_to("/bin/true")
+            script = home / "t5x_diffeq" / "launch" / "tpu_host.sh"
+            script.write_text('echo "$(id -un) $HOME $*" >>"$HOME/ran"\n')
+            for path in (home, *home.rglob("*")):
+                os.lchown(path, pwd.getpwnam(OWNER).pw_uid, -1)
+            return home
+
+        yield folder, make
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can make files of other users")
+def test_a_boot_runs_what_is_one_users_alone(homes):
+    """As root does it, with real users: no link and no file of another user is followed."""
+    folder, make = homes
+    mine = make("mine")
+    faults = {
+        "linked copy": lambda home: replace_by_link(home / "t5x_diffeq", mine / "t5x_diffeq"),
+        "linked launch": lambda home: replace_by_link(
+            home / "t5x_diffeq" / "launch", mine / "t5x_diffeq" / "launch"
+        ),
+        "linked script": lambda home: replace_by_link(
+            home / "t5x_diffeq" / "launch" / "tpu_host.sh",
+            mine / "t5x_diffeq" / "launch" / "tpu_host.sh",
+        ),
+        "linked environment": lambda home: replace_by_link(
+            home / "t5x_diffeq_venv", mine / "t5x_diffeq_venv"
+        ),
+        "home of another": lambda home: shutil.chown(home, OTHER),
+        "copy of another": lambda home: shutil.chown(home / "t5x_diffeq", OTHER),
+        "script of root": lambda home: shutil.chown(
+            home / "t5x_diffeq" / "launch" / "tpu_host.sh", "root"
+        ),
+        "python of another": lambda home: replace_by_link(
+            home / "t5x_diffeq_venv" / "bin" / "python", program_of(OTHER, folder / "program")
+        ),
+        "open to everybody": lambda home: (home / "t5x_diffeq" / "launch").chmod(0o777),
+    }
+    for name, spoil in faults.items():
+        spoil(make(name))
+    replace_by_link(make("linked home"), mine)
+    given = {**os.environ, "HOMES": str(folder)}
+    ended = run_to_end(["bash", ROOT / "launch" / "tpu_boot.sh"], env=given, check=True)
+    assert (mine / "ran").read_text() == f"{OWNER} {mine} resume\n"
+    assert list(folder.rglob("ran")) == [mine / "ran"]
+    assert ended.stderr.count("not one user's; left alone") == len(faults) + 1
+
+
+def replace_by_link(path, target):
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+    path.symlink_to(target)
+    os.lchown(path, pwd.getpwnam(OWNER).pw_uid, -1)
+
+
+def program_of(user, path):
+    path.write_text("")
+    shutil.chown(path, user)
+    return path
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_a_boot_goes_on_with_the_next_home(homes):
+    folder, make = homes
+    (make("a") / "t5x_diffeq" / "launch" / "tpu_host.sh").write_text("exit 1\n")
+    b = make("b")
+    given = {**os.environ, "HOMES": str(folder)}
+    ended = run_to_end(["bash", ROOT / "launch" / "tpu_boot.sh"], env=given, check=True)
+    assert (b / "ran").exists() and "could not resume its run" in ended.stderr
 
 
 def test_what_ends_before_the_training_leaves_a_status(host):
