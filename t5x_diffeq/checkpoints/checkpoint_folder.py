@@ -29,6 +29,7 @@ from t5x_diffeq.system.files import (
     read_json_object,
     write_whole,
 )
+from t5x_diffeq.system.foreign_files import read_inside
 
 ASIDE = "unreadable_checkpoints"  # a folder of the workdir, beside `checkpoints/`
 MARKER = "commit_success.txt"
@@ -62,7 +63,7 @@ def mark_copies(folder: AnyPath) -> None:
         if not (step / METADATA).exists():
             move_folder(step, folder.parent / ASIDE / step.name)
             log(f"warning: checkpoint {step.name} lacks {MARKER} and {METADATA}; moved to {ASIDE}")
-        elif parse_json((step / METADATA).read_bytes()).get("commit_timestamp_nsecs"):
+        elif parse_json(read_inside(step / METADATA)).get("commit_timestamp_nsecs"):
             write_whole(step / MARKER, b"")
             log(f"checkpoint {step.name} is complete but lacks {MARKER}: marked again")
 

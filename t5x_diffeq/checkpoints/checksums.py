@@ -19,6 +19,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from t5x_diffeq.system.files import AnyPath, bucket_files, is_in_bucket, parse_json
+from t5x_diffeq.system.foreign_files import read_inside
 
 FOLDER = "checksums"
 REST = f"{FOLDER}/rest.json"
@@ -90,7 +91,7 @@ def save_sums(directory: AnyPath, file: str, names: Sequence[str]) -> None:
 
 def _read_sums(path: AnyPath) -> dict[str, Checksum]:
     try:
-        return {name: Checksum(*values) for name, values in parse_json(path.read_bytes()).items()}
+        return {name: Checksum(*values) for name, values in parse_json(read_inside(path)).items()}
     except (TypeError, AttributeError) as error:
         raise ValueError(f"{path} holds no checksums") from error
 

@@ -27,6 +27,7 @@ from t5x_diffeq.config.keys.values import BEST
 from t5x_diffeq.system.console import log
 from t5x_diffeq.system.errors import InfrastructureError, InputError, is_infrastructure_failure
 from t5x_diffeq.system.files import AnyPath, absolute_path, digest, parse_json
+from t5x_diffeq.system.foreign_files import check_inside, read_inside
 
 _NEEDED = ("step", "params", "opt_state")  # the parts that every train state has
 _DAMAGE = "DATA_LOSS"  # TensorStore's word for what it can't decode
@@ -114,6 +115,7 @@ def read_parts(folder: AnyPath, choose: Callable[[Mapping[str, Any]], dict], ver
         )
         return asked, handler.restore(folder / "state", args=args)
 
+    _do_together(folder, lambda: check_inside(folder))
     if verify:
         _do_together(folder, lambda: _verify_files(folder))
     asked, parts = _do_together(folder, read)
@@ -147,7 +149,7 @@ def _verify_files(folder: AnyPath) -> None:
 
 
 def _read_facts(folder: AnyPath) -> RunFacts:
-    data = parse_json((folder / "data" / "metadata").read_bytes())
+    data = parse_json(read_inside(folder / "data" / "metadata"))
     if not isinstance(data, dict) or data.get("step") != int(folder.name):
         raise ValueError(f"data/metadata is not that of step {folder.name}")
     return RunFacts.of(data)
@@ -303,6 +305,8 @@ def check_continues(workdir: AnyPath, step: int | None = None) -> None:
     check_owner(workdir, whole_steps(folder) if step is None else [step])
     with suppress(Exception):
         step = whole_steps(folder)[-1] if step is None else step
+    check_inside(folder / str(step))
+    with suppress(Exception):
         there = ocp.PyTreeCheckpointHandler().metadata(folder / str(step) / "state").tree
     if there and "opt_state" not in there:
         raise InputError(

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.files import AnyPath, describe_error, digest, read_json_object
+from t5x_diffeq.system.foreign_files import read_inside
 
 _TEMPLATE_FILE = "chat_template.jinja"
 _CONFIG_FILE, _MAP_FILE = "tokenizer_config.json", "special_tokens_map.json"
@@ -95,7 +96,7 @@ def _default_of(template: object, folder: AnyPath) -> str | None:
 def read_template(path: AnyPath, tokens: Mapping[str, str]) -> ChatFormat:
     """The template in a file; an InputError if it can't be read."""
     try:
-        return ChatFormat(path.read_text("utf-8"), tokens, str(path))
+        return ChatFormat(read_inside(path).decode("utf-8"), tokens, str(path))
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(
             f"the chat template {path} can't be read as text: {error}; set "

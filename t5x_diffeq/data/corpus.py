@@ -22,6 +22,7 @@ from t5x_diffeq.system import files
 from t5x_diffeq.system.console import format_count, log
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.files import AnyPath
+from t5x_diffeq.system.foreign_files import check_inside, read_inside
 from t5x_diffeq.system.json_lines import NUMBER, check_types
 
 _CONFIG_FILE, _FACTS_FILE = "config.json", "data.json"
@@ -123,7 +124,7 @@ def _check_same(data: DataKeys, origins: list[Source | AnyPath], workdir: AnyPat
     """
     tokenizer = load_tokenizer(workdir / "tokenizer")
     try:
-        before = files.parse_json((workdir / _FACTS_FILE).read_bytes())["parts"]
+        before = files.parse_json(read_inside(workdir / _FACTS_FILE))["parts"]
         weights = [part["weight"] for part in before]
     except (OSError, ValueError, KeyError, TypeError):
         return  # `load_corpus` says so
@@ -347,6 +348,7 @@ def _load_part(workdir: AnyPath, facts: dict, tokenizer: Tokenizer) -> CorpusPar
             f"workdir {workdir} has lost its tokens in {facts['shards']}/; restore them or train "
             "in a new --workdir"
         )
+    check_inside(folder.resolve())
     manifest = read_manifest(folder)
     wanted = {"tokenizer": tokenizer.fingerprint, "vocab_size": tokenizer.vocab_size}
     for key, value in wanted.items():

@@ -14,7 +14,13 @@ from t5x_diffeq.data.tokenizer_folder import load_tokenizer, read_tokenizer
 from t5x_diffeq.system.console import Progress, log
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.extras import need_package
-from t5x_diffeq.system.files import AnyPath, digest, parse_path, read_json_object, write_whole
+from t5x_diffeq.system.files import (
+    AnyPath,
+    digest,
+    parse_path,
+    read_json_object,
+    write_whole,
+)
 
 TRAINED = "sentencepiece"  # the value of data.tokenizer that is not a file
 _RECIPE = "recipe.json"

@@ -34,6 +34,7 @@ from t5x_diffeq.data.tokenizer import (
 from t5x_diffeq.data.tokenizer_settings import CONFIG_FILE, obey_settings
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.files import AnyPath, describe_error, parse_json
+from t5x_diffeq.system.foreign_files import read_inside
 
 SENTENCEPIECE_FILE = "tokenizer.model"  # in a folder of Hugging Face's
 GENERATION_FILE = "generation_config.json"
@@ -75,12 +76,12 @@ def token_names(file: Path, ids: list[Any]) -> list[str]:
         if file.suffix == ".json":
             import tokenizers
 
-            vocabulary = tokenizers.Tokenizer.from_file(str(file)).get_vocab()
+            vocabulary = tokenizers.Tokenizer.from_buffer(read_inside(file)).get_vocab()
             names = {number: name for name, number in vocabulary.items()}
         else:
             import sentencepiece
 
-            model = sentencepiece.SentencePieceProcessor(model_file=str(file))
+            model = sentencepiece.SentencePieceProcessor(model_proto=read_inside(file))
             names = dict(enumerate(map(model.id_to_piece, range(model.get_piece_size()))))
     except Exception as error:  # the libraries raise bare ones
         raise InputError(f"{file} can't be read: {error}; restore it") from error
@@ -118,7 +119,7 @@ def read_tokenizer(path: AnyPath, end_of_text: str | None = None) -> FileTokeniz
 def _read_file(path: AnyPath, end_of_text: str | None) -> FileTokenizer:
     kind = HuggingFaceTokenizer if path.suffix == ".json" else SentencePieceTokenizer
     try:
-        return kind(path.read_bytes(), end_of_text)
+        return kind(read_inside(path), end_of_text)
     except (RuntimeError, ValueError, OSError) as error:
         # What sentencepiece says of a file that is no model is a line of its own source code.
         reason = "" if isinstance(error, RuntimeError) else f" ({describe_error(error)})"
@@ -132,7 +133,7 @@ def load_tokenizer(folder: AnyPath) -> Tokenizer | None:
     """The tokenizer that a run saved in `folder`, or None; an InputError if it is damaged."""
     try:
         end, imported, opener = (
-            parse_json((folder / name).read_bytes()) if (folder / name).exists() else None
+            parse_json(read_inside(folder / name)) if (folder / name).exists() else None
             for name in (END_FILE, IMPORTED_FILE, OPENER_FILE)
         )
     except ValueError as error:

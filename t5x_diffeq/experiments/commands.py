@@ -1,5 +1,6 @@
 """A command that runs, and takes the signals that this process gets."""
 
+import os
 import signal
 import subprocess
 from collections.abc import Callable, Sequence
@@ -8,6 +9,7 @@ from pathlib import Path
 from types import FrameType
 
 from t5x_diffeq.cluster.peers import EXIT_INTERRUPTED, EXIT_PREEMPTED
+from t5x_diffeq.system.files import open_to_write
 from t5x_diffeq.system.parent import environment_of_child
 
 _STATUSES = {signal.SIGTERM: EXIT_PREEMPTED, signal.SIGINT: EXIT_INTERRUPTED}
@@ -60,7 +62,7 @@ class Commands:
           StoppedError: if a signal ended it.
           Exception: what `watch` raises, after the command was ended.
         """
-        with log_file.open("ab") as words:
+        with os.fdopen(open_to_write(log_file, os.O_WRONLY | os.O_APPEND), "ab") as words:
             self.child = subprocess.Popen(
                 command,
                 stdout=subprocess.PIPE,

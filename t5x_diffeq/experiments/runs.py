@@ -22,6 +22,7 @@ from t5x_diffeq.experiments.same_data import (
 from t5x_diffeq.system.console import Progress, format_duration, log
 from t5x_diffeq.system.errors import InfrastructureError, InputError, RunError
 from t5x_diffeq.system.files import make_folder, parse_json_object
+from t5x_diffeq.system.foreign_files import open_inside, read_inside
 from t5x_diffeq.system.growing_file import GrowingFile
 from t5x_diffeq.system.json_lines import (
     NUMBER,
@@ -190,7 +191,7 @@ def _outcome_of(
     if status == 0:
         numbers = read_numbers(run, output, printed)
     else:
-        lines = log_file.read_text("utf-8", errors="replace").strip().splitlines()
+        lines = read_inside(log_file).decode("utf-8", "replace").strip().splitlines()
         line = lines[-1] if lines else f"{log_file} is empty"
         reason = line.removeprefix("error: ")
         if status == EXIT_INFRASTRUCTURE:
@@ -211,7 +212,7 @@ def _outcome_of(
 
 def steps_done(log_file: Path) -> tuple[int, int] | None:
     """The optimizer steps that the log of a training last reported, and how many it will take."""
-    with log_file.open("rb") as words:
+    with open_inside(log_file) as words:
         words.seek(max(0, words.seek(0, SEEK_END) - _TAIL))
         matches = re.findall(rb"^step +(\d+)/(\d+) ", words.read(), re.MULTILINE)
     return (int(matches[-1][0]), int(matches[-1][1])) if matches else None

@@ -19,6 +19,7 @@ from t5x_diffeq.hf.layouts import Tensors
 from t5x_diffeq.system.errors import InputError, RunError
 from t5x_diffeq.system.extras import install_command, need_package
 from t5x_diffeq.system.files import parse_json
+from t5x_diffeq.system.foreign_files import open_inside, read_inside
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -184,7 +185,7 @@ class TensorFiles:
                 "with save_pretrained(..., safe_serialization=True)"
             )
         try:
-            index = parse_json((self.folder / _INDEX).read_bytes())
+            index = parse_json(read_inside(self.folder / _INDEX))
             names = sorted(set(index["weight_map"].values()))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise InputError(f"{self.folder / _INDEX} is damaged; restore it") from error
@@ -246,6 +247,7 @@ def _open_tensors(path: Path) -> Any:
     from safetensors import SafetensorError, safe_open
 
     try:
+        open_inside(path).close()
         return safe_open(path, "numpy")
     except (SafetensorError, OSError) as error:
         raise InputError(f"{path} can't be read: {error}; restore it") from error

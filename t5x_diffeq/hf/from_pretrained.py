@@ -19,6 +19,7 @@ from t5x_diffeq.model.config import ModelConfig
 from t5x_diffeq.model.layers.rotary import rotary_table
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.files import parse_json
+from t5x_diffeq.system.foreign_files import read_inside
 
 _TRAINED = "sentencepiece"  # the value of data.tokenizer that is not a file
 
@@ -27,7 +28,7 @@ def read_config_json(folder: Path) -> dict:
     """The content of `config.json`, which must be there (else: InputError)."""
     path = folder / "config.json"
     try:
-        values = parse_json(path.read_bytes())
+        values = parse_json(read_inside(path))
         if not isinstance(values, dict):
             raise ValueError("it is not an object")
         return values

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -27,6 +28,7 @@ from t5x_diffeq.system.errors import (
     is_infrastructure_failure,
 )
 from t5x_diffeq.system.extras import install_command
+from t5x_diffeq.system.foreign_files import check_inside, read_inside
 
 BUCKETS = "gs://"
 _SILENCE = 30  # seconds without a byte after which a request to a bucket is retried
@@ -137,7 +139,7 @@ def parse_json_object(text: str | bytes) -> dict[str, Any]:
 
 def read_json_object(path: AnyPath) -> dict[str, Any]:
     """The JSON object that a file holds; a ValueError if it holds none."""
-    return parse_json_object(path.read_bytes())
+    return parse_json_object(read_inside(path))
 
 
 def join_path(folder: AnyPath, text: str) -> AnyPath:
@@ -221,15 +223,21 @@ def check_writable(path: AnyPath) -> None:
 def open_to_write(path: Path, flags: int) -> int:
     """A descriptor of a file, which is made if it isn't there, and not truncated.
 
-    A link is an OSError: writing would change a file somewhere else.
+    A link is an OSError: writing would change a file somewhere else. So is a pipe or a device.
     """
-    flags |= os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    flags |= os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe would wait
     try:
-        return os.open(path, flags, 0o666)
+        number = os.open(path, flags, 0o666)
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise OSError(error.errno, "it is a link; remove it", str(path)) from error
+        if error.errno == errno.ENXIO:
+            raise OSError(error.errno, "it is no regular file; remove it", str(path)) from error
         raise
+    if not stat.S_ISREG(os.fstat(number).st_mode):
+        os.close(number)
+        raise OSError(errno.EINVAL, "it is no regular file; remove it", str(path))
+    return number
 
 
 @contextmanager
@@ -315,7 +323,11 @@ def remove_folder(folder: AnyPath) -> None:
 
 
 def copy_folder(source: AnyPath, target: AnyPath) -> None:
-    """Copies a folder, here or in a bucket, to one that doesn't exist, here or in a bucket."""
+    """Copies a folder, here or in a bucket, to one that doesn't exist, here or in a bucket.
+
+    An InputError if it holds anything but files of its own (`check_inside`).
+    """
+    check_inside(source)
     with bucket_errors(f"{source} can't be copied to {target}", RunError):
         if is_in_bucket(source) and is_in_bucket(target):
             bucket_files().copy(str(source), str(target), recursive=True)

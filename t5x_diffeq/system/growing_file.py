@@ -17,6 +17,7 @@ from t5x_diffeq.system.files import (
     open_to_write,
     write_whole,
 )
+from t5x_diffeq.system.foreign_files import open_inside
 
 SECONDS_BETWEEN_UPLOADS = 30  # an object may change at most once per second
 _BLOCK = 2**20  # bytes
@@ -27,7 +28,7 @@ def copy_beginning(source: AnyPath, target: AnyPath, size: int) -> int:
     lines = 0
     with atomic_file(target) as partial, partial.open("wb") as new:
         if size:
-            with bucket_errors(f"{source} can't be read", RunError), source.open("rb") as old:
+            with bucket_errors(f"{source} can't be read", RunError), open_inside(source) as old:
                 while block := old.read(min(_BLOCK, size - new.tell())):
                     lines += block.count(b"\n")
                     new.write(block)

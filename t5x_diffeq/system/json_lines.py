@@ -8,6 +8,7 @@ from typing import Any, BinaryIO
 from t5x_diffeq.system.console import log
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.files import AnyPath, describe_error, parse_json_object
+from t5x_diffeq.system.foreign_files import open_inside
 
 _BLOCK = 2**20  # bytes that are read at a time from the end
 NUMBER = (int, float)  # not bool, whose type is another
@@ -97,7 +98,7 @@ def end_of_whole_lines(path: AnyPath) -> int:
 def _open(path: AnyPath) -> Iterator[BinaryIO]:
     """A context with the file to read, or an empty one if there is none; raises an InputError."""
     try:
-        with path.open("rb") if path.exists() else BytesIO() as file:
+        with open_inside(path) if path.exists() else BytesIO() as file:
             yield file
     except OSError as error:
         raise InputError(f"{path} can't be read: {describe_error(error)}; move it away") from error

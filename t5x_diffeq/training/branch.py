@@ -26,6 +26,7 @@ from t5x_diffeq.system.files import (
     remove_folder,
     write_whole,
 )
+from t5x_diffeq.system.foreign_files import read_inside
 from t5x_diffeq.training.progress import log_new_rate
 from t5x_diffeq.training.tracking.jsonl import copy_metrics
 
@@ -86,7 +87,7 @@ def _with_cooldown(config: Config, step: int) -> Config:
 def _check_origin(workdir: AnyPath, source: AnyPath, step: int | None) -> int:
     """Checks that the workdir is that of this branch; returns the step at which it began."""
     path = workdir / FILE
-    origin = parse_json(path.read_bytes()) if path.exists() else {}
+    origin = parse_json(read_inside(path)) if path.exists() else {}
     if origin.get("from") != str(absolute_path(source)) or step not in (None, origin["step"]):
         owner = f"a branch of {origin['from']} at step {origin['step']}" if origin else "no branch"
         raise InputError(

@@ -38,6 +38,7 @@ from t5x_diffeq.system.compilation_cache import enable_cache
 from t5x_diffeq.system.console import Progress, format_count, log
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.files import AnyPath, describe_error, digest, parse_json, write_whole
+from t5x_diffeq.system.foreign_files import MOST_BYTES_OF_ARRAYS, read_inside
 from t5x_diffeq.training.partitioning import Rules, make_mesh, shard_shapes
 from t5x_diffeq.training.placed_model import PlacedModel, declared_params, place_model
 from t5x_diffeq.training.setup import Setup
@@ -229,7 +230,7 @@ class AdapterFacts(NamedTuple):
 def read_adapter_facts(folder: AnyPath) -> AdapterFacts:
     """What the folder says about its adapters, whose code of other packages must be trusted."""
     try:
-        facts = parse_json((folder / _FACTS).read_bytes())
+        facts = parse_json(read_inside(folder / _FACTS))
         model = {key: value for key, value in facts["model"].items() if key in _KEYS}
         norms = {str(name): float(norm) for name, norm in facts["norms"].items()}
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
@@ -273,7 +274,7 @@ def load_adapters(folder: AnyPath, params: dict, abstract: dict) -> dict:
 def _read_arrays(folder: AnyPath, expected: str | None) -> dict[str, np.ndarray]:
     """The arrays of adapters, by name; InputError if the file isn't the one of this digest."""
     try:
-        packed = (folder / _ARRAYS).read_bytes()
+        packed = read_inside(folder / _ARRAYS, MOST_BYTES_OF_ARRAYS)
         if expected not in (None, digest([packed])):
             raise ValueError(f"it isn't the file that {_FACTS} was written with")
         with np.load(io.BytesIO(packed)) as arrays:

@@ -16,6 +16,7 @@ from t5x_diffeq.system.console import log
 from t5x_diffeq.system.errors import InfrastructureError, InputError, RunError
 from t5x_diffeq.system.extras import need_package
 from t5x_diffeq.system.files import AnyPath, parse_json, write_whole
+from t5x_diffeq.system.foreign_files import read_inside
 from t5x_diffeq.training.tracking.interface import Array, BackgroundTracker, Scalar, Tracker, Worker
 from t5x_diffeq.training.tracking.jsonl import JsonlWriter
 from t5x_diffeq.training.tracking.services import TensorBoardTracker, WandbTracker, check_login
@@ -178,7 +179,7 @@ def _wandb_id(workdir: AnyPath) -> str:
     """The run's id in W&B, made once and kept in the workdir."""
     path = workdir / _FILE
     try:
-        known = parse_json(path.read_bytes()) if path.exists() else {}
+        known = parse_json(read_inside(path)) if path.exists() else {}
         run_id = known.get("wandb") or secrets.token_hex(4)
     except (OSError, ValueError, AttributeError, TypeError) as error:
         raise InputError(
