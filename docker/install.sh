@@ -4,7 +4,8 @@
 #   install.sh requirements tpu|gpu   prints what pyproject.toml, beside it, asks for
 #   install.sh dependencies           installs requirements.txt, in the versions of constraints.txt,
 #                                     whose hashes are checked
-#   install.sh project                needs the sources; checks that the program starts
+#   install.sh project                needs the sources; what builds it is checked, too; and that
+#                                     the program starts
 
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
@@ -32,7 +33,7 @@ PYTHON
     pip_install --constraint "$constraints" --requirement requirements.txt
     ;;
   project)
-    pip_install --no-deps .
+    pip_install --no-deps --build-constraint "$constraints" .
     cd /
     python -m t5x_diffeq --version
     python -m t5x_diffeq.train --help >/dev/null

@@ -152,7 +152,7 @@ yaml="$(manifest NAME="$name" NAMESPACE="$namespace" QUEUE="$queue" PRIORITY="$p
   DESCRIPTION="$config in $workdir" TPU="$tpu" GPU="$gpu" JOB="$job" SLICES="$slices" HOSTS="$hosts" \
   CHIPS="$chips" ACCELERATOR="$accelerator" GENERATION="$type" TOPOLOGY="$topology" \
   COORDINATOR="$coordinator" HOST_NETWORK="$host_network" CLAIM="$pvc" MOUNT="$mount" \
-  GCSFUSE="$gcsfuse" RUN_AS_ROOT="$run_as_root" MESSAGES="$messages" RETRIES="$retries" \
+  GCSFUSE="$gcsfuse" MESSAGES="$messages" RETRIES="$retries" \
   CACHE_GIB="$cache_gib" DISK="$((cache_gib + 10))Gi" "${shared[@]}" \
   -- --config="$config" --workdir="$workdir" ${arguments[@]+"${arguments[@]}"})"
 apply <<<"$yaml"

@@ -42,7 +42,7 @@ sources() {
 # manifest NAME=VALUE ... -- ARGUMENT ...: `template` filled in.
 manifest() { "$(find_python)" "$ROOT/launch/gke/render.py" "$ROOT/launch/gke/$template" "$@"; }
 
-# Sets `shared`: the values that every manifest has for its run's config, variables and secrets.
+# Sets `shared`: the values that every manifest has for its run's config, user, variables and secrets.
 describe_pods() {
   local each
   resolve_environment
@@ -52,6 +52,8 @@ describe_pods() {
     # shellcheck disable=SC2034 # the scripts use it
     config="/own_config/$(basename "$own_config")$(variant)" # where the ConfigMap is mounted
   fi
+  # shellcheck disable=SC2154 # an option of the scripts
+  shared+=(RUN_AS_ROOT="$run_as_root" UNPRIVILEGED="$([ -n "$run_as_root" ] || echo true)")
   for each in ${environment[@]+"${environment[@]}"}; do shared+=("ENV+=$each"); done
   for each in ${secrets[@]+"${secrets[@]}"}; do shared+=("SECRET+=$each"); done
 }

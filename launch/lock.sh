@@ -9,8 +9,10 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 compile() { uv pip compile --quiet --upgrade --no-header --no-annotate "$@"; }
-compile --universal --python-version 3.11 --all-extras pyproject.toml --output-file launch/versions.txt
-echo uv | compile --generate-hashes --python-version 3.12 --python-platform x86_64-manylinux_2_31 \
+# Beside what the project names: what installs it, and what builds it.
+tools() { printf '%s\n' uv hatchling editables; }
+tools | compile --universal --python-version 3.11 --all-extras pyproject.toml - --output-file launch/versions.txt
+tools | compile --generate-hashes --python-version 3.12 --python-platform x86_64-manylinux_2_31 \
   pyproject.toml - --extra tpu --extra gpu --extra data --extra gcs --extra adaptive \
   --extra analysis --extra trackers \
   --output-file docker/constraints.txt

@@ -66,7 +66,7 @@ job() {
   describe_pods
   apply <<<"$(manifest NAME="$1" NAMESPACE="$namespace" QUEUE="$queue" SERVICE_ACCOUNT="$service_account" \
     SPOT="$spot" IMAGE="$image" CPUS="$cpus" RETRIES="$retries" PARTS="$2" SHARD="$3" CLAIM="$pvc" \
-    MOUNT="$mount" GCSFUSE="$gcsfuse" RUN_AS_ROOT="$run_as_root" "${shared[@]}" \
+    MOUNT="$mount" GCSFUSE="$gcsfuse" "${shared[@]}" \
     -- --config="$config" "${prepare[@]:1}")"
   follow job "batch.kubernetes.io/job-name=$1" \
     "batch.kubernetes.io/job-name=$1,batch.kubernetes.io/job-completion-index=0"

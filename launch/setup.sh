@@ -80,14 +80,24 @@ setup() {
   printf '%s' "$want" >"$stamp-$extras"
 }
 
-# With uv where it is or can be had, else with pip, which takes ten times as long.
+# uv and its hashes, as a requirement: older versions of pip don't take the hashes of constraints.
+uv_requirement() {
+  sed -n '/^uv==/,/[^\\]$/p' "$ROOT/docker/constraints.txt"
+}
+
+# With uv where it is or can be had, else with pip, which takes ten times as long. What builds the project
+# has the versions of versions.txt, too.
 install() {
   local uv
   set -- --quiet --editable "$1"
-  [ -n "${UV_CONSTRAINT:-}" ] || set -- --constraint "$ROOT/launch/versions.txt" "$@"
-  uv="$(command -v uv)" || { "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check uv 2>/dev/null && uv="$VENV/bin/uv"; } || true
+  if [ -z "${UV_CONSTRAINT:-}" ]; then
+    set -- --constraint "$ROOT/launch/versions.txt" "$@"
+    local -x UV_BUILD_CONSTRAINT="$ROOT/launch/versions.txt" PIP_BUILD_CONSTRAINT="$ROOT/launch/versions.txt"
+  fi
+  uv="$(command -v uv)" || { "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --requirement <(uv_requirement) 2>/dev/null && uv="$VENV/bin/uv"; } || true
   if [ -n "$uv" ] && VIRTUAL_ENV="$VENV" "$uv" pip install "$@"; then
     return
   fi
-  "$VENV/bin/python" -m pip install --disable-pip-version-check "$@"
+  # Before version 25.3, pip takes these constraints for what builds the project.
+  PIP_CONSTRAINT="${PIP_BUILD_CONSTRAINT:-}" "$VENV/bin/python" -m pip install --disable-pip-version-check "$@"
 }

@@ -27,12 +27,10 @@ install_host() {
   read_settings
   trap 'needs_registry "$?"' EXIT
   export PATH="$state/uv/bin:$PATH"
-  export UV_CONSTRAINT="$ROOT/docker/constraints.txt"
-  # As a requirement: older versions of pip don't take the hashes of constraints.
-  sed -n '/^uv==/,/[^\\]$/p' "$UV_CONSTRAINT" >"$state/uv.txt"
+  export UV_CONSTRAINT="$ROOT/docker/constraints.txt" UV_BUILD_CONSTRAINT="$ROOT/docker/constraints.txt"
   # In a folder of its own, which systems that manage their own Python packages allow too.
   command -v uv >/dev/null ||
-    python3 -m pip install --quiet --target "$state/uv" --requirement "$state/uv.txt"
+    python3 -m pip install --quiet --target "$state/uv" --requirement <(uv_requirement)
   [ -x "$VENV/bin/python" ] || uv venv --quiet --python 3.12 "$VENV"
   setup tpu data gcs trackers
   trap - EXIT

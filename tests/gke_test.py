@@ -6,6 +6,7 @@ All manifests here are those that --dry-run prints; kubectl_test.py applies them
 import pytest
 import yaml
 from manifests import (
+    CONFIG,
     GPU,
     TPU,
     WORKDIR,
@@ -52,6 +53,32 @@ def test_options_are_in_valid_manifests(stand_ins, arguments):
     (jobset,) = manifests(stand_ins, *arguments, "--image=image")
     text = yaml.safe_dump(jobset)
     assert [wanted for wanted in OPTIONAL.values() if wanted in text] == []
+
+
+@pytest.mark.parametrize("kind", [TPU, GPU, "data"], ids=["tpu", "gpu", "data"])
+def test_a_pod_has_no_more_rights_than_it_needs(stand_ins, kind):
+    """The rules of Kubernetes' `restricted` standard; root keeps what makes it root."""
+    data = (CONFIG, "--output=gs://bucket/shards", "--parts=1")
+    for more in ((), ("--pvc=claim",), ("--run_as_root",)):
+        if kind == "data":
+            documents = manifests(
+                stand_ins, "gke", *data, *more, "--image=i", script="prepare_data.sh"
+            )
+            pod = documents[0]["spec"]["template"]["spec"]
+        else:
+            (jobset,) = manifests(stand_ins, *kind, *more, "--image=i")
+            pod = pods_of(jobset)[1]
+        of_pod, (container,) = pod["securityContext"], pod["containers"]
+        of_container = container["securityContext"]
+        assert of_pod["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert of_container["allowPrivilegeEscalation"] is False
+        assert of_pod.get("fsGroup") == (1000 if more == ("--pvc=claim",) else None)
+        if more == ("--run_as_root",):
+            assert of_container["runAsUser"] == 0 and "capabilities" not in of_container
+            assert "runAsNonRoot" not in of_pod
+        else:
+            assert of_pod["runAsNonRoot"] is True and "runAsUser" not in of_container
+            assert of_container["capabilities"] == {"drop": ["ALL"]}
 
 
 def test_slices_and_hosts(stand_ins):

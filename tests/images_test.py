@@ -1,5 +1,6 @@
 """The files of the images and of the launchers; tests/built_image_test.py builds an image."""
 
+import itertools
 import re
 import shutil
 import sysconfig
@@ -64,7 +65,36 @@ def test_constraints_fit_the_dependencies():
     for requirement in map(Requirement, [*project["dependencies"], *of_extras]):
         name = requirement.name.lower().replace("_", "-")
         assert requirement.specifier.contains(pins[name]), name
-    assert {"libtpu", "jax-cuda13-plugin", "uv"} <= pins.keys()
+    assert {"libtpu", "jax-cuda13-plugin", "uv", "hatchling", "editables"} <= pins.keys()
+    clone = (ROOT / "launch" / "versions.txt").read_text().splitlines()
+    assert {f"{name}=={pins[name]}" for name in ("hatchling", "editables")} <= {*clone}
+
+
+@pytest.mark.parametrize("step", ["dependencies", "project"])
+def test_an_image_installs_only_what_is_locked(step, tmp_path, stand_ins):
+    """Also what builds the project, and what installs all that."""
+    stand_ins.add(stand_ins.folder / "bin" / "python")
+    for name in ("install.sh", "constraints.txt"):
+        shutil.copy(ROOT / "docker" / name, tmp_path)
+    (tmp_path / "pyproject.toml").touch()
+    run(tmp_path / "install.sh", step, env=stand_ins.environment())
+    installing = [call for call in stand_ins.calls() if "install" in call]
+    locked = {("--constraint", "constraints.txt"), ("--build-constraint", "constraints.txt")}
+    locked.add(("--requirement", "uv.txt"))
+    assert installing and all(locked & {*itertools.pairwise(call)} for call in installing)
+
+
+@pytest.mark.slow
+def test_a_build_backend_with_another_hash_is_refused(tmp_path):
+    """By uv, which takes the hashes of constraints; pip takes them as requirements."""
+    locked = (ROOT / "docker" / "constraints.txt").read_text()
+    spoiled = re.sub(
+        r"(?s)(\nhatchling==.*?\n)(?=\S)", lambda m: re.sub("256:..", "256:00", m[1]), locked
+    )
+    (tmp_path / "constraints.txt").write_text(spoiled)
+    build = [TOOLS / "uv", "build", "--quiet", "--no-cache", "--wheel", f"--out-dir={tmp_path}"]
+    ended = run_to_end([*build, f"--build-constraint={tmp_path}/constraints.txt", ROOT])
+    assert ended.returncode and "Hash mismatch for `hatchling==" in ended.stderr, ended.stderr
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """launch/setup.sh: which environment it installs into, and which it leaves as it is."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -36,3 +37,23 @@ def test_another_is_installed_into_once(before, tmp_path):
     assert not set_up(tmp_path)
     assert not set_up(tmp_path, "data")
     assert set_up(tmp_path, "data docs") == f"install {ROOT}[data,docs]\n"
+
+
+def test_what_installs_and_what_builds_have_the_locked_versions(tmp_path):
+    """uv and its hashes; and of an editable installation, the build backend."""
+    add_python(
+        tmp_path,
+        'if [[ "$*" == *"pip install"* ]]; then printf "%s\\n" "$@"; cat "${@: -1}"; fi; exit 1\n',
+    )
+    environment = {**clean_environment(), "VENV": str(tmp_path), "PATH": "/usr/bin:/bin"}
+    (tmp_path / "bin" / "uv").write_text(
+        "#!/usr/bin/env bash\necho uv $* by $UV_BUILD_CONSTRAINT\n"
+    )
+    (tmp_path / "bin" / "uv").chmod(0o755)
+    said = run_to_end(["bash", "-c", "source launch/setup.sh; install ."], env=environment).stdout
+    pinned, *hashes = re.findall(r"uv==[\d.]+|--hash=sha256:[0-9a-f]{64}", said)
+    assert pinned in (ROOT / "launch" / "versions.txt").read_text() and len(hashes) > 1
+    environment["PATH"] = f"{tmp_path / 'bin'}:/usr/bin:/bin"
+    said = run_to_end(["bash", "-c", "source launch/setup.sh; install ."], env=environment).stdout
+    versions = ROOT / "launch" / "versions.txt"
+    assert said == f"uv pip install --constraint {versions} --quiet --editable . by {versions}\n"
