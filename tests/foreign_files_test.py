@@ -41,7 +41,6 @@ FAULTS = {  # what a file is, and what is said of it
     "is a link to .*secret, outside of .*; if you trust it, replace it by a copy": link_out,
     "is a named pipe, where a file is needed; remove it": os.mkfifo,
     "is a link to /dev/zero, outside of": lambda path: path.symlink_to("/dev/zero"),
-    "is a folder, where a file is needed": os.mkdir,
     "has 17 bytes, and may have at most 16; restore it": lambda path: path.write_bytes(b"1" * 17),
 }
 QUICK = pytest.mark.parametrize(("said", "spoil"), FAULTS.items(), ids=lambda value: "")
@@ -62,6 +61,8 @@ def test_what_is_read(folder):
     assert read_inside(folder / "link", 16) == read_inside(folder / "file") == b"1" * 16
     (folder.parent / "mine").symlink_to(folder)  # a person names the folder
     assert read_inside(folder.parent / "mine" / "link") == b"1" * 16
+    with pytest.raises(IsADirectoryError):
+        read_inside(folder)
     (folder / "loop").symlink_to("loop")
     with pytest.raises(OSError, match="symbolic links"):
         read_inside(folder / "loop")
@@ -97,6 +98,10 @@ def test_folders_that_libraries_read(folder):
         with pytest.raises(InputError, match=said):
             check_inside(folder / "state")
         (folder / "state" / "file").unlink()
+    (folder / "again").symlink_to("state")
+    with pytest.raises(InputError, match="again is a folder, where a file is needed; remove it"):
+        check_inside(folder)
+    (folder / "again").unlink()
     (folder / "linked").symlink_to("/etc")
     for named in (folder, folder / "linked"):
         with pytest.raises(InputError, match="linked is a link to /etc, outside of"):

@@ -41,15 +41,11 @@ def test_another_is_installed_into_once(before, tmp_path):
 
 def test_what_installs_and_what_builds_have_the_locked_versions(tmp_path):
     """uv and its hashes; and of an editable installation, the build backend."""
-    add_python(
-        tmp_path,
-        'if [[ "$*" == *"pip install"* ]]; then printf "%s\\n" "$@"; cat "${@: -1}"; fi; exit 1\n',
-    )
+    add_python(tmp_path, 'cat "${@: -1}"\nexit 1\n')  # of `pip install --requirement FILE`
     environment = {**clean_environment(), "VENV": str(tmp_path), "PATH": "/usr/bin:/bin"}
-    (tmp_path / "bin" / "uv").write_text(
-        "#!/usr/bin/env bash\necho uv $* by $UV_BUILD_CONSTRAINT\n"
-    )
-    (tmp_path / "bin" / "uv").chmod(0o755)
+    uv = tmp_path / "bin" / "uv"
+    uv.write_text("#!/usr/bin/env bash\necho uv $* by $UV_BUILD_CONSTRAINT\n")
+    uv.chmod(0o755)
     said = run_to_end(["bash", "-c", "source launch/setup.sh; install ."], env=environment).stdout
     pinned, *hashes = re.findall(r"uv==[\d.]+|--hash=sha256:[0-9a-f]{64}", said)
     assert pinned in (ROOT / "launch" / "versions.txt").read_text() and len(hashes) > 1

@@ -5,6 +5,7 @@ and files larger than the memory. `open_inside` opens a regular file of the fold
 else. Before a library opens the files of a folder by their names, `check_inside` looks at them all.
 """
 
+import errno
 import os
 import stat
 from collections.abc import Iterator
@@ -42,7 +43,10 @@ def open_inside(path: Path | epath.Path) -> BinaryIO:
     # Opening a pipe would wait for its writer.
     number = os.open(real, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        _check_regular(path, os.fstat(number))
+        found = os.fstat(number)
+        if stat.S_ISDIR(found.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        _check_regular(path, found)
         return os.fdopen(number, "rb")
     except BaseException:
         os.close(number)
