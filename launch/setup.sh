@@ -41,7 +41,7 @@ made_here() {
 }
 
 runs_project() {
-  PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}" "$VENV/bin/python" -c 'import t5x_diffeq.training.loop' 2>/dev/null
+  PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}" "$VENV/bin/python" -P -c 'import t5x_diffeq.training.loop' 2>/dev/null
 }
 
 # True if an installation of what $want says had these extras, or more.

@@ -20,7 +20,7 @@ for home in "${HOMES:-/home}"/*; do
   owner="$(stat --format=%u "$home")"
   # The Python of an environment is a link, to one of the owner's or of the system.
   if belongs_to "$owner" "$home" "$copy" "$copy/launch" "$script" "$venv" "$venv/bin" &&
-    [[ "$(stat --dereference --format=%u "$python")" =~ ^($owner|0)$ ]] && name="$(id -nu "$owner")"; then
+    [ -n "$(find -L "$python" -maxdepth 0 "(" -user "$owner" -o -user 0 ")")" ] && name="$(id -nu "$owner")"; then
     runuser --user "$name" -- env HOME="$home" bash "$script" resume ||
       echo "warning: $script could not resume its run" >&2
   else

@@ -8,7 +8,7 @@ import sysconfig
 from pathlib import Path
 
 import pytest
-from helpers import run_to_end
+from helpers import ROOT, run_to_end
 
 from t5x_diffeq import cli
 from t5x_diffeq.config import plugins
@@ -17,6 +17,7 @@ from t5x_diffeq.system.errors import InputError
 
 LEAVES_A_MARK = "open(__file__ + '.ran', 'w').close()\n"
 MODULES = (
+    "absl",
     "optax",
     "jax",
     "pickle",
@@ -49,6 +50,15 @@ def test_the_command_imports_nothing_of_the_folder(here, finished):
     command = Path(sysconfig.get_path("scripts"), "t5x_diffeq")
     ended = run_to_end([command, "status", "--workdir=."], cwd=here)
     assert ended.returncode == 0 and "done at step 6 of 6" in ended.stdout, ended.stderr
+    assert ran(here) == []
+
+
+@pytest.mark.slow
+def test_a_launcher_imports_nothing_of_the_folder(here):
+    given = {**os.environ, "VENV": sys.prefix}
+    command = [ROOT / "launch" / "local.sh", "configs/tiny.py", "--workdir=run", "--dry-run"]
+    ended = run_to_end(command, cwd=here, env=given)
+    assert ended.returncode == 0 and "t5x_diffeq.train" in ended.stdout, ended.stderr
     assert ran(here) == []
 
 
