@@ -12,7 +12,7 @@ from helpers import ROOT, run_to_end
 
 from t5x_diffeq import cli
 from t5x_diffeq.config import plugins
-from t5x_diffeq.config.config_files import CONFIGS, load_config, values_of
+from t5x_diffeq.config.config_files import CONFIGS, load_config, project_config, values_of
 from t5x_diffeq.system.errors import InputError
 
 LEAVES_A_MARK = "open(__file__ + '.ran', 'w').close()\n"
@@ -96,6 +96,8 @@ def test_only_a_person_who_names_a_config_here_gets_it(here):
     (here / "configs").mkdir()
     (here / "configs" / "tiny.py").write_text(LEAVES_A_MARK)
     assert values_of("tiny.py", "ode")["data.source"] == "stdlib"
+    assert project_config("tiny.py") == str(CONFIGS / "tiny.py")
+    assert project_config("base.py") == "configs/base.py"
     assert ran(here) == []
     with pytest.raises(InputError, match=r"has no function get_config"):
         load_config("configs/tiny.py")

@@ -12,6 +12,7 @@ from t5x_diffeq.cli import flag_values
 from t5x_diffeq.cli.train import train_to_end
 from t5x_diffeq.cli.verb_flags import VerbFlags
 from t5x_diffeq.config.config import KEYS, Config, flatten
+from t5x_diffeq.config.plugins import trust
 from t5x_diffeq.system.console import log
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.files import AnyPath, parse_path
@@ -73,6 +74,7 @@ def _take_over(given: Mapping[str, object], workdir: AnyPath, first: bool) -> Co
     from t5x_diffeq.training.load import PretrainedRun
     from t5x_diffeq.training.teacher import check_teacher, check_teachers_tokenizer
 
+    trust(given)
     if (workdir / CONFIG_FILE).exists():
         return complete_config(given, read_config(workdir))
     source = parse_path(str(given["init_from"]), "config.init_from")

@@ -59,9 +59,15 @@ def config_file(name: str) -> Path:
     return ours if ours.exists() and not here.exists() else here
 
 
+def project_config(name: str) -> str:
+    """What names the project's `configs/NAME`, even if the current folder has another one."""
+    here, ours = Path("configs", name), CONFIGS / name
+    return str(ours if here.exists() and not here.samefile(ours) else here)
+
+
 def values_of(name: str, variant: str) -> dict[str, Any]:
     """The values, by dotted key, of the project's config `configs/NAME:variant`."""
-    return flatten(read_config_file(f"{CONFIGS / name}:{variant}"))
+    return flatten(read_config_file(f"{project_config(name)}:{variant}"))
 
 
 def load_config(file: str, values: Mapping[str, object] | None = None) -> Config:

@@ -9,7 +9,7 @@ from itertools import product
 from math import inf
 from typing import Any
 
-from t5x_diffeq.config.config_files import values_of
+from t5x_diffeq.config.config_files import project_config, values_of
 from t5x_diffeq.experiments.present import TableSpec, list_pages, paired_table
 from t5x_diffeq.experiments.runs import ExperimentRun, format_flags, name_choices
 from t5x_diffeq.experiments.tokenizers import fill_in_tokenizer
@@ -69,7 +69,7 @@ class Training:
         return ExperimentRun(
             "-".join(words),
             "train",
-            (f"--config=configs/{config}:{self.variant}", *format_flags(keys)),
+            (f"--config={project_config(config)}:{self.variant}", *format_flags(keys)),
             {
                 "text": text,
                 "size": size,

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 
-from t5x_diffeq.config.config_files import values_of
+from t5x_diffeq.config.config_files import project_config, values_of
 from t5x_diffeq.experiments.experiment import Experiment, Keys, Texts
 from t5x_diffeq.experiments.present import TableSpec
 from t5x_diffeq.experiments.runs import ExperimentRun, Label, format_flags
@@ -103,7 +103,7 @@ def time_steps(config: str) -> tuple[ExperimentRun, ...]:
         ExperimentRun(
             f"cost-T={T}",
             "benchmark",
-            (f"--config=configs/{config}", *format_flags({"model.time_embed_dim": T})),
+            (f"--config={project_config(config)}", *format_flags({"model.time_embed_dim": T})),
             {"config": f"configs/{config}", "T": T},
         )
         for T in _TABLE_6
@@ -159,14 +159,14 @@ class Figure5(Experiment):
     ) -> list[ExperimentRun]:
         suffix, with_seed = (f"-seed={seed}", {"seed": seed}) if seed else ("", {})
         keys = {"model.num_steps": _STEPS[variant], **self.base.get(variant, {}), **with_seed}
-        config = f"--config=configs/{self.config}:{variant}"
+        config = f"--config={project_config(self.config)}:{variant}"
         trained = f"{source}-{variant}{suffix}"
         runs = [ExperimentRun(trained, "train", (config, *format_flags({**keys, **texts[source]})))]
         for method, steps in _TUNINGS[variant]:
             keys = {**self.tuning, **self.by_method.get(method, {}), **texts[target], **with_seed}
             keys.pop(KEY, None)  # the tokenizer comes from the run that is tuned
             arguments = (
-                f"--config=configs/finetune.py:{method}",
+                f"--config={project_config('finetune.py')}:{method}",
                 f"--config.init_from={{output}}/{trained}",
                 *format_flags({**keys, "model.num_steps": steps}),
             )
