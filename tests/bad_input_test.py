@@ -70,6 +70,7 @@ def end(monkeypatch, capsys):
 def test_the_table_knows_what_the_code_knows():
     from t5x_diffeq.cli import reproduce
     from t5x_diffeq.config.keys import values
+    from t5x_diffeq.data import sources as documents
     from t5x_diffeq.experiments.paper import LAPTOP
     from t5x_diffeq.model.adaptive import SOLVERS
     from t5x_diffeq.model.ode.solvers import SCHEMES
@@ -80,6 +81,7 @@ def test_the_table_knows_what_the_code_knows():
     assert KEYS["optimizer.decay"].values.choices == tuple(DECAYED)
     assert tuple(SCHEMES) == values.SCHEMES
     assert tuple(SOURCES) == values.WEIGHTS
+    assert {*documents.SOURCES, "tokens", "mixture"} == {*values.SOURCES}
     assert tuple(TIME_BASES) == values.TIME_BASES
     assert tuple(OPTIMIZERS) == values.OPTIMIZERS
     assert tuple(SOLVERS) == values.ADAPTIVE_SOLVERS
