@@ -9,7 +9,7 @@ steps (None: as many as it was trained with), becomes layer weights. The paper t
 and tunes with 9, 12, 18 and 24, and by LoRA also trains the embeddings.
 
 Variants: `:lora` (default), low-rank branches; `:full`, all weights of the grid; `:hypernetwork`,
-no layer weights: the ODE's own hypernetwork goes on at the new number of steps.
+no layer weights: the run's own hypernetwork goes on at the new number of steps.
 """
 
 from ml_collections import ConfigDict
@@ -41,7 +41,8 @@ def get_config(method: str = "lora") -> ConfigDict:
         config.model.weights = "per_layer"
         config.optimizer.learning_rate = 3e-4
     elif method == "hypernetwork":
-        config.model.weights = "time_dependent"
+        with config.unlocked(), config.ignore_type():
+            config.model.weights = placeholder(str)
         config.optimizer.decay = "embeddings"
         config.optimizer.learning_rate = 1e-3  # 3e-4 for runs of model.init="paper": T larger steps
     else:

@@ -43,12 +43,17 @@ class WeightPaths:
     heads: dict[str, Int[np.ndarray, " heads"]]  # the indices of the heads of those that have heads
 
 
-def make_weight_paths(model: LanguageModel, mesh: Mesh) -> Callable[[dict], WeightPaths]:
-    """The function from parameters to their `WeightPaths`; call it within the mesh's context."""
-    times = nodes(model.config)
+def make_weight_paths(
+    model: LanguageModel, mesh: Mesh, times: Float[np.ndarray, " nodes"] | None = None
+) -> Callable[[dict], WeightPaths]:
+    """The function from parameters to their `WeightPaths`; call it within the mesh's context.
+
+    With `times`, they are those of W(t) at these times in place of the nodes.
+    """
+    times = nodes(model.config) if times is None else times
     chosen = evenly(len(times), _NODES)
     compute = jax.jit(
-        partial(_compute, model, chosen), out_shardings=NamedSharding(mesh, PartitionSpec())
+        partial(_compute, model, times, chosen), out_shardings=NamedSharding(mesh, PartitionSpec())
     )
 
     def weight_paths(params: dict) -> WeightPaths:
@@ -63,8 +68,10 @@ def evenly(count: int, most: int) -> list[int]:
     return sorted({round(i) for i in np.linspace(0, count - 1, min(count, most))})
 
 
-def _compute(model: LanguageModel, chosen: list[int], params: dict) -> tuple[dict, dict, tuple]:
-    W = nn.apply(LanguageModel.merged_weights, model)({"params": params})
+def _compute(
+    model: LanguageModel, times: Float[np.ndarray, " nodes"], chosen: list[int], params: dict
+) -> tuple[dict, dict, tuple]:
+    W = nn.apply(LanguageModel.merged_weights, model)({"params": params}, jnp.asarray(times))
     W = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), W)
     kernels = {
         "/".join(path).removesuffix("/kernel"): leaf

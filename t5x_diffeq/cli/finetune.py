@@ -45,7 +45,14 @@ def complete_config(given: Mapping[str, object], pretrained: Config) -> Config:
     Raises:
       InputError: if a key is set that the pretrained run determines, naming it.
     """
+    from t5x_diffeq.model.ode.sources import source_of
+
     values, base = dict(given), pretrained.flat()
+    if given["model.weights"] is None and source_of(pretrained.model).stored:
+        raise InputError(
+            f"model.weights isn't set, and {pretrained.model.weights} weights, the run's own, have "
+            "no hypernetwork to tune; take configs/finetune.py:lora or :full"
+        )
     for name, key in KEYS.items():
         from_run = name.startswith("model.") and given[name] is None
         if key.finetune is True and not from_run:

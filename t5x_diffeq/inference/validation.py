@@ -57,13 +57,8 @@ def describe_trained_grids(config: Config) -> str:
 
 
 def is_smooth(config: Config) -> bool:
-    """Whether the run has the settings with which the variant `:smooth` works on other grids.
-
-    W(t) is made of at most as many polynomials as there are steps, and y(0) is large.
-    """
-    model = config.model
-    source = source_of(model)
-    return source.is_smooth() and not source.constant and model.embedding_scale > 1
+    """Whether the run's source says that W(t) means something on other grids, too."""
+    return source_of(config.model).is_smooth()
 
 
 def off_grid_warning(config: Config) -> str:

@@ -1,7 +1,7 @@
 """The language model: embed -> integrate -> norm -> logits, for every choice of weight source."""
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -25,11 +25,11 @@ from t5x_diffeq.model.layers.array_types import (
 from t5x_diffeq.model.layers.embedding import Embedding
 from t5x_diffeq.model.layers.linear import ADAPTERS
 from t5x_diffeq.model.layers.norm import Norm
-from t5x_diffeq.model.layers.parameter import declare
+from t5x_diffeq.model.layers.parameter import Parameter, declare, flatten_parameters
 from t5x_diffeq.model.ode.integrate import integrate_with_memory, trajectory, weights_by_step
 from t5x_diffeq.model.ode.solvers import find_scheme, grid
 from t5x_diffeq.model.ode.sources import source_of
-from t5x_diffeq.model.ode.weight_source import Embeddings, WeightSource
+from t5x_diffeq.model.ode.weight_source import Embeddings, LeafPath, WeightSource, layer_name
 from t5x_diffeq.model.sub_fields import (
     block_of_shapes,
     cached_sub_fields,
@@ -38,6 +38,7 @@ from t5x_diffeq.model.sub_fields import (
     solve,
     vector_field,
 )
+from t5x_diffeq.system.errors import InputError
 
 
 def make_source(config: ModelConfig, **module: Any) -> WeightSource:
@@ -51,6 +52,14 @@ def make_source(config: ModelConfig, **module: Any) -> WeightSource:
         dtype=config.compute_dtype,
         **module,
     )
+
+
+@cache
+def source_parameters(config: ModelConfig) -> dict[LeafPath, Parameter]:
+    """The parameters of the config's source by path, with shapes in place of arrays."""
+    source = make_source(config, parent=None)
+    variables = jax.eval_shape(source.init, jax.random.key(0), jnp.asarray(nodes(config)))
+    return flatten_parameters(variables["params"])
 
 
 def nodes(config: ModelConfig) -> Float[np.ndarray, " nodes"]:
@@ -105,8 +114,25 @@ class LanguageModel(nn.Module):
 
     @nn.nowrap
     def at_depth(self, num_steps: int | None, scheme: str | None = None) -> "LanguageModel":
-        """The same model, with the same parameters, on another grid; see `ModelConfig.at_depth`."""
-        return LanguageModel(self.config.at_depth(num_steps, scheme))
+        """The same model, with the same parameters, on another grid: with that grid's own source.
+
+        Raises:
+          InputError: as `ModelConfig.at_depth`; or if the source has other parameters there.
+        """
+        other = LanguageModel(self.config.at_depth(num_steps, scheme))
+        here, there = (
+            {path: leaf.value.shape for path, leaf in source_parameters(model.config).items()}
+            for model in (self, other)
+        )
+        for path in sorted({*here} | {*there}):
+            if here.get(path) != there.get(path):
+                raise InputError(
+                    f"num_steps={other.config.num_steps} with scheme {other.config.scheme}: "
+                    f"{self.config.weights} weights have the parameter {layer_name(path)} of shape "
+                    f"{there.get(path)} there, and of shape {here.get(path)} on the model's own "
+                    "grid; keep num_steps and scheme, or declare it in the same shape on all grids"
+                )
+        return other
 
     def __call__(self, tokens: Tokens, deterministic: bool = True) -> Logits:
         """The logits of each token's successor."""
@@ -134,15 +160,15 @@ class LanguageModel(nn.Module):
     def weights(self, times: Times | None = None) -> Weights:
         """The weights of a forward pass, leaves `[nodes, ...]`, adapters under their own name.
 
-        With `times`, the weights at those times instead, such as the nodes of several grids.
+        With `times`, the weights at those times instead.
         """
-        times = jnp.asarray(nodes(self.config)) if times is None else times
         weights, _ = self.weights_and_embeddings(times)
         return weights
 
     @jax.named_scope("make W(t)")
-    def weights_and_embeddings(self, times: Times) -> tuple[Weights, Embeddings]:
-        """The weights at `times`, and the e(t) they come from; {} if they come from none."""
+    def weights_and_embeddings(self, times: Times | None = None) -> tuple[Weights, Embeddings]:
+        """`weights`, and the e(t) they come from; {} if they come from none."""
+        times = jnp.asarray(nodes(self.config)) if times is None else times
         weights, embeddings = self.source.with_embeddings(times)
         if self.config.adapter_rank:
             weights = {**weights, ADAPTERS: self.adapters()}

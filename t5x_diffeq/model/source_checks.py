@@ -1,5 +1,6 @@
 """Checks of a weight source of another package: what it declares, what it makes, what it learns."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -7,18 +8,22 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import linen as nn
 from flax.traverse_util import flatten_dict
 from jaxtyping import Array
 
 from t5x_diffeq.model.config import ModelConfig
-from t5x_diffeq.model.language_model import make_source, nodes
+from t5x_diffeq.model.language_model import LanguageModel, make_source, nodes
 from t5x_diffeq.model.layers.array_types import Times, Weights
 from t5x_diffeq.model.layers.parameter import flatten_parameters, is_parameter, map_parameters
 from t5x_diffeq.model.ode.weight_source import (
+    Embeddings,
     LeafPath,
     WeightSource,
     block_parameters,
+    cast_by_role,
     dtype_in_use,
+    is_projection,
     layer_name,
 )
 from t5x_diffeq.system.errors import InputError
@@ -36,14 +41,21 @@ _SMALL: dict[str, Any] = {
 }
 
 
-def check_source(config: ModelConfig) -> None:
+# Of a P's gradient, the most that rounding to bfloat16 can make it differ from e(t)^T dW.
+_ROUNDING = 0.02
+
+
+def check_source(config: ModelConfig, depths: Sequence[int] = ()) -> None:
     """Checks the source that `model.weights` names, on a small block of the architecture.
 
     Raises:
       InputError: if a parameter isn't made by `declare`; the weights aren't the block's, one for
-        each time; a P has no e(t); or a weight can't learn.
+        each time; a P has no e(t), or W isn't linear in that; a weight can't learn; the weights
+        that a source stores depend on the dtype; or its parameters differ at one of the `depths`.
     """
     small = replace(config, **_SMALL)
+    for num_steps in depths:
+        LanguageModel(small).at_depth(num_steps)
     times = jnp.asarray(nodes(small))
     source = make_source(small, parent=None)
     made: Any = jax.jit(source.init_with_output, static_argnames="method")
@@ -51,11 +63,35 @@ def check_source(config: ModelConfig) -> None:
         (weights, embeddings), variables = made(jax.random.key(0), times, method="with_embeddings")
         _check_declared(config, variables["params"], embeddings, len(times))
         _check_shapes(config, source, weights, len(times))
-        learns = jax.jit(partial(_which_learn, source))(variables["params"], times)
+        params = map_parameters(lambda leaf: leaf.value, variables["params"])
+        P = [
+            path for path, x in flatten_parameters(variables["params"]).items() if is_projection(x)
+        ]
+        linear = jax.jit(partial(_which_are_linear, source, P))(params, times)
+        learns = jax.jit(partial(_which_learn, source))(params, times)
+        exact = source.clone(dtype=jnp.float32, parent=None, name=None)
+        stored = jax.jit(exact.apply)({"params": params}, times)
     except InputError:
         raise
     except Exception as error:  # another package's code may raise anything
         raise _refused(config, f"makes no weights: {type(error).__name__}: {error}") from error
+    for path in P:
+        if not linear[path]:
+            raise _refused(
+                config,
+                f"declares {layer_name(path)} as the P of P e(t), by its axis time_embed, but its "
+                "gradient isn't that of P and the e(t) that with_embeddings returns; name another "
+                "axis",
+            )
+    if source.stored:
+        cast = cast_by_role(stored, block_parameters(source.block, source.inputs), source.dtype)
+        for path, leaf in flatten_dict(weights).items():
+            if not np.array_equal(leaf, flatten_dict(cast)[path]):
+                raise _refused(
+                    config,
+                    f"says that its parameters are the weights, and makes {layer_name(path)} in "
+                    f"{leaf.dtype} from others; set stored = False",
+                )
     for path, leaf in flatten_dict(weights).items():
         if not np.isfinite(np.asarray(leaf, np.float32)).all():
             raise _refused(config, f"makes {layer_name(path)} that isn't finite")
@@ -66,9 +102,33 @@ def check_source(config: ModelConfig) -> None:
             )
 
 
-def _which_learn(source: WeightSource, declared: Any, times: Times) -> dict[LeafPath, Array]:
+def _which_are_linear(
+    source: WeightSource, projections: list[LeafPath], params: Any, times: Times
+) -> dict[LeafPath, Array]:
+    """Whether the gradient of each P is e(t)^T dW, for some dW."""
+
+    def make(params: Any) -> tuple[Weights, Embeddings]:
+        return nn.apply(type(source).with_embeddings, source)({"params": params}, times)
+
+    weights, pull_back, embeddings = jax.vjp(make, params, has_aux=True)
+    d_weights = jax.tree.map(
+        lambda w: jax.random.normal(jax.random.key(w.size), w.shape, w.dtype), weights
+    )
+    dW = {(layer_name(path[:-1]), path[-1]): d for path, d in flatten_dict(d_weights).items()}
+    (gradient,) = pull_back(d_weights)
+
+    def is_linear(path: LeafPath) -> Array:
+        if path not in dW:
+            return jnp.array(False)
+        dP = flatten_dict(gradient)[path]
+        expected = jnp.tensordot(embeddings[path[0]].T, dW[path].astype(jnp.float32), 1)
+        return jnp.linalg.norm(dP - expected) <= _ROUNDING * jnp.linalg.norm(expected)
+
+    return {path: is_linear(path) for path in projections}
+
+
+def _which_learn(source: WeightSource, params: Any, times: Times) -> dict[LeafPath, Array]:
     """Whether each of the weights has a gradient with respect to any parameter."""
-    params = map_parameters(lambda leaf: leaf.value, declared)
 
     def make(params: Any) -> dict[LeafPath, Array]:
         return flatten_dict(source.apply({"params": params}, times))
@@ -92,9 +152,8 @@ def _check_declared(config: ModelConfig, declared: dict, embeddings: dict, count
                 f"has a parameter {name} without role and axes; make it by "
                 "t5x_diffeq.model.layers.parameter.declare",
             )
-        generated = leaf.role != "time_embedding" and leaf.names[:1] == ("time_embed",)
         e = embeddings.get(layer_name(path[:-1]))
-        if generated and (e is None or e.shape != (count, leaf.value.shape[0])):
+        if is_projection(leaf) and (e is None or e.shape != (count, leaf.value.shape[0])):
             raise _refused(
                 config,
                 f"declares {name} as the P of P e(t), by its axis time_embed; with_embeddings must "

@@ -1,6 +1,7 @@
 """The parts of a step's gradient: W(t) made once, sums over microbatches, norm, teacher.
 
-W(t) is made once per optimizer step, and its gradient is pulled back to P once. Between the two,
+W(t) is made once per optimizer step, for each pass by the source of the pass's own grid, and its
+gradient is pulled back to the source's parameters once. Between the two,
 sequences may go through the model in several microbatches, whose gradients with respect to the made
 weights are summed in float32. So accumulation adds no work for the hypernetwork.
 """
@@ -11,12 +12,11 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import linen as nn
 from flax.traverse_util import flatten_dict
 from jaxtyping import Array, Float
 
-from t5x_diffeq.model.language_model import LanguageModel, nodes
+from t5x_diffeq.model.language_model import LanguageModel, source_parameters
 from t5x_diffeq.model.layers.array_types import Weights
 from t5x_diffeq.model.layers.linear import ADAPTERS
 from t5x_diffeq.model.ode.time_dependent_weights import projection_squares
@@ -24,61 +24,51 @@ from t5x_diffeq.model.ode.weight_source import Embeddings
 from t5x_diffeq.training.losses import StateAndHead
 from t5x_diffeq.training.objective import Batch, BatchMetrics, Params, Pass, end_of_pass, split_rows
 
-GradientsAndMetrics = tuple[tuple[Params, Weights], BatchMetrics]  # gradients of rest and weights
+# gradients of the rest, and of the weights of each pass
+GradientsAndMetrics = tuple[tuple[Params, list[Weights]], BatchMetrics]
 _MAKERS = ("source", "adapters")  # the parts of the model that make the weights of a pass
 
 
-class NodesOfPasses(NamedTuple):
-    """The times at which the passes of a step read W, one pass after the other."""
-
-    times: Float[np.ndarray, " nodes"]
-    slices: list[slice]  # for each pass, which of them are its own
-    distinct: np.ndarray  # the index of each time that differs from those before it
-
-    @classmethod
-    def of(cls, passes: list[Pass]) -> "NodesOfPasses":
-        """Those of these passes."""
-        times = [nodes(each.model.config) for each in passes]
-        ends = np.cumsum([len(each) for each in times]).tolist()
-        slices = [slice(*part) for part in zip([0, *ends], ends, strict=False)]
-        _, distinct = np.unique(np.concatenate(times), return_index=True)
-        return cls(np.concatenate(times), slices, distinct)
-
-    def split(self, weights: Weights) -> list[Weights]:
-        """The weights of each pass."""
-        return [jax.tree.map(lambda w, part=part: w[part], weights) for part in self.slices]
-
-
 class MadeWeights(NamedTuple):
-    """The weights of all passes of a step."""
+    """The weights of the passes of a step, for each pass a tree with leaves `[nodes, ...]`."""
 
-    trained: Weights  # leaves `[nodes, ...]` made by parts of the model that train
-    frozen: Weights  # those made by parts that don't
-    pull_back: Callable[[Weights], tuple[Params]]  # from the trained ones to what makes them
-    embeddings: Embeddings  # e(t) at the nodes, by the name of the generated layer
+    trained: list[Weights]  # made by parts of the model that train
+    frozen: list[Weights]  # made by parts that don't
+    pull_back: Callable[[list[Weights]], tuple[Params]]  # from the trained ones to what makes them
+    # e(t) at the nodes of all passes, one after the other, by the name of the generated layer
+    embeddings: Embeddings
 
 
-def make_weights(
-    model: LanguageModel,
-    params: Params,
-    times: Float[np.ndarray, " nodes"],
-    trains: Callable[[str], bool],
-) -> MadeWeights:
-    """Makes W at these times, each once."""
+def make_weights(passes: list[Pass], params: Params, trains: Callable[[str], bool]) -> MadeWeights:
+    """Makes the weights of each pass, as its model makes them."""
 
-    def make(makers: Params) -> tuple[Weights, Embeddings]:
+    def make(makers: Params) -> tuple[list[Weights], Embeddings]:
         """The weights that these parts of the parameters make, and their time embeddings."""
-        apply = nn.apply(LanguageModel.weights_and_embeddings, model)
-        weights, embeddings = apply({"params": {**params, **makers}}, jnp.asarray(times))
-        maker = {name: "adapters" if name == ADAPTERS else "source" for name in weights}
-        return {name: w for name, w in weights.items() if maker[name] in makers}, embeddings
+        variables = {"params": {**params, **makers}}
+        made = [
+            nn.apply(LanguageModel.weights_and_embeddings, each.model)(variables) for each in passes
+        ]
+        weights = [
+            {
+                name: w
+                for name, w in of_pass.items()
+                if ("adapters" if name == ADAPTERS else "source") in makers
+            }
+            for of_pass, _ in made
+        ]
+        return weights, _joined([embeddings for _, embeddings in made])
 
     makers = {name: params[name] for name in _MAKERS if name in params}
     frozen = {name: part for name, part in makers.items() if not trains(name)}
     trained = {name: part for name, part in makers.items() if trains(name)}
-    fixed, _ = make(frozen) if frozen else ({}, {})
+    fixed, _ = make(frozen) if frozen else ([{}] * len(passes), {})
     weights, pull_back, embeddings = jax.vjp(make, trained, has_aux=True)
     return MadeWeights(weights, fixed, pull_back, embeddings)
+
+
+def _joined(trees: list[dict]) -> dict:
+    """The trees of several passes as one, whose leaves have the nodes of all passes."""
+    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *trees)
 
 
 def trained_rest(params: Params, trains: Callable[[str], bool]) -> Params:
@@ -115,13 +105,17 @@ def accumulate(
     return jax.lax.scan(add, zeros, inputs)[0]
 
 
-def gradient_norm(gradient: Params, d_weights: Weights, embeddings: Embeddings) -> Float[Array, ""]:
+def gradient_norm(
+    model: LanguageModel, gradient: Params, d_weights: list[Weights], embeddings: Embeddings
+) -> Float[Array, ""]:
     """The global norm of the gradient; of P, from the gradient of W(t), which is smaller.
 
-    `embeddings` are e(t) at the nodes of `d_weights`, which the gradient was pulled back from.
+    The gradient was pulled back from `d_weights`, those of the passes, and `embeddings` are e(t) at
+    their nodes.
     """
     with jax.named_scope("gradient norm"):
-        squares = projection_squares(d_weights, embeddings)
+        declared = source_parameters(model.config)
+        squares = projection_squares(declared, _joined(d_weights), embeddings)
         known = {("source", *path): square for path, square in squares.items()}
         others = (leaf for path, leaf in flatten_dict(gradient).items() if path not in known)
         projections = sum(known.values(), start=jnp.zeros(()))

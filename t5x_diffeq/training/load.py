@@ -99,7 +99,7 @@ class PretrainedRun:
         asked = placed.model.config
         self.check(asked)
         params, step = self.params(placed.mesh, placed.rules)
-        on_grid = self.model.at_depth(asked.num_steps, asked.scheme)
+        on_grid = self._on_grid(asked)
         if asked.weights == on_grid.weights and not on_grid.adapter_rank:
             return params, step
         shardings = jax.tree.map(lambda x: x.sharding, placed.abstract_params["source"]["weights"])
@@ -107,9 +107,13 @@ class PretrainedRun:
         kept = {name: part for name, part in params.items() if name not in ("source", "adapters")}
         return {**kept, "source": {"weights": convert(params)}}, step
 
+    def _on_grid(self, asked: ModelConfig) -> ModelConfig:
+        """The run's model on the grid of the requested one, if its weights exist there."""
+        return LanguageModel(self.model).at_depth(asked.num_steps, asked.scheme).config
+
     def check(self, asked: ModelConfig) -> None:
         """Checks that the run's weights can be converted to those of the requested model."""
-        on_grid = self.model.at_depth(asked.num_steps, asked.scheme)  # if its weights exist there
+        on_grid = self._on_grid(asked)
         if asked.weights not in (on_grid.weights, "per_layer"):
             raise InputError(
                 f"model.weights={asked.weights}: {self.workdir} holds a model of {on_grid.weights} "
@@ -125,8 +129,8 @@ class PretrainedRun:
 def discretise(config: ModelConfig, params: dict) -> Weights:
     """The weights of a pass as parameters of `LayerWeights`: `[nodes, ...]` in float32.
 
-    A hypernetwork makes its weights in the computation dtype, so that the model computes with the
-    same numbers as before, bit for bit; merging adapters in float32 loses nothing.
+    Weights that are made from others are made in the computation dtype, so that the model computes
+    with the same numbers as before, bit for bit; merging adapters in float32 loses nothing.
     """
     exact = config.in_float32() if source_of(config).stored else config
     weights = LanguageModel(exact).apply({"params": params}, method="merged_weights")

@@ -114,7 +114,7 @@ def place_model(config: Config, vocab_size: int, mesh: Mesh) -> PlacedModel:
     if model_config.block is not None:
         check_block(model_config)
     if is_plugin(model_config.weights):
-        check_source(model_config)
+        check_source(model_config, config.train.depths)
     model_config = model_config.for_platform(device.platform)
     check_context(model_config, mesh)
     model, rules = LanguageModel(model_config), partitioning.logical_rules(config.mesh)

@@ -19,7 +19,6 @@ from t5x_diffeq.model.layers.array_types import Weights
 from t5x_diffeq.model.ode.weight_source import Embeddings
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.training.gradient import (
-    NodesOfPasses,
     accumulate,
     gradient_norm,
     make_reader,
@@ -54,7 +53,7 @@ class BatchGradient(NamedTuple):
     gradient: Params  # of the parts that train
     norm: Float[Array, ""]  # its global norm
     metrics: BatchMetrics  # what is reported of the batch, by name
-    # e(t) at the times at which the step read W, each once, by the name of the generated layer
+    # e(t) at the nodes of the step's passes, by the name of the generated layer
     embeddings: Embeddings
     # the gradient of W(t) on the model's own grid; {} if the step had other grids alone
     d_weights: Weights
@@ -74,19 +73,18 @@ def make_gradient(
     own. Each device's rows must be divisible by the microbatches of `train_config`.
     """
     passes = passes_of(model, depths, train_config)
-    nodes = NodesOfPasses.of(passes)
 
     def gradient(
         params: Params, batch: Batch, key: Array, teacher_params: Params | None = None
     ) -> BatchGradient:
-        made = make_weights(model, params, nodes.times, trains)
+        made = make_weights(passes, params, trains)
         tokens = count_tokens(passes, batch["mask"], train_config.microbatches)
         read = make_reader(teacher, teacher_params) if teacher and teacher_params else None
 
         def loss(
-            rest: Params, trained: Weights, rows: Batch, key: Array
+            rest: Params, trained: list[Weights], rows: Batch, key: Array
         ) -> tuple[Array, BatchMetrics]:
-            weights = nodes.split({**made.frozen, **trained})
+            weights = [f | t for f, t in zip(made.frozen, trained, strict=True)]
             teacher_outputs = read(rows) if read else None
             everything = {**params, **rest}
             return objective(
@@ -102,12 +100,11 @@ def make_gradient(
         with jax.named_scope("pull back to P"):
             (d_makers,) = made.pull_back(d_weights)
         d_params = {**d_makers, **d_rest}
-        norm = gradient_norm(d_params, d_weights, made.embeddings)
-        embeddings = {name: e[nodes.distinct] for name, e in made.embeddings.items()}
+        norm = gradient_norm(model, d_params, d_weights, made.embeddings)
         on_model_grid = (
-            d for each, d in zip(passes, nodes.split(d_weights), strict=True) if each.model == model
+            d for each, d in zip(passes, d_weights, strict=True) if each.model == model
         )
-        return BatchGradient(d_params, norm, metrics, embeddings, next(on_model_grid, {}))
+        return BatchGradient(d_params, norm, metrics, made.embeddings, next(on_model_grid, {}))
 
     return gradient
 

@@ -19,8 +19,8 @@ from t5x_diffeq.inference import validation
 from t5x_diffeq.inference.explorer.stepping import Depth, Stepper
 from t5x_diffeq.inference.sampling import Continuation, Sampling
 from t5x_diffeq.inference.trained_run import TrainedRun, describe_model
-from t5x_diffeq.model.language_model import LanguageModel, nodes
-from t5x_diffeq.model.ode.solvers import SCHEMES
+from t5x_diffeq.model.language_model import nodes
+from t5x_diffeq.model.ode.solvers import SCHEMES, grid
 from t5x_diffeq.model.ode.sources import source_of
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.training.objective import places_of
@@ -69,7 +69,7 @@ class Explorer:
             coarser = (n for n in _COARSER if n <= 4 * most)
             self.offered = sorted({*near, *self.trained_with, *coarser})
             self.schemes = [*dict.fromkeys((model.scheme, *SCHEMES))]
-        self.smooth = source_of(model).constant or validation.is_smooth(trained.config)
+        self.smooth = validation.is_smooth(trained.config)
 
     def about(self) -> Answer:
         """The run's name, model and grids, and a text to begin with."""
@@ -209,7 +209,7 @@ class Explorer:
         row[0, : len(tokens)] = tokens
         params = jax.tree.map(jnp.asarray, jax.device_get(self.trained.run.params))  # off the mesh
         exponents = lyapunov_exponents(
-            LanguageModel(self.config.at_depth(*grid)),
+            self.placed.model.at_depth(*grid),
             params,
             jnp.asarray(row),
             outputs=np.array([output]),
@@ -218,13 +218,15 @@ class Explorer:
 
     def paths(self) -> Answer:
         """The path of W(t) of each kernel in the plane in which it moves the most."""
-        num_steps = self.config.num_steps
-        model = self.placed.model
+        num_steps, at_nodes = self.config.num_steps, nodes(self.config)
+        times = at_nodes
         if source_of(self.config).any_time:
-            model = model.at_depth(num_steps * max(1, min(_BETWEEN, _MOST_POINTS // num_steps)))
+            points = max(1, min(_BETWEEN, _MOST_POINTS // num_steps))
+            times = grid(self.config.scheme, num_steps * points).reshape(-1)
         with self.placed.context():
-            paths = make_weight_paths(model, self.placed.mesh)(self.trained.run.params)
-        is_node = np.isclose(paths.times[:, None], nodes(self.config), atol=1e-4).any(1)
+            weight_paths = make_weight_paths(self.placed.model, self.placed.mesh, times)
+            paths = weight_paths(self.trained.run.params)
+        is_node = np.isclose(paths.times[:, None], at_nodes, atol=1e-4).any(1)
         kernels = {}
         for name, centred in paths.centred.items():
             points, shares = principal_path(centred)

@@ -1,8 +1,9 @@
 """A trained model one solver step at a time, by programs that don't depend on the grid.
 
 A forward pass as one program is compiled again for every number of steps and scheme, which takes
-seconds: too slow for a slider. Here the programs are the weights at one time and the two sub-fields
-f and g, of which a scheme's step sums the values. Each is compiled once for a length of text.
+seconds: too slow for a slider. Here the programs are the two sub-fields f and g, of which a
+scheme's step sums the values, and the weights at one time. The sub-fields are compiled once for a
+length of text, the weights once for each grid, whose own source makes them.
 """
 
 from collections.abc import Iterator
@@ -108,7 +109,8 @@ class Stepper:
         if not source_of(model.config).any_time:
             by_node = iter(_weights_at_nodes(model, self.run.params))
             return [tuple(next(by_node) for _ in of_step) for of_step in times]
-        make = partial(_weights_at, self.compiled, self.run.params)
+        plain = replace(self.compiled.config, num_steps=grid[0], scheme=grid[1])
+        make = partial(_weights_at, LanguageModel(plain), self.run.params)
         at = {t: make(jnp.asarray(t)) for t in np.unique(times)}
         return [tuple(at[t] for t in of_step) for of_step in times]
 

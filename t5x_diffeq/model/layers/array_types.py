@@ -8,7 +8,6 @@ K  key and value heads       G  width of a head
 F  width of the MLP          nodes  times at which W is read, ordered by step
 """
 
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from jaxtyping import Array, Float, Int
@@ -33,7 +32,7 @@ Weights = dict[str, Any]
 
 
 class Places(NamedTuple):
-    """Where tokens stand; `positions, segments = places` unpacks it."""
+    """Where tokens stand."""
 
     positions: Positions  # of each token in its document
     # the number of each token's document, which attention then doesn't leave; None: all of a row
@@ -42,7 +41,3 @@ class Places(NamedTuple):
     # of each token, its index in its row, if several devices share a row (`layers.context`); None:
     # tokens stand in the order of the row
     order: Order | None = None
-
-    def __iter__(self) -> Iterator[Any]:
-        """Positions and segments: blocks that take whole rows know no order."""
-        return iter((self.positions, self.segments))

@@ -30,6 +30,7 @@ class LayerWeights(WeightSource):
     """One set of weights per node of the grid, each initialised as the block itself is."""
 
     any_time: ClassVar[bool] = False
+    stored: ClassVar[bool] = True
 
     @nn.compact
     def __call__(self, times: Times) -> Weights:
@@ -57,6 +58,7 @@ class SharedWeights(WeightSource):
     """One set of weights for all times."""
 
     constant: ClassVar[bool] = True
+    stored: ClassVar[bool] = True
 
     @nn.compact
     def __call__(self, times: Times) -> Weights:

@@ -26,6 +26,7 @@ from t5x_diffeq.model.ode.weight_source import (
     WeightSource,
     block_parameters,
     dtype_in_use,
+    is_projection,
     layer_name,
 )
 from t5x_diffeq.system.errors import InputError
@@ -151,8 +152,12 @@ class TimeDependentWeights(WeightSource):
 
     @nn.nowrap
     def is_smooth(self) -> bool:
-        """Whether e(t) between the nodes is what its values there suggest."""
-        return self.scales.basis.is_smooth(self.config.num_steps)
+        """Whether e(t) between the nodes is what its values there suggest, and y(0) is large.
+
+        A small y(0) turns by a large angle in a step, so that W(t) fits the trained grid alone.
+        """
+        is_smooth = self.scales.basis.is_smooth(self.config.num_steps)
+        return is_smooth and self.config.embedding_scale > 1
 
     @nn.nowrap
     def num_polynomials(self) -> int | None:
@@ -191,17 +196,15 @@ def offset_path(path: LeafPath) -> LeafPath:
 
 
 def projection_squares(
-    d_weights: Weights, embeddings: Embeddings
+    declared: dict[LeafPath, Parameter], d_weights: Weights, embeddings: Embeddings
 ) -> dict[LeafPath, Float[Array, ""]]:
-    """|dP|^2 of each P, by its path in the parameters of `TimeDependentWeights`.
+    """|dP|^2 of each P, by its path in the source's parameters, which are `declared`.
 
     They come from small matrices, so that P's gradient needn't be complete before they are used.
-
-    Args:
-      embeddings: the e(t) that they come from; empty for sources that have no P.
     """
     squares: dict[LeafPath, Array] = {}
-    for path, dW in flatten_dict(d_weights).items() if embeddings else ():
-        layer = layer_name(path[:-1])
-        squares[layer, path[-1]] = projection_square(embeddings[layer], dW)
+    for path, dW in flatten_dict(d_weights).items():
+        P = layer, _ = layer_name(path[:-1]), path[-1]
+        if P in declared and is_projection(declared[P]):
+            squares[P] = projection_square(embeddings[layer], dW)
     return squares

@@ -47,6 +47,8 @@ class WeightSource(nn.Module):
     # whether W(t) exists at any t in [0, 1], or only at the nodes of the model's grid
     any_time: ClassVar[bool] = True
     constant: ClassVar[bool] = False  # whether W(t) is the same at all t
+    # whether its parameters are the weights themselves, in float32, and none are made from others
+    stored: ClassVar[bool] = False
 
     def __call__(self, times: Times) -> Weights:
         """The block's parameter tree at `times`: each leaf `[nodes, ...]`, by `cast_by_role`."""
@@ -61,11 +63,6 @@ class WeightSource(nn.Module):
         exact = self.clone(dtype=jnp.float32, parent=None, name=None)
         params = {"params": self.variables["params"]}
         return jax.jvp(lambda t: exact.apply(params, t), (times,), (jnp.ones_like(times),))[1]
-
-    @property
-    def stored(self) -> bool:
-        """Whether its parameters are the weights themselves, and none are made from others."""
-        return self.constant or not self.any_time
 
     @nn.nowrap
     def is_smooth(self) -> bool:
@@ -86,7 +83,7 @@ class WeightSource(nn.Module):
         source = self.clone(parent=None, name=None)
         variables = jax.eval_shape(source.init, jax.random.key(0), times)
         analysis = jax.jit(source.apply).lower(variables, times).cost_analysis()
-        return float(analysis["flops"])  # type: ignore[index]  # of XLA's, a dict
+        return float(analysis.get("flops", 0.0))  # type: ignore[union-attr]  # of XLA's, a dict
 
     @nn.nowrap
     def describe(self) -> str:
@@ -114,6 +111,11 @@ def block_parameters(block: nn.Module, inputs: tuple) -> dict[LeafPath, Paramete
                 f"the block declares {path[0]!r} itself; a layer of the block must declare it"
             )
     return leaves
+
+
+def is_projection(leaf: Parameter) -> bool:
+    """Whether a source's parameter is the P of P e(t)."""
+    return leaf.role != "time_embedding" and leaf.names[:1] == ("time_embed",)
 
 
 def layer_name(path: LeafPath) -> str:

@@ -52,7 +52,7 @@ from jaxtyping import Array, Float
 from t5x_diffeq.model.layers.mesh import axes_of, mesh_sizes, on_shards, spec_of
 from t5x_diffeq.model.layers.parameter import Parameter, flatten_parameters, num_inputs
 from t5x_diffeq.model.ode.time_dependent_weights import offset_path
-from t5x_diffeq.model.ode.weight_source import Embeddings, LeafPath
+from t5x_diffeq.model.ode.weight_source import Embeddings, LeafPath, is_projection
 from t5x_diffeq.system.errors import InputError
 
 _COEFFICIENTS = 3.4445, -4.7750, 2.0315  # a, b, c (Jordan et al. 2024)
@@ -91,12 +91,17 @@ def kernels_of_block(declared: dict) -> list[Kernel]:
     kernels = {
         path: leaf for path, leaf in leaves.items() if path[0] == "source" and leaf.role == "kernel"
     }
-    offsets = {offset_path(path) for path, leaf in kernels.items() if leaf.names[0] == "time_embed"}
+    offsets = {offset_path(path) for path, leaf in kernels.items() if is_projection(leaf)}
+    for path in sorted(offsets - {*kernels}):
+        raise InputError(
+            f"optimizer.name=muon needs the parameter {'/'.join(path)}, the W0 of a kernel W0 + P "
+            "e(t); declare it in the source, or set optimizer.name=adam"
+        )
     return [_kernel(path, leaf) for path, leaf in kernels.items() if path not in offsets]
 
 
 def _kernel(path: LeafPath, leaf: Parameter) -> Kernel:
-    is_time_dependent = leaf.names[0] == "time_embed"
+    is_time_dependent = is_projection(leaf)
     stacked = is_time_dependent or leaf.names[0] == "steps"
     shape, names = leaf.value.shape[stacked:], leaf.names[stacked:]
     map_shape = [size for size, name in zip(shape, names, strict=True) if name != "maps"]
