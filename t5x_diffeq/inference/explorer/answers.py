@@ -221,8 +221,8 @@ class Explorer:
         num_steps, at_nodes = self.config.num_steps, nodes(self.config)
         times = at_nodes
         if source_of(self.config).any_time:
-            points = max(1, min(_BETWEEN, _MOST_POINTS // num_steps))
-            times = grid(self.config.scheme, num_steps * points).reshape(-1)
+            between = max(1, min(_BETWEEN, _MOST_POINTS // num_steps))
+            times = grid(self.config.scheme, num_steps * between).reshape(-1)
         with self.placed.context():
             weight_paths = make_weight_paths(self.placed.model, self.placed.mesh, times)
             paths = weight_paths(self.trained.run.params)

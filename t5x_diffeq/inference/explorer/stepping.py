@@ -3,7 +3,7 @@
 A forward pass as one program is compiled again for every number of steps and scheme, which takes
 seconds: too slow for a slider. Here the programs are the two sub-fields f and g, of which a
 scheme's step sums the values, and the weights at one time. The sub-fields are compiled once for a
-length of text, the weights once for each grid, whose own source makes them.
+length of text, and the weights once, unless their source is another function of t on another grid.
 """
 
 from collections.abc import Iterator
@@ -95,6 +95,7 @@ class Stepper:
     def __init__(self, run: Run):
         self.run = run
         self._weights = lru_cache(_GRIDS_KEPT)(self._make_weights)
+        self._makers: dict[str, jax.stages.Compiled] = {}  # of the weights at a time, by their text
         # XLA's attention takes any shape, and nothing is stored for a backward pass.
         plain = replace(run.placed.model.config, attention="xla", remat="none")
         self.compiled = LanguageModel(plain)  # the same for all grids
@@ -110,8 +111,11 @@ class Stepper:
             by_node = iter(_weights_at_nodes(model, self.run.params))
             return [tuple(next(by_node) for _ in of_step) for of_step in times]
         plain = replace(self.compiled.config, num_steps=grid[0], scheme=grid[1])
-        make = partial(_weights_at, LanguageModel(plain), self.run.params)
-        at = {t: make(jnp.asarray(t)) for t in np.unique(times)}
+        params = self.run.params
+        lowered = _weights_at.lower(LanguageModel(plain), params, jnp.asarray(times[0, 0]))
+        if (text := lowered.as_text()) not in self._makers:
+            self._makers[text] = lowered.compile()
+        at = {t: self._makers[text](params, jnp.asarray(t)) for t in np.unique(times)}
         return [tuple(at[t] for t in of_step) for of_step in times]
 
     def states(
