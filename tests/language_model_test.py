@@ -191,3 +191,10 @@ def test_packed_documents_are_as_if_alone(architecture):
     np.testing.assert_allclose(packed[:, :4], states(TOKENS[:, :4]), atol=1e-5)
     np.testing.assert_allclose(packed[:, 4:], states(TOKENS[:, 4:]), atol=1e-5)
     assert np.abs(packed - states(TOKENS)).max() > 1e-2
+
+
+def test_places_are_an_ordinary_named_tuple():
+    places = Places(TOKENS, None, TOKENS + 1)
+    assert [*places._asdict()] == ["positions", "segments", "order"] and len([*places]) == 3
+    moved = places._replace(positions=places.order)
+    assert moved.positions is moved.order is places.order

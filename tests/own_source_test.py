@@ -1,8 +1,10 @@
 """A weight source and a time basis outside the package go through every verb by their names."""
 
+import dataclasses
 import json
 import os
 import shutil
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +13,9 @@ import pytest
 from flax import linen as nn
 from helpers import call, small_config
 from numpy.polynomial import chebyshev
+from own_sources import OWN as SOURCES_OF_OTHERS
+from own_sources import KernelsOfTime
+from small_models import random_params
 from small_models import small as small_model
 
 import t5x_diffeq as td
@@ -18,11 +23,16 @@ from examples.own_basis import Chebyshev
 from t5x_diffeq.cli import analyze, evaluate, export
 from t5x_diffeq.cli.train import train_to_end
 from t5x_diffeq.config.config import Config, ModelKeys
-from t5x_diffeq.model.layers.parameter import declare
-from t5x_diffeq.model.ode.sources import SharedWeights, source_of
+from t5x_diffeq.inference import validation
+from t5x_diffeq.model.language_model import LanguageModel, make_source
+from t5x_diffeq.model.layers.parameter import Parameter, declare
+from t5x_diffeq.model.ode.sources import SOURCES, SharedWeights, init_stacked, source_of
 from t5x_diffeq.model.ode.time_basis import make_time_basis
+from t5x_diffeq.model.ode.weight_source import block_parameters, cast_by_role
 from t5x_diffeq.model.source_checks import check_source
 from t5x_diffeq.system.errors import InputError
+from t5x_diffeq.training.load import discretise
+from t5x_diffeq.training.optimizers.muon import kernels_of_block
 from t5x_diffeq.training.tracking.jsonl import read_metrics
 
 OWN = {
@@ -157,6 +167,30 @@ class WithoutUp(SharedWeights):
         return {**weights, "mlp": {"down": weights["mlp"]["down"]}}
 
 
+class CubedKernels(KernelsOfTime):
+    """Its weights aren't linear in the e(t) that it returns."""
+
+    def with_embeddings(self, times):
+        weights, embeddings = super().with_embeddings(times)
+        return jax.tree.map(lambda w: w**3, weights), embeddings
+
+
+class RoundedFirst(SharedWeights):
+    """Its parameters are not the weights, of which they are the thirds."""
+
+    def __call__(self, times):
+        return jax.tree.map(lambda w: 3 * w, super().__call__(times))
+
+
+class LayersOfGrid(td.WeightSource):
+    """It has as many sets of weights as there are steps."""
+
+    @nn.compact
+    def __call__(self, times):
+        stack = self.param("weights", partial(init_stacked, self.block, self.inputs, len(times)))
+        return cast_by_role(stack, block_parameters(self.block, self.inputs), self.dtype)
+
+
 class FixedUp(SharedWeights):
     def __call__(self, times):
         weights = super().__call__(times)
@@ -180,15 +214,55 @@ class Miscounted(Constant):
     [
         (Undeclared, "has a parameter y without role and axes"),
         (WithoutEmbeddings, r"declares mixing as the P of P e\(t\).* must return that e\(t\)"),
-        (WithoutTimes, r"makes attention.output.bias as float32\[\d+\] for 2 times; the block"),
+        (WithoutTimes, r"makes attention.output.bias as bfloat16\[\d+\] for 2 times; the block"),
         (WithoutUp, "doesn't make mlp.up.bias, which the block has"),
         (FixedUp, "makes mlp.up.bias from no parameter that trains: its gradient is zero"),
+        (CubedKernels, r"declares attention.output.kernel as the P of P e\(t\).* gradient isn't"),
+        (RoundedFirst, "says that its parameters are the weights, and makes .*; set stored = Fal"),
+        (
+            LayersOfGrid,
+            r"num_steps=3 .* have the parameter weights.* of shape \(3, 8\) there",
+        ),
     ],
 )
 def test_sources_that_can_not_be_trained(kind, message):
-    model = small_model(num_steps=2, weights=f"{__name__}:{kind.__name__}")
+    model = small_model(num_steps=2, weights=f"{__name__}:{kind.__name__}", dtype="bfloat16")
     with pytest.raises(InputError, match=message):
-        check_source(model.config)
+        check_source(model.config, depths=(2, 3))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("weights", SOURCES)
+def test_our_own_sources_pass_the_same_checks(weights):
+    check_source(small_model(weights=weights, dtype="bfloat16").config)
+
+
+def test_a_source_that_says_it_is_smooth_is_believed():
+    config = td.load_config(
+        "configs/tiny.py", {"model.weights": SOURCES_OF_OTHERS["first step"][0]}
+    )
+    assert validation.is_smooth(config) and config.model.embedding_scale == 1
+
+
+@pytest.mark.slow
+def test_made_weights_are_made_in_the_dtype_of_the_run():
+    model = small_model(weights=SOURCES_OF_OTHERS["looped"][0], num_steps=4, dtype="bfloat16")
+    params = random_params(model)
+    layers = LanguageModel(dataclasses.replace(model.config, weights="per_layer"))
+    taken = {**params, "source": {"weights": discretise(model.config, params)}}
+    jax.tree.map(
+        np.testing.assert_array_equal,
+        model.apply({"params": params}, method="weights"),
+        layers.apply({"params": taken}, method="weights"),
+    )
+    assert make_source(model.config).flops() > 0
+    assert make_source(layers.config).flops() == 0
+
+
+def test_muon_needs_an_offset():
+    leaf = Parameter(jnp.ones((3, 4, 4)), ("time_embed", None, None), role="kernel", fan_in=4)
+    with pytest.raises(InputError, match="muon needs the parameter source/up/kernel_base, the W0"):
+        kernels_of_block({"source": {"up": {"kernel": leaf}}})
 
 
 @pytest.mark.parametrize(

@@ -54,8 +54,6 @@ def check_source(config: ModelConfig, depths: Sequence[int] = ()) -> None:
         that a source stores depend on the dtype; or its parameters differ at one of the `depths`.
     """
     small = replace(config, **_SMALL)
-    for num_steps in depths:
-        LanguageModel(small).at_depth(num_steps)
     times = jnp.asarray(nodes(small))
     source = make_source(small, parent=None)
     made: Any = jax.jit(source.init_with_output, static_argnames="method")
@@ -67,14 +65,20 @@ def check_source(config: ModelConfig, depths: Sequence[int] = ()) -> None:
         P = [
             path for path, x in flatten_parameters(variables["params"]).items() if is_projection(x)
         ]
-        linear = jax.jit(partial(_which_are_linear, source, P))(params, times)
-        learns = jax.jit(partial(_which_learn, source))(params, times)
         exact = source.clone(dtype=jnp.float32, parent=None, name=None)
-        stored = jax.jit(exact.apply)({"params": params}, times)
+        linear, learns, in_float32 = jax.jit(
+            lambda params: (
+                _which_are_linear(source, P, params, times),
+                _which_learn(source, params, times),
+                exact.apply({"params": params}, times),
+            )
+        )(params)
     except InputError:
         raise
     except Exception as error:  # another package's code may raise anything
         raise _refused(config, f"makes no weights: {type(error).__name__}: {error}") from error
+    for num_steps in depths:
+        LanguageModel(small).at_depth(num_steps)
     for path in P:
         if not linear[path]:
             raise _refused(
@@ -84,7 +88,7 @@ def check_source(config: ModelConfig, depths: Sequence[int] = ()) -> None:
                 "axis",
             )
     if source.stored:
-        cast = cast_by_role(stored, block_parameters(source.block, source.inputs), source.dtype)
+        cast = cast_by_role(in_float32, block_parameters(source.block, source.inputs), source.dtype)
         for path, leaf in flatten_dict(weights).items():
             if not np.array_equal(leaf, flatten_dict(cast)[path]):
                 raise _refused(
