@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import jax
@@ -61,6 +60,8 @@ def check_source(config: ModelConfig, depths: Sequence[int] = ()) -> None:
         (weights, embeddings), variables = made(jax.random.key(0), times, method="with_embeddings")
         _check_declared(config, variables["params"], embeddings, len(times))
         _check_shapes(config, source, weights, len(times))
+        for num_steps in depths:
+            LanguageModel(small).at_depth(num_steps)
         params = map_parameters(lambda leaf: leaf.value, variables["params"])
         P = [
             path for path, x in flatten_parameters(variables["params"]).items() if is_projection(x)
@@ -77,8 +78,6 @@ def check_source(config: ModelConfig, depths: Sequence[int] = ()) -> None:
         raise
     except Exception as error:  # another package's code may raise anything
         raise _refused(config, f"makes no weights: {type(error).__name__}: {error}") from error
-    for num_steps in depths:
-        LanguageModel(small).at_depth(num_steps)
     for path in P:
         if not linear[path]:
             raise _refused(
