@@ -15,6 +15,7 @@ from t5x_diffeq.config.config import Config, flatten
 from t5x_diffeq.inference.explorer.answers import Explorer
 from t5x_diffeq.planner.topology import make_topology
 from t5x_diffeq.system.errors import InputError
+from t5x_diffeq.training.config_checks import check_combinations
 
 OPTIMIZERS = {"kernels": "muon", "nested": "muon", "looped": "adam", "first step": "adam"}
 TUNED = {
@@ -80,7 +81,7 @@ def test_what_is_refused(text):
     looped = config_of("looped", text)
     looped.train.depths = (2, 4)
     with pytest.raises(InputError, match=r"train.depths=\(2, 4\) needs weights for other numbers"):
-        train_to_end(Config.of(looped), None)
+        check_combinations(Config.of(looped))
     layers = small_config(text)
     layers.model.weights = "per_layer"
     given = flatten(finetune_config.get_config("hypernetwork"))
