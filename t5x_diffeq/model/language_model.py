@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
+from flax.traverse_util import unflatten_dict
 from jaxtyping import Array, Bool, Float
 
 from t5x_diffeq.model.adapters import Adapters, merge
@@ -60,6 +61,18 @@ def source_parameters(config: ModelConfig) -> dict[LeafPath, Parameter]:
     source = make_source(config, parent=None)
     variables = jax.eval_shape(source.init, jax.random.key(0), jnp.asarray(nodes(config)))
     return flatten_parameters(variables["params"])
+
+
+def program_of_source(config: ModelConfig) -> str:
+    """The program by which the config's source makes W at any time, as text.
+
+    Configs with the same program, such as those of two grids, have the same function W(t).
+    """
+    source = make_source(config, parent=None)
+    leaves = {path: leaf.value for path, leaf in source_parameters(config).items()}
+    variables, time = {"params": unflatten_dict(leaves)}, jax.ShapeDtypeStruct((1,), jnp.float32)
+    make = nn.apply(type(source).with_embeddings, source)
+    return jax.jit(make).lower(variables, time).as_text()
 
 
 def nodes(config: ModelConfig) -> Float[np.ndarray, " nodes"]:

@@ -1,7 +1,8 @@
 """The parts of a step's gradient: W(t) made once, sums over microbatches, norm, teacher.
 
 W(t) is made once per optimizer step, for each pass by the source of the pass's own grid, and its
-gradient is pulled back to the source's parameters once. Between the two,
+gradient is pulled back once, to P and the like. Passes whose sources are the same function of t
+have their weights made together. Between the two,
 sequences may go through the model in several microbatches, whose gradients with respect to the made
 weights are summed in float32. So accumulation adds no work for the hypernetwork.
 """
@@ -12,11 +13,17 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 from flax.traverse_util import flatten_dict
 from jaxtyping import Array, Float
 
-from t5x_diffeq.model.language_model import LanguageModel, source_parameters
+from t5x_diffeq.model.language_model import (
+    LanguageModel,
+    nodes,
+    program_of_source,
+    source_parameters,
+)
 from t5x_diffeq.model.layers.array_types import Weights
 from t5x_diffeq.model.layers.linear import ADAPTERS
 from t5x_diffeq.model.ode.time_dependent_weights import projection_squares
@@ -24,50 +31,94 @@ from t5x_diffeq.model.ode.weight_source import Embeddings
 from t5x_diffeq.training.losses import StateAndHead
 from t5x_diffeq.training.objective import Batch, BatchMetrics, Params, Pass, end_of_pass, split_rows
 
-# gradients of the rest, and of the weights of each pass
+# gradients of the rest, and of the weights of each source
 GradientsAndMetrics = tuple[tuple[Params, list[Weights]], BatchMetrics]
 _MAKERS = ("source", "adapters")  # the parts of the model that make the weights of a pass
 
 
+class NodesOfSource(NamedTuple):
+    """The times at which passes read the same function W(t), one pass after the other."""
+
+    model: LanguageModel  # the model of one of the passes, whose source makes W for all
+    times: Float[np.ndarray, " nodes"]
+    slices: list[slice]  # for each of the passes, which of the times are its own
+    distinct: np.ndarray  # the index of each time that differs from those before it
+
+    @classmethod
+    def of(cls, models: list[LanguageModel]) -> "NodesOfSource":
+        """Those of the models of these passes."""
+        times = [nodes(model.config) for model in models]
+        ends = np.cumsum([len(each) for each in times]).tolist()
+        slices = [slice(*part) for part in zip([0, *ends], ends, strict=False)]
+        _, distinct = np.unique(np.concatenate(times), return_index=True)
+        return cls(models[-1], np.concatenate(times), slices, distinct)
+
+
+class SourcesOfPasses(NamedTuple):
+    """The sources of the passes of a step: each grid's own, and grids of one W(t) together."""
+
+    sources: list[NodesOfSource]
+    indices: list[tuple[int, int]]  # for each pass, its source, and its number among that one's
+
+    @classmethod
+    def of(cls, passes: list[Pass]) -> "SourcesOfPasses":
+        """Those of these passes."""
+        models: dict[str, list[LanguageModel]] = {}
+        indices = []
+        for model in (each.model for each in passes):
+            program = program_of_source(model.config) if len(passes) > 1 else ""
+            sharing = models.setdefault(program, [])
+            indices.append(([*models].index(program), len(sharing)))
+            sharing.append(model)
+        return cls([NodesOfSource.of(each) for each in models.values()], indices)
+
+    def split(self, weights: list[Weights]) -> list[Weights]:
+        """The weights of each pass, from those of each source."""
+        parts = [(weights[i], self.sources[i].slices[n]) for i, n in self.indices]
+        return [jax.tree.map(lambda w, part=part: w[part], whole) for whole, part in parts]
+
+    def distinct(self, embeddings: list[Embeddings]) -> Embeddings:
+        """e(t) at all times, those of a source once each, from those of each source."""
+        each = zip(self.sources, embeddings, strict=True)
+        return _joined([{name: e[of.distinct] for name, e in es.items()} for of, es in each])
+
+
 class MadeWeights(NamedTuple):
-    """The weights of the passes of a step, for each pass a tree with leaves `[nodes, ...]`."""
+    """What each of the sources of a step makes, at the times of all its passes."""
 
-    trained: list[Weights]  # made by parts of the model that train
-    frozen: list[Weights]  # made by parts that don't
+    trained: list[Weights]  # leaves `[nodes, ...]` made by parts of the model that train
+    frozen: list[Weights]  # those made by parts that don't
     pull_back: Callable[[list[Weights]], tuple[Params]]  # from the trained ones to what makes them
-    # e(t) at the nodes of all passes, one after the other, by the name of the generated layer
-    embeddings: Embeddings
+    embeddings: list[Embeddings]  # e(t) at the nodes, by the name of the generated layer
 
 
-def make_weights(passes: list[Pass], params: Params, trains: Callable[[str], bool]) -> MadeWeights:
-    """Makes the weights of each pass, as its model makes them."""
+def make_weights(
+    sources: list[NodesOfSource], params: Params, trains: Callable[[str], bool]
+) -> MadeWeights:
+    """Makes W at the times of each source, each once."""
 
-    def make(makers: Params) -> tuple[list[Weights], Embeddings]:
+    def make(makers: Params) -> tuple[list[Weights], list[Embeddings]]:
         """The weights that these parts of the parameters make, and their time embeddings."""
         variables = {"params": {**params, **makers}}
-        made = [
-            nn.apply(LanguageModel.weights_and_embeddings, each.model)(variables) for each in passes
-        ]
-        weights = [
-            {
-                name: w
-                for name, w in of_pass.items()
-                if ("adapters" if name == ADAPTERS else "source") in makers
-            }
-            for of_pass, _ in made
-        ]
-        return weights, _joined([embeddings for _, embeddings in made])
+        weights, embeddings = [], []
+        for each in sources:
+            apply = nn.apply(LanguageModel.weights_and_embeddings, each.model)
+            made, e = apply(variables, jnp.asarray(each.times))
+            maker = {name: "adapters" if name == ADAPTERS else "source" for name in made}
+            weights.append({name: w for name, w in made.items() if maker[name] in makers})
+            embeddings.append(e)
+        return weights, embeddings
 
     makers = {name: params[name] for name in _MAKERS if name in params}
     frozen = {name: part for name, part in makers.items() if not trains(name)}
     trained = {name: part for name, part in makers.items() if trains(name)}
-    fixed, _ = make(frozen) if frozen else ([{}] * len(passes), {})
+    fixed, _ = make(frozen) if frozen else ([{} for _ in sources], [])
     weights, pull_back, embeddings = jax.vjp(make, trained, has_aux=True)
     return MadeWeights(weights, fixed, pull_back, embeddings)
 
 
 def _joined(trees: list[dict]) -> dict:
-    """The trees of several passes as one, whose leaves have the nodes of all passes."""
+    """The trees of several sources as one, whose leaves have the nodes of all."""
     return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *trees)
 
 
@@ -106,16 +157,16 @@ def accumulate(
 
 
 def gradient_norm(
-    model: LanguageModel, gradient: Params, d_weights: list[Weights], embeddings: Embeddings
+    model: LanguageModel, gradient: Params, d_weights: list[Weights], embeddings: list[Embeddings]
 ) -> Float[Array, ""]:
     """The global norm of the gradient; of P, from the gradient of W(t), which is smaller.
 
-    The gradient was pulled back from `d_weights`, those of the passes, and `embeddings` are e(t) at
+    The gradient was pulled back from `d_weights`, one of each source, and `embeddings` are e(t) at
     their nodes.
     """
     with jax.named_scope("gradient norm"):
         declared = source_parameters(model.config)
-        squares = projection_squares(declared, _joined(d_weights), embeddings)
+        squares = projection_squares(declared, _joined(d_weights), _joined(embeddings))
         known = {("source", *path): square for path, square in squares.items()}
         others = (leaf for path, leaf in flatten_dict(gradient).items() if path not in known)
         projections = sum(known.values(), start=jnp.zeros(()))

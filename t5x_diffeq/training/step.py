@@ -19,6 +19,7 @@ from t5x_diffeq.model.layers.array_types import Weights
 from t5x_diffeq.model.ode.weight_source import Embeddings
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.training.gradient import (
+    SourcesOfPasses,
     accumulate,
     gradient_norm,
     make_reader,
@@ -53,7 +54,7 @@ class BatchGradient(NamedTuple):
     gradient: Params  # of the parts that train
     norm: Float[Array, ""]  # its global norm
     metrics: BatchMetrics  # what is reported of the batch, by name
-    # e(t) at the nodes of the step's passes, by the name of the generated layer
+    # e(t) at the nodes of the step's sources, each once, by the name of the generated layer
     embeddings: Embeddings
     # the gradient of W(t) on the model's own grid; {} if the step had other grids alone
     d_weights: Weights
@@ -73,18 +74,20 @@ def make_gradient(
     own. Each device's rows must be divisible by the microbatches of `train_config`.
     """
     passes = passes_of(model, depths, train_config)
+    of_passes = SourcesOfPasses.of(passes)
 
     def gradient(
         params: Params, batch: Batch, key: Array, teacher_params: Params | None = None
     ) -> BatchGradient:
-        made = make_weights(passes, params, trains)
+        made = make_weights(of_passes.sources, params, trains)
         tokens = count_tokens(passes, batch["mask"], train_config.microbatches)
         read = make_reader(teacher, teacher_params) if teacher and teacher_params else None
 
         def loss(
             rest: Params, trained: list[Weights], rows: Batch, key: Array
         ) -> tuple[Array, BatchMetrics]:
-            weights = [f | t for f, t in zip(made.frozen, trained, strict=True)]
+            whole = [f | t for f, t in zip(made.frozen, trained, strict=True)]
+            weights = of_passes.split(whole)
             teacher_outputs = read(rows) if read else None
             everything = {**params, **rest}
             return objective(
@@ -102,9 +105,12 @@ def make_gradient(
         d_params = {**d_makers, **d_rest}
         norm = gradient_norm(model, d_params, d_weights, made.embeddings)
         on_model_grid = (
-            d for each, d in zip(passes, d_weights, strict=True) if each.model == model
+            d
+            for each, d in zip(passes, of_passes.split(d_weights), strict=True)
+            if each.model == model
         )
-        return BatchGradient(d_params, norm, metrics, made.embeddings, next(on_model_grid, {}))
+        embeddings = of_passes.distinct(made.embeddings)
+        return BatchGradient(d_params, norm, metrics, embeddings, next(on_model_grid, {}))
 
     return gradient
 

@@ -19,7 +19,7 @@ from jaxtyping import Array, Float, Int
 
 from t5x_diffeq.inference.sampling import Sampling
 from t5x_diffeq.inference.scoring import padded_length
-from t5x_diffeq.model.language_model import LanguageModel, in_one_document, nodes
+from t5x_diffeq.model.language_model import LanguageModel, in_one_document, nodes, program_of_source
 from t5x_diffeq.model.layers.array_types import Logits, Places, State, Tokens, Weights
 from t5x_diffeq.model.ode.solvers import VectorField, find_scheme
 from t5x_diffeq.model.ode.sources import source_of
@@ -95,7 +95,7 @@ class Stepper:
     def __init__(self, run: Run):
         self.run = run
         self._weights = lru_cache(_GRIDS_KEPT)(self._make_weights)
-        self._makers: dict[str, jax.stages.Compiled] = {}  # of the weights at a time, by their text
+        self._sources: dict[str, LanguageModel] = {}  # a model for each W(t), by its program
         # XLA's attention takes any shape, and nothing is stored for a backward pass.
         plain = replace(run.placed.model.config, attention="xla", remat="none")
         self.compiled = LanguageModel(plain)  # the same for all grids
@@ -111,11 +111,8 @@ class Stepper:
             by_node = iter(_weights_at_nodes(model, self.run.params))
             return [tuple(next(by_node) for _ in of_step) for of_step in times]
         plain = replace(self.compiled.config, num_steps=grid[0], scheme=grid[1])
-        params = self.run.params
-        lowered = _weights_at.lower(LanguageModel(plain), params, jnp.asarray(times[0, 0]))
-        if (text := lowered.as_text()) not in self._makers:
-            self._makers[text] = lowered.compile()
-        at = {t: self._makers[text](params, jnp.asarray(t)) for t in np.unique(times)}
+        source = self._sources.setdefault(program_of_source(plain), LanguageModel(plain))
+        at = {t: _weights_at(source, self.run.params, jnp.asarray(t)) for t in np.unique(times)}
         return [tuple(at[t] for t in of_step) for of_step in times]
 
     def states(
