@@ -33,6 +33,7 @@ from t5x_diffeq.training.objective import Batch, BatchMetrics, Params, Pass, end
 
 # gradients of the rest, and of the weights of each source
 GradientsAndMetrics = tuple[tuple[Params, list[Weights]], BatchMetrics]
+EmbeddingsOfSources = list[dict[str, Array]]  # `Embeddings`, of each source at nodes of its own
 _MAKERS = ("source", "adapters")  # the parts of the model that make the weights of a pass
 
 
@@ -77,7 +78,7 @@ class SourcesOfPasses(NamedTuple):
         parts = [(weights[i], self.sources[i].slices[n]) for i, n in self.indices]
         return [jax.tree.map(lambda w, part=part: w[part], whole) for whole, part in parts]
 
-    def distinct(self, embeddings: list[Embeddings]) -> Embeddings:
+    def distinct(self, embeddings: EmbeddingsOfSources) -> Embeddings:
         """e(t) at all times, those of a source once each, from those of each source."""
         each = zip(self.sources, embeddings, strict=True)
         return _joined([{name: e[of.distinct] for name, e in es.items()} for of, es in each])
@@ -89,7 +90,7 @@ class MadeWeights(NamedTuple):
     trained: list[Weights]  # leaves `[nodes, ...]` made by parts of the model that train
     frozen: list[Weights]  # those made by parts that don't
     pull_back: Callable[[list[Weights]], tuple[Params]]  # from the trained ones to what makes them
-    embeddings: list[Embeddings]  # e(t) at the nodes, by the name of the generated layer
+    embeddings: EmbeddingsOfSources  # e(t) at the nodes, by the name of the generated layer
 
 
 def make_weights(
@@ -97,7 +98,7 @@ def make_weights(
 ) -> MadeWeights:
     """Makes W at the times of each source, each once."""
 
-    def make(makers: Params) -> tuple[list[Weights], list[Embeddings]]:
+    def make(makers: Params) -> tuple[list[Weights], EmbeddingsOfSources]:
         """The weights that these parts of the parameters make, and their time embeddings."""
         variables = {"params": {**params, **makers}}
         weights, embeddings = [], []
@@ -157,7 +158,10 @@ def accumulate(
 
 
 def gradient_norm(
-    model: LanguageModel, gradient: Params, d_weights: list[Weights], embeddings: list[Embeddings]
+    model: LanguageModel,
+    gradient: Params,
+    d_weights: list[Weights],
+    embeddings: EmbeddingsOfSources,
 ) -> Float[Array, ""]:
     """The global norm of the gradient; of P, from the gradient of W(t), which is smaller.
 
