@@ -184,7 +184,7 @@ check_run() {
 check_run_here() {
   local status=0
   [ -z "${unchecked:-}" ] || return 0
-  if ! "$VENV/bin/python" -P -c "import t5x_diffeq.training.setup" 2>/dev/null; then
+  if ! "$VENV/bin/python" -c "import t5x_diffeq.training.setup" 2>/dev/null; then
     say "note: the config is not checked here, because there is no environment in $VENV; the run checks it"
     return
   fi

@@ -107,8 +107,8 @@ cpus_of_task() {
 # Checks the grid here, if there is an environment: the runs' commands are made, not carried out.
 check_sweep_here() {
   [ -z "$unchecked" ] || return 0
-  "$VENV/bin/python" -P -c "import t5x_diffeq.training.setup" 2>/dev/null || return 0
-  "$VENV/bin/python" -P -m t5x_diffeq.sweep "${words[@]}" --dry_run >/dev/null || exit
+  "$VENV/bin/python" -c "import t5x_diffeq.training.setup" 2>/dev/null || return 0
+  "$VENV/bin/python" -m t5x_diffeq.sweep "${words[@]}" --dry_run >/dev/null || exit
 }
 
 case "$time" in

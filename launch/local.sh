@@ -58,7 +58,6 @@ if [ -x "$VENV/bin/python" ] && ! made_here; then extras=(); fi
 [ -n "$dry_run" ] || setup ${extras[@]+"${extras[@]}"}
 python="$VENV/bin/python"
 export PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}"
-export PYTHONSAFEPATH=1 # nothing is imported from the folder where one stands (docs/security.md)
 echo "workdir: $workdir" >&2
 train=("$python" -m t5x_diffeq.train --config="$config" --workdir="$workdir" ${arguments[@]+"${arguments[@]}"})
 if [ -n "$dry_run" ] && "$python" -c "import t5x_diffeq.cli.train" 2>/dev/null; then

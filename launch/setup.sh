@@ -12,6 +12,7 @@
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 NAMED_VENV="${VENV:-}"
 VENV="${VENV:-$ROOT/.venv}"
+export PYTHONSAFEPATH=1 # nothing is imported from the folder where one stands (docs/security.md)
 
 die() {
   echo "error: $*" >&2
@@ -41,7 +42,7 @@ made_here() {
 }
 
 runs_project() {
-  PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}" "$VENV/bin/python" -P -c 'import t5x_diffeq.training.loop' 2>/dev/null
+  PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}" "$VENV/bin/python" -c 'import t5x_diffeq.training.loop' 2>/dev/null
 }
 
 # True if an installation of what $want says had these extras, or more.

@@ -39,7 +39,6 @@ task() {
 # Starts the processes in the background.
 start() {
   local program=("$VENV/bin/python" -m "t5x_diffeq.$verb") tasks="${SLURM_NTASKS_PER_NODE:-1}"
-  export PYTHONSAFEPATH=1 # nothing is imported from the folder of the job (docs/security.md)
   if [ "$verb" = prepare_data ]; then
     export PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}"
     [ -z "${SLURM_ARRAY_TASK_ID:-}" ] || set -- "$@" --shard="$SLURM_ARRAY_TASK_ID/$SLURM_ARRAY_TASK_COUNT"

@@ -54,11 +54,25 @@ def test_the_command_imports_nothing_of_the_folder(here, finished):
 
 
 @pytest.mark.slow
-def test_a_launcher_imports_nothing_of_the_folder(here):
+@pytest.mark.parametrize(
+    ("script", "arguments", "said"),
+    [
+        ("local.sh", ["configs/tiny.py", "--workdir=run", "--dry-run"], "t5x_diffeq.train"),
+        ("reproduce/spectra.sh", ["--dry_run"], "t5x_diffeq.train"),
+    ],
+)
+def test_a_launcher_imports_nothing_of_the_folder(here, script, arguments, said):
     given = {**os.environ, "VENV": sys.prefix}
-    command = [ROOT / "launch" / "local.sh", "configs/tiny.py", "--workdir=run", "--dry-run"]
-    ended = run_to_end(command, cwd=here, env=given)
-    assert ended.returncode == 0 and "t5x_diffeq.train" in ended.stdout, ended.stderr
+    ended = run_to_end([ROOT / "launch" / script, *arguments], cwd=here, env=given)
+    assert ended.returncode == 0 and said in ended.stdout, ended.stderr
+    assert ran(here) == []
+
+
+def test_setting_up_imports_nothing_of_the_folder(here):
+    """Python's own `venv` and `pip` neither."""
+    (here / "venv.py").write_text(LEAVES_A_MARK)
+    script = f"source {ROOT}/launch/setup.sh; {sys.executable} -m venv --help >/dev/null"
+    run_to_end(["bash", "-euc", script], cwd=here, check=True)
     assert ran(here) == []
 
 
