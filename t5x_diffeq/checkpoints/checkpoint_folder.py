@@ -8,6 +8,7 @@ Orbax's own file of metrics, if damaged, would keep its manager from opening. A 
 checkpoint with a file `MILESTONE`, which a user may add or remove.
 """
 
+import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
@@ -70,7 +71,8 @@ def mark_copies(folder: AnyPath) -> None:
 
 def count_arrays(checkpoint: AnyPath) -> int:
     """How many arrays can be found in a saved train state."""
-    base: dict[str, str] = {"driver": "file", "path": f"{checkpoint / 'state'}/"}
+    # The driver takes no path with "..".
+    base: dict[str, str] = {"driver": "file", "path": f"{os.path.realpath(checkpoint / 'state')}/"}
     if is_in_bucket(checkpoint):
         bucket, _, path = str(checkpoint).removeprefix(BUCKETS).partition("/")
         base = {"driver": "gcs", "bucket": bucket, "path": f"{path}/state/"}
