@@ -251,3 +251,10 @@ def test_what_a_run_on_hidden_files_is_told(tmp_path, monkeypatch):
         corpus_of(data, tmp_path / "run", new=True)
     with pytest.raises(InputError, match=r"now .*, without 1 hidden file.s., such as .b.txt\)"):
         corpus_of(data, tmp_path / "run", new=False)
+
+
+@pytest.mark.parametrize("source", ["huggingface", "tfds", "stream", "text_files"])
+def test_a_home_of_nobody_is_one_clear_error(source):
+    """`~NAME` stays as it is where there is no such user."""
+    with pytest.raises(InputError, match="~nobody-here/x"):
+        load_source(DataKeys(source=source, path="~nobody-here/x"))

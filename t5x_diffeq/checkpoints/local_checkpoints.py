@@ -10,6 +10,7 @@ restored from another one. CONTRIBUTING.md says why Orbax's emergency managers a
 """
 
 import json
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -33,6 +34,7 @@ from t5x_diffeq.system.files import (
     digest,
     parse_json,
 )
+from t5x_diffeq.system.foreign_files import read_inside
 
 KEY = "train.local_checkpoints"
 _KEEP = 2  # a process may be lost while it writes a checkpoint that the others have finished
@@ -54,7 +56,7 @@ class LocalCheckpoints:
                 f"{KEY}={folder} is in a bucket; name a folder on a local disk or in memory, such "
                 "as /dev/shm/checkpoints, or None"
             )
-        self.root = Path(folder).expanduser().absolute()
+        self.root = Path(os.path.expanduser(folder)).absolute()
         run = digest([run_id.encode(), str(absolute_path(workdir)).encode()])[:16]
         process = f"process_{jax.process_index()}_of_{jax.process_count()}"
         self.folder = self.root / run / process
@@ -158,7 +160,7 @@ class LocalCheckpoints:
             damage = checksums.find_damage(folder, (_ITEM,)) if self.verify else None
             if damage:
                 return damage
-            index = parse_json((folder / _ITEM / _INDEX).read_bytes())
+            index = parse_json(read_inside(folder / _ITEM / _INDEX))
             if index["step"] != step:
                 return f"it is of step {index['step']}"
             state, first = {}, 0

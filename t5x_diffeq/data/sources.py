@@ -191,7 +191,7 @@ def tfds_source(data: DataKeys) -> Source:
     """
     import tensorflow_datasets as tfds
 
-    folder = Path(str(data.path)).expanduser()
+    folder = Path(os.path.expanduser(str(data.path)))
     _keep_from_importing(tfds)
     try:
         if folder.is_dir():
@@ -266,7 +266,7 @@ def _load_split(data: DataKeys, path: str, key: str, split: str) -> "datasets.Da
     import datasets
 
     name, _, config = path.partition(":")
-    local = Path(name).expanduser()
+    local = Path(os.path.expanduser(name))
     try:
         if (local / "dataset_dict.json").exists():  # written by `save_to_disk`
             return datasets.load_from_disk(str(local))[split]

@@ -4,6 +4,7 @@ They belong to a dataset of the Hub, or are parquet and JSON files anywhere that
 Nothing is downloaded, counted or tokenised in advance, so a corpus of any size opens in seconds.
 """
 
+import os
 import re
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator, Mapping
@@ -288,7 +289,7 @@ def _builder_of_dataset(data: DataKeys, path: str) -> "datasets.DatasetBuilder":
             f"data.validation_path={data.validation_path}: data.path={path} is a whole dataset, "
             "whose validation text is data.validation_split; leave it out"
         )
-    folder = Path(path).expanduser()
+    folder = Path(os.path.expanduser(path))
     if folder.is_dir():
         return datasets.load_dataset_builder(str(folder), cache_dir=data.data_dir)
     name, _, config = path.partition(":")
@@ -300,7 +301,7 @@ def _builder_of_dataset(data: DataKeys, path: str) -> "datasets.DatasetBuilder":
 
 def _absolute(path: str) -> str:
     """An address as it is, a path of this machine from its root."""
-    return path if "://" in path else str(Path(path).expanduser().absolute())
+    return path if "://" in path else str(Path(os.path.expanduser(path)).absolute())
 
 
 def _files_of(data: DataKeys, split: str, builder: "datasets.DatasetBuilder") -> StreamFiles:

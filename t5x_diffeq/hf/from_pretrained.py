@@ -1,5 +1,6 @@
 """Reads a Hugging Face folder as our config, tokenizer and parameters."""
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -82,7 +83,7 @@ def with_tokenizer(config: Config, config_json: dict, folder: Path) -> tuple[Con
         data = replace(data, tokenizer=str(file.absolute()))
     ends = [end for keys in imported.values() for end in as_list(keys.get("eos_token_id"))]
     if data.tokenizer != "bytes" and ends:
-        first, *_ = token_names(Path(data.tokenizer).expanduser(), ends)
+        first, *_ = token_names(Path(os.path.expanduser(data.tokenizer)), ends)
         data = replace(data, end_of_text=first)
     tokenizer = make_tokenizer(data, [])
     if is_theirs:

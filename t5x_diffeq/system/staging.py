@@ -89,7 +89,7 @@ def _copy_of(path: AnyPath, sha256: str | None) -> Copy:
 
 def cache_folder() -> Path:
     """The folder of the cache."""
-    return Path(os.environ.get("T5X_DIFFEQ_CACHE") or _FOLDER).expanduser()
+    return Path(os.path.expanduser(os.environ.get("T5X_DIFFEQ_CACHE") or _FOLDER))
 
 
 def _cache_bytes(cached: int) -> int:
