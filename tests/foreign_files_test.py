@@ -8,9 +8,13 @@ import subprocess
 
 import pytest
 
+from t5x_diffeq.checkpoints.identity import run_of
 from t5x_diffeq.checkpoints.restoring import restore_params
 from t5x_diffeq.checkpoints.workdir import read_config
-from t5x_diffeq.data.file_tokenizers import load_tokenizer
+from t5x_diffeq.config import plugins
+from t5x_diffeq.config.plugins import plugin_versions
+from t5x_diffeq.data.manifest import load_lengths, read_manifest
+from t5x_diffeq.data.tokenizer_folder import load_tokenizer
 from t5x_diffeq.experiments.commands import Commands
 from t5x_diffeq.experiments.runs import read_results
 from t5x_diffeq.hf.folder import TensorFiles, write_tensors
@@ -20,9 +24,11 @@ from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.foreign_files import check_inside, read_inside
 from t5x_diffeq.training.branch import branch_off
 from t5x_diffeq.training.history import read_events
+from t5x_diffeq.training.profiler import Profiler
 from t5x_diffeq.training.tracking.jsonl import read_metrics
 
 SECRET = b"a key of this machine"
+OUTCOME = {"run": "a", "verb": "evaluate", "seconds": 1.0}
 
 
 @pytest.fixture
@@ -154,10 +160,14 @@ def test_a_branch_copies_no_folder_that_a_link_leads_to(foreign, name, tmp_path)
 def test_every_reader_of_a_workdir_refuses(foreign, said):
     readers = {
         "config.json": read_config,
-        "metrics.jsonl": read_metrics,
+        "metrics.jsonl": lambda run: list(read_metrics(run)),
         "history.jsonl": read_events,
         "checkpoints/6/state/manifest.ocdbt": lambda run: restore_params(run, {}),
         "checkpoints/6/data/metadata": lambda run: restore_params(run, {}),
+        "data/0/lengths.npy": lambda run: load_lengths(run / "data" / "0" / "lengths.npy"),
+        "data/0/manifest.json": lambda run: read_manifest(run / "data" / "0"),
+        "run_id": lambda run: run_of(run),
+        "profile": lambda run: Profiler._take_up_request(None, run / "profile"),
         "tokenizer/end_of_text.json": lambda run: load_tokenizer(run / "tokenizer"),
         "tokenizer/chat_template.jinja": lambda run: load_tokenizer(run / "tokenizer"),
     }
@@ -166,6 +176,18 @@ def test_every_reader_of_a_workdir_refuses(foreign, said):
         with pytest.raises(InputError, match=f"{name} is .*{said}"):
             read(foreign)
         (foreign / name).unlink()
+
+
+def test_what_identifies_a_package_is_of_regular_files(folder, monkeypatch):
+    (folder / "theirs").mkdir()
+    (folder / "theirs" / "__init__.py").write_text("")
+    monkeypatch.chdir(folder)
+    before = plugin_versions({"model.block": "theirs:Block"})
+    plugins._identify.cache_clear()
+    os.mkfifo(folder / "theirs" / "pipe.py")
+    (folder / "theirs" / "endless.py").symlink_to("/dev/zero")
+    assert plugin_versions({"model.block": "theirs:Block"}) == before
+    plugins._identify.cache_clear()
 
 
 @pytest.mark.parametrize("said", SPECIAL)
@@ -209,8 +231,8 @@ def test_results_of_a_sweep(folder):
     with pytest.raises(InputError, match=r"results\.jsonl is a named pipe"):
         read_results(folder)
     (folder / "results.jsonl").unlink()
-    (folder / "results.jsonl").write_text(json.dumps({"run": "a"}) + "\n")
-    assert read_results(folder) == {"a": {"run": "a"}}
+    (folder / "results.jsonl").write_text(json.dumps(OUTCOME) + "\n")
+    assert read_results(folder) == {"a": OUTCOME}
 
 
 def test_a_pipe_with_a_reader_is_no_log(folder):

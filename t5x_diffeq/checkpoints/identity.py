@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from t5x_diffeq.checkpoints.checkpoint_folder import read_facts
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.files import AnyPath, read_json_object
+from t5x_diffeq.system.foreign_files import read_inside
 
 CONFIG_FILE = "config.json"
 RUN_ID = "run_id"  # the key for the id in that file
@@ -30,8 +31,8 @@ def run_of(workdir: AnyPath) -> str | None:
     except (OSError, ValueError):
         run_id = None  # what reads the config says so
     if run_id is None and (workdir / _ID_FILE).exists():
-        return (workdir / _ID_FILE).read_text("utf-8")
-    return run_id
+        return read_inside(workdir / _ID_FILE).decode("utf-8")
+    return None if run_id is None else str(run_id)
 
 
 def check_owner(workdir: AnyPath, steps: Iterable[int]) -> None:

@@ -183,7 +183,7 @@ def _identify(package: str) -> str:
     if spec is None:
         return "missing"  # it is refused where it is used
     folders = [Path(each) for each in spec.submodule_search_locations or ()]
-    files = sorted(file for folder in folders for file in folder.rglob("*.py"))
+    files = sorted(file for folder in folders for file in folder.rglob("*.py") if file.is_file())
     files = files or [Path(spec.origin)] if spec.has_location and spec.origin else []
     content = b"".join(each.read_bytes() for each in files)
     return f"{version} sha256 {hashlib.sha256(content).hexdigest()[:16]}".strip()

@@ -20,6 +20,7 @@ from t5x_diffeq.system import files
 from t5x_diffeq.system.console import format_count, log
 from t5x_diffeq.system.errors import InputError, RunError
 from t5x_diffeq.system.files import AnyPath, describe_error
+from t5x_diffeq.system.foreign_files import MOST_BYTES_OF_ARRAYS, read_inside
 from t5x_diffeq.system.staging import cache_folder
 
 MANIFEST = "manifest.json"
@@ -37,7 +38,7 @@ _CheckedFiles = dict[str, list]  # by file: its size, time of change, and hash
 def read_manifest(folder: AnyPath) -> dict:
     """The manifest of a folder of shards; an InputError if there is none, or it is damaged."""
     try:
-        manifest = files.parse_json((folder / MANIFEST).read_bytes())
+        manifest = files.parse_json(read_inside(folder / MANIFEST))
         _check(manifest)
     except OSError as error:
         raise InputError(
@@ -173,7 +174,7 @@ def _check_hash(file: AnyPath, expected: str) -> None:
 def load_lengths(path: AnyPath) -> Integer[np.ndarray, " documents"]:
     """The lengths of a shard's documents; an InputError if they can't be read."""
     try:
-        lengths = np.load(io.BytesIO(path.read_bytes()))
+        lengths = np.load(io.BytesIO(read_inside(path, MOST_BYTES_OF_ARRAYS)))
     except Exception as error:  # NumPy raises errors of many classes
         raise InputError(
             f"{path} can't be read: {describe_error(error)}; prepare that shard again"

@@ -26,6 +26,7 @@ from t5x_diffeq.config.config import Config
 from t5x_diffeq.system import console
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.files import AnyPath, atomic_file, describe_error
+from t5x_diffeq.system.foreign_files import read_inside
 from t5x_diffeq.training.goodput import OTHER
 from t5x_diffeq.training.hooks import Hook, Training
 from t5x_diffeq.training.setup import Setup
@@ -154,7 +155,7 @@ class Profiler(Hook):
         A process alone removes the file at once. Of several, which are to trace the same steps, the
         first removes it when they are done.
         """
-        text = request.read_text("utf-8").strip()
+        text = read_inside(request).decode("utf-8").strip()
         leads, alone = jax.process_index() == min(self.processes), len(self.processes) == 1
         if re.fullmatch(r"\d{1,10}:\d{1,10}", text):
             steps = Steps.of(text)
