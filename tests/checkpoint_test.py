@@ -317,6 +317,7 @@ def test_a_first_save_that_cannot_be_found_again_ends_the_run(tmp_path, monkeypa
     assert len(counted) == 1
     monkeypatch.undo()
     assert count_arrays(tmp_path / "checkpoints" / "2") == 7
+    assert count_arrays(tmp_path / "checkpoints" / ".." / "checkpoints" / "2") == 7
 
 
 def test_a_folder_that_holds_nothing_is_set_aside(workdir):
@@ -392,6 +393,9 @@ def test_a_checkpoint_of_a_sibling_run_is_refused(siblings):
     check_continues(mine)
     (mine / "config.json").write_text("{}")
     with pytest.raises(InputError, match="a run of an earlier version, which has no id"):
+        check_continues(mine)
+    (mine / "config.json").write_text('{"run_id": [5]}')
+    with pytest.raises(InputError, match=r"the workdir belongs to run \[5\]; remove"):
         check_continues(mine)
 
 

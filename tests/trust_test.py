@@ -158,6 +158,11 @@ def test_a_branch_asks_before_it_follows_names_and_folders_of_code(foreign, sect
     assert read_config(foreign).flat()[f"{section}.{key}"]
 
 
+@pytest.mark.parametrize("part", [5, None, [], {"a": 1}])
+def test_a_part_of_a_mixture_that_is_none_leads_nowhere(part):
+    assert plugins.foreign_plugins({"data.mixture": [part]}) == []
+
+
 def test_a_name_is_trusted_for_the_key_that_it_was_given_for(foreign):
     plugins.trust({"train.hooks": [SHELL], "data.path": "tasks"})
     with pytest.raises(InputError, match=ASKED):

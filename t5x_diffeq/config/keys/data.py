@@ -14,8 +14,8 @@ _key = partial(key, finetune=True)
 
 def _sources_of_parts(parts: Any) -> Iterable[str]:
     """The sources of a mixture's (weight, source, path) that the package doesn't define."""
-    named = (text for part in parts for text in texts_in(list(part)[1:2]))
-    return [text for text in named if text not in SOURCES]
+    named = (part[1:2] if isinstance(part, list | tuple) else part for part in parts)
+    return [text for each in named for text in texts_in(each) if text not in SOURCES]
 
 
 def _template_files(value: object) -> Iterable[str]:
