@@ -131,6 +131,19 @@ def test_only_the_end_of_a_verb_ends_it_with_0(error, monkeypatch, capsys):
     assert line.endswith("what is wrong; in the hook early at step 18")
 
 
+class UntoldError(Exception):
+    def __str__(self):
+        raise SystemExit(0)
+
+
+def test_an_error_whose_text_ends_the_process_is_a_failure(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["verb"])
+    with pytest.raises(SystemExit) as ended:
+        command_line.run(lambda: leave(UntoldError()), "", flags.FlagValues())
+    assert ended.value.code == 1
+    assert capsys.readouterr().err.endswith("error: UntoldError, whose text can't be had\n")
+
+
 def test_the_line_of_an_exit_names_the_code_and_not_the_library(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["verb"])
     parse = argparse.ArgumentParser().parse_args

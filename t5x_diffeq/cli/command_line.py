@@ -31,7 +31,7 @@ from typing import NoReturn
 from absl import flags
 from ml_collections.config_flags import config_flags
 
-from t5x_diffeq.cli.failures import end_of, fail_to_write, find_peers
+from t5x_diffeq.cli.failures import end_of, fail, fail_to_write, find_peers
 from t5x_diffeq.cli.quiet_libraries import silence_libraries
 from t5x_diffeq.cluster import tpu_hosts
 from t5x_diffeq.cluster.peers import EXIT_INFRASTRUCTURE
@@ -75,7 +75,10 @@ def run(
     try:
         status = _work(verb, verb_flags, several)
     except BaseException as error:  # also of code that wants to end the process
-        status = end_of(error)
+        try:
+            status = end_of(error)
+        except (Exception, SystemExit):  # of its own text
+            status = fail(1, f"{type(error).__name__}, whose text can't be had")
     if status == 0 and (unwritten := console.results_error()):
         status = fail_to_write(unwritten)
     if others := find_peers():
@@ -92,7 +95,7 @@ def _work(verb: Callable[[], int | None], verb_flags: flags.FlagValues, several:
     end_with_parent(os.environ)
     keep_freed_memory(os.environ)
     if asked := [each for each in sys.argv[1:] if re.match("--?help=.", each)]:
-        print(_help_of_keys(asked[0].partition("=")[2], verb_flags))
+        console.print_result(_help_of_keys(asked[0].partition("=")[2], verb_flags))
         return 0
     if several and _may_have_others(os.environ):
         from t5x_diffeq.cluster import processes  # importing JAX takes seconds
