@@ -99,7 +99,7 @@ def test_saves_that_were_cut_off_are_deleted(workdir):
 )
 def test_an_error_number_in_a_text_of_tensorstore(tmp_path, number, raised, reason):
     message = rf"checkpoint 2 can't be written to .*: {reason}"
-    with pytest.raises(raised, match=message), writing.explain_failure(tmp_path, 2):
+    with pytest.raises(raised, match=message), writing.explain_failure(tmp_path, 2, ()):
         raise ValueError(f"UNKNOWN: Error opening \"zarr\" driver [os_error_code='{number}']")
 
 

@@ -204,7 +204,7 @@ def test_a_name_without_a_folder_is_fetched_from_the_hub(good_folder, tmp_path, 
     for unknown in ("gpt2", "a--b"):
         with pytest.raises(InputError, match=rf"the model \(.*\); .*hf download {unknown} --local"):
             call(convert, f"--input={unknown}", "--workdir=run")
-    with pytest.raises(InputError, match=r"--input=a/b/c holds no config.json"):
+    with pytest.raises(InputError, match=r"--input=.*a/b/c holds no config.json"):
         call(convert, "--input=a/b/c", "--workdir=run")
 
 

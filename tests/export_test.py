@@ -54,7 +54,6 @@ def test_an_ode_brings_its_own_file(tmp_path):
 def test_the_card_has_the_runs_facts(tmp_path):
     reports = [
         {"step": 5, "eval/loss": 3.25, "eval/perplexity": 25.79},
-        {"step": 7, "train/loss": 3.0},
         {"step": 9, "eval/loss": 1.0, "eval/perplexity": 2.72},
     ]
     export_model("gpt_euler_ode", tmp_path / "out", reports)

@@ -346,7 +346,7 @@ def test_text_may_move_and_not_change(tmp_path):
     assert not check_config(Config.of(config), tmp_path / "run")
     assert corpus_of(config.data, tmp_path / "run", new=False).fingerprint == before
     text_of(tmp_path, "moved.txt", "another text, line")
-    with pytest.raises(InputError, match=r"was started on .*a.txt .* is now .*moved.txt"):
+    with pytest.raises(InputError, match=r"was started on .*moved.txt .* is now .*moved.txt"):
         corpus_of(config.data, tmp_path / "run", new=False)
 
 

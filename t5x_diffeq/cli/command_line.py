@@ -51,7 +51,8 @@ from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.extras import __version__
 from t5x_diffeq.system.parent import end_with_parent
 
-_FROM_INIT = ("model.num_steps", "model.scheme")  # None: the values of the run that init_from names
+# None: the values of the run that init_from names
+_FROM_INIT = ("model.num_steps", "model.scheme", "model.weights")
 
 
 def run(

@@ -10,7 +10,7 @@ import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO
 
 from etils import epath
 
@@ -27,7 +27,7 @@ _KINDS = {
 }
 
 
-def open_inside(path: Path | epath.Path) -> BinaryIO:
+def open_inside(path: Path | epath.Path) -> IO[bytes]:
     """A regular file, here or in a bucket, opened to be read.
 
     A link is followed to a file of the same folder, and in Hugging Face's cache to one of the same
