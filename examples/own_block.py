@@ -55,7 +55,7 @@ class QKNormBlock(td.Block):
         """Causal attention, within each document."""
         x = self.norm(y)
         q, k = self.query_norm(self.query(x)), self.key_norm(self.key(x))
-        positions, documents = places
+        positions, documents = places.positions, places.segments
         seen = positions[:, None, :, None] >= positions[:, None, None, :]
         if documents is not None:
             seen &= documents[:, None, :, None] == documents[:, None, None, :]

@@ -58,7 +58,7 @@ def test_a_model_that_answers(finished, folder, tmp_path, capsys):
     config, workdir = tuning_config(finished[1], folder), tmp_path / "tuned"
     assert finetune(flatten(config), workdir) == 0
     told = capsys.readouterr().err
-    assert f"generate --workdir={workdir} --chat --prompt='...'" in told
+    assert f"generate --workdir={workdir} --trust_plugins --chat --prompt='...'" in told
     assert "with a loss)" in told and "tokens of the completions" in told
     curve = [line for line in read_metrics(workdir) if "eval/loss" in line]
     # Each answer counts with `|` and the end of its document, and nothing of the questions.

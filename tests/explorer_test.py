@@ -205,7 +205,7 @@ def test_a_continuation_ends_with_the_document(run, monkeypatch):
         ("read", [], "the body is []; it must be a JSON object"),
         ("read", {}, "the field 'text' is missing"),
         ("read", {"text": 1}, "text is 1; it must be a text"),
-        ("read", {"text": "x" * 1000}, "the text has 1000 tokens, and the model's length is 160"),
+        ("read", {"text": "x" * 1000}, "the text has 1000 tokens; the model takes 1 to 160"),
         ("read", {"text": "\ud800"}, "not UTF-8"),
         ("tokens", {"text": ""}, "the text has no tokens"),
         ("read", {"text": "a", "num_steps": 10**9}, "num_steps is 1000000000; it must be at most"),

@@ -1,6 +1,7 @@
 """Tokenizers give every text back as it was."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -91,6 +92,25 @@ def test_saved_and_loaded_is_the_same(sentencepiece, hugging_face, tmp_path):
         loaded = load_tokenizer(folder)
         assert loaded.fingerprint == tokenizer.fingerprint
         np.testing.assert_array_equal(loaded.encode(TEXTS)[0], tokenizer.encode(TEXTS)[0])
+
+
+def test_a_save_leaves_what_other_processes_write(tmp_path, monkeypatch):
+    """Parts of prepare_data save the same tokenizer at once; an editor makes hidden folders."""
+    hidden = tmp_path / ".ipynb_checkpoints", tmp_path / ".bytes.1.partial"
+    hidden[0].mkdir()
+    hidden[1].write_bytes(b"of another process")
+    (tmp_path / "stale").write_bytes(b"")
+    read = Path.read_bytes
+
+    def read_late(path):
+        content = read(path)
+        path.unlink()  # as another process may do meanwhile
+        return content
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "read_bytes", read_late)
+        ByteTokenizer().save(tmp_path)
+    assert {*tmp_path.iterdir()} == {*hidden, tmp_path / "bytes"}
 
 
 def test_training_is_deterministic(sentencepiece):

@@ -4,6 +4,7 @@ import json
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any, ClassVar, NamedTuple
 
@@ -149,8 +150,10 @@ class Tokenizer(ABC):
         files[self._file] = self.model
         there = [*folder.iterdir()] if folder.is_dir() else []
         for path in sorted(there, key=lambda path: path.name not in MODEL_FILES):
-            if path.read_bytes() != files.get(path.name):
-                path.unlink()
+            with suppress(FileNotFoundError):  # another process has removed it
+                # A hidden file may be one that another process is writing.
+                if path.name[0] != "." and path.read_bytes() != files.get(path.name):
+                    path.unlink()
         for name, content in files.items():
             write_whole(folder / name, content)
 

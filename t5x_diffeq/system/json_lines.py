@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from io import BytesIO
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 from t5x_diffeq.system.console import log
 from t5x_diffeq.system.errors import InputError
@@ -95,7 +95,7 @@ def end_of_whole_lines(path: AnyPath) -> int:
 
 
 @contextmanager
-def _open(path: AnyPath) -> Iterator[BinaryIO]:
+def _open(path: AnyPath) -> Iterator[IO[bytes]]:
     """A context with the file to read, or an empty one if there is none; raises an InputError."""
     try:
         with open_inside(path) if path.exists() else BytesIO() as file:
