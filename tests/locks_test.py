@@ -51,7 +51,9 @@ def test_a_link_is_not_followed(tmp_path):
         pass
     for name in ("metrics.jsonl", f".config.json.{os.getpid()}.partial"):
         (run / name).symlink_to(other)
-    grown = GrowingFile(run / "metrics.jsonl", 9)
+    with pytest.raises(InputError, match="metrics.jsonl is a link to"):
+        GrowingFile(run / "metrics.jsonl", 9)
+    grown = GrowingFile(run / "metrics.jsonl")
     write_whole(run / "config.json", b"{}")
     assert not (run / "metrics.jsonl").is_symlink()
     (run / "metrics.jsonl").unlink()

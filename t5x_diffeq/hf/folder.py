@@ -247,7 +247,8 @@ def _open_tensors(path: Path) -> Any:
     from safetensors import SafetensorError, safe_open
 
     try:
-        open_inside(path).close()
+        with open_inside(path):
+            pass
         return safe_open(path, "numpy")
     except (SafetensorError, OSError) as error:
         raise InputError(f"{path} can't be read: {error}; restore it") from error

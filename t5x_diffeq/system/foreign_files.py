@@ -9,6 +9,7 @@ import errno
 import os
 import stat
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import IO
 
@@ -27,7 +28,7 @@ _KINDS = {
 }
 
 
-def open_inside(path: Path | epath.Path) -> IO[bytes]:
+def open_inside(path: Path | epath.Path) -> AbstractContextManager[IO[bytes]]:
     """A regular file, here or in a bucket, opened to be read.
 
     A link is followed to a file of the same folder, and in Hugging Face's cache to one of the same
