@@ -51,7 +51,7 @@ def test_a_link_is_not_followed(tmp_path):
         pass
     for name in ("metrics.jsonl", f".config.json.{os.getpid()}.partial"):
         (run / name).symlink_to(other)
-    with pytest.raises(InputError, match="metrics.jsonl is a link to"):
+    with pytest.raises(InputError, match=r"metrics.jsonl is a link to"):
         GrowingFile(run / "metrics.jsonl", 9)
     grown = GrowingFile(run / "metrics.jsonl")
     write_whole(run / "config.json", b"{}")

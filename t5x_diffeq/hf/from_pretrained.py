@@ -101,7 +101,13 @@ def check_vocabulary(tokenizer: Tokenizer, tables: TableSizes) -> int:
     """
     tokens = tokenizer.vocab_size
     rows_without = tables.tokens - tokens
-    if rows_without < 0 or (rows_without and isinstance(tokenizer, ByteTokenizer)):
+    if rows_without < 0 and not isinstance(tokenizer, ByteTokenizer):
+        raise InputError(
+            f"--input: the model has vectors for {tables.tokens} tokens, and the tokenizer has "
+            f"{tokens}; remove the tokens that were added, add their rows "
+            "(resize_token_embeddings), or name another with --config.data.tokenizer=FILE"
+        )
+    if rows_without and isinstance(tokenizer, ByteTokenizer):
         raise InputError(
             f"--input: the model has vectors for {tables.tokens} tokens, and the tokenizer has "
             f"{tokens}; name the model's own with --config.data.tokenizer=FILE"
