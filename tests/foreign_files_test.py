@@ -14,6 +14,7 @@ from t5x_diffeq.checkpoints.workdir import read_config
 from t5x_diffeq.config import plugins
 from t5x_diffeq.config.plugins import plugin_versions
 from t5x_diffeq.data.manifest import load_lengths, read_manifest
+from t5x_diffeq.data.shards import merge_shards
 from t5x_diffeq.data.tokenizer_folder import load_tokenizer
 from t5x_diffeq.experiments.commands import Commands
 from t5x_diffeq.experiments.runs import read_results
@@ -176,6 +177,12 @@ def test_every_reader_of_a_workdir_refuses(foreign, said):
         with pytest.raises(InputError, match=f"{name} is .*{said}"):
             read(foreign)
         (foreign / name).unlink()
+
+
+def test_shards_are_merged_from_regular_files(folder):
+    os.mkfifo(folder / "train-00000-of-00001.array_record")
+    with pytest.raises(InputError, match=r"array_record is a named pipe"):
+        merge_shards(folder, 1, {}, 0.0)
 
 
 def test_what_identifies_a_package_is_of_regular_files(folder, monkeypatch):

@@ -27,6 +27,7 @@ from t5x_diffeq.data.rows import FAULTS, Skipped
 from t5x_diffeq.system.console import log
 from t5x_diffeq.system.errors import InputError, RunError
 from t5x_diffeq.system.files import AnyPath, atomic_file, file_digest, read_json_object, write_whole
+from t5x_diffeq.system.foreign_files import check_inside
 from t5x_diffeq.system.staging import NoRoomError, stage
 
 _OF_SHARD = ("source", "fingerprint", "documents", "tokens", "skipped", "sha256", "lengths_sha256")
@@ -112,6 +113,7 @@ def merge_shards(folder: AnyPath, count: int, facts: dict, max_unreadable: float
       InputError: if a shard is missing, damaged, or made from other data, or too many rows are
         unreadable; names it, or the first of them.
     """
+    check_inside(folder.resolve())
     manifest, skipped = {**facts, "shards": count}, Skipped()
     for split in SPLITS:
         names = [stem(split, index, count) for index in range(count)]
