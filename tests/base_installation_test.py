@@ -105,7 +105,7 @@ def test_the_base_installation_runs_the_commands_of_the_readme(wheel, tmp_path):
     (tmp_path / "configs" / "own.py").write_text(own)
     again = run_verb("train", "--config=configs/own.py", *SMALL, "--workdir=run")
     assert again.returncode == 0, again.stderr
-    assert "continuing at step 2 in run" in again.stderr
+    assert f"continuing at step 2 in {tmp_path / 'run'}" in again.stderr
     assert re.search(r"\(programs: [1-9]\d* read, 0 compiled;", again.stderr), again.stderr
 
     shown = run([venv / "bin" / "t5x_diffeq", "status", "--workdir=run"])
