@@ -341,5 +341,6 @@ def test_reproduce_refuses_an_empty_text_before_the_first_run(tmp_path):
 def test_a_study_is_started_by_its_name(study):
     command = [warm_python.executable(), "-m", study.__name__, "--text=stdlib", "--dry_run"]
     ended = run_to_end(command)
-    assert "-m t5x_diffeq.train --workdir=reproduced/" in ended.stdout, ended.stderr
+    workdirs = f"-m t5x_diffeq.train --workdir={ROOT / 'reproduced'}/"
+    assert workdirs in ended.stdout, ended.stderr
     assert f"python -m {study.__name__} " in (ROOT / "studies" / "README.md").read_text()
