@@ -121,17 +121,19 @@ def log_account(
 
 def log_new_rate(before: Config, now: Config, step: int) -> None:
     """Prints by how much the learning rate jumps after `step`, where the schedule is another."""
+    changed = ", ".join(
+        f"{key} was {was!r}, is {is_now!r}"
+        for key, (was, is_now) in differing_keys(before, now).items()
+        if key.startswith("optimizer.") or key == "train.total_steps"
+    )
+    if not changed:
+        return  # the rates would be compiled, number by number
     old, new = (
         float(learning_rate_schedule(each.optimizer, each.train.total_steps)(jnp.asarray(step)))
         for each in (before, now)
     )
     if isclose(old, new, rel_tol=1e-5):
         return
-    changed = ", ".join(
-        f"{key} was {was!r}, is {is_now!r}"
-        for key, (was, is_now) in differing_keys(before, now).items()
-        if key.startswith("optimizer.") or key == "train.total_steps"
-    )
     way_out = {
         "cosine": "optimizer.schedule=wsd keeps the rate of a run that is made longer",
         "wsd": "to keep it, branch off a checkpoint before the cooldown (train --branch_from)",
