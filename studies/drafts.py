@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int
 from t5x_diffeq.inference.sampling import make_caches
 from t5x_diffeq.model.language_model import LanguageModel
 from t5x_diffeq.model.layers.array_types import Cache, Places, Weights
-from t5x_diffeq.model.ode.integrate import integrate_with_memory
+from t5x_diffeq.model.ode.integrate import integrate_with_caches
 from t5x_diffeq.model.ode.solvers import find_scheme
 from t5x_diffeq.model.sub_fields import cached_sub_fields
 from t5x_diffeq.system.errors import InputError
@@ -72,7 +72,7 @@ def logits_of_steps(
 
     def read(self: LanguageModel) -> tuple[Array, list[Cache]]:
         places = Places(first + jnp.arange(len(tokens))[None])
-        y, after = integrate_with_memory(
+        y, after = integrate_with_caches(
             *cached_sub_fields(self.config, places, jnp.ones((1, len(tokens)), bool)),
             weights,
             self.embed(tokens[None], places),

@@ -32,6 +32,7 @@ from t5x_diffeq.model.config import ModelConfig
 from t5x_diffeq.model.language_model import LanguageModel, in_one_document
 from t5x_diffeq.model.layers.array_types import State, States, Tokens, Weights
 from t5x_diffeq.model.ode.integrate import step_function, step_inputs
+from t5x_diffeq.model.ode.solvers import find_scheme
 from t5x_diffeq.model.ode.sources import source_of
 from t5x_diffeq.model.sub_fields import vector_field
 from t5x_diffeq.system.console import Progress
@@ -211,7 +212,14 @@ def _check_arguments(
         raise InputError(
             f"convention {convention!r} is unknown; there are {', '.join(CONVENTIONS)}"
         )
-    if convention == "official" and (not source_of(config).any_time or config.scheme != "euler"):
+    scheme = find_scheme(config.scheme)
+    if scheme.remembers:
+        raise InputError(
+            "Lyapunov exponents are of steps from state to state, and model.scheme="
+            f"{config.scheme} also remembers {scheme.remembers}; analyse a model of another scheme"
+        )
+    is_eulers = scheme.layer == "parallel" and scheme.leaves is None
+    if convention == "official" and not (source_of(config).any_time and is_eulers):
         raise InputError(
             "--convention=official needs Euler's scheme and weights at all t, and this model has "
             f"scheme {config.scheme} and {config.weights} weights; set --convention=pair or full"

@@ -13,6 +13,7 @@ from t5x_diffeq.hf.rope_parameters import rotary_from_json, rotary_to_json
 from t5x_diffeq.model.block import PyTorchForm
 from t5x_diffeq.model.config import ACTIVATIONS, ModelConfig
 from t5x_diffeq.model.layers.rotary import BASE, rotary_table
+from t5x_diffeq.model.ode.solvers import find_scheme
 from t5x_diffeq.system.errors import InputError
 
 # The file of every model of our own blocks.
@@ -64,7 +65,7 @@ def diffeq_config(config: ModelConfig, form: PyTorchForm, border: Border) -> dic
             "AutoModelForCausalLM": f"{module}.{form.model_class}",
         },
         "architecture": config.architecture,
-        "parallel": config.scheme == "euler",
+        "parallel": find_scheme(config.scheme).layer == "parallel",
         "mlp_reads_attention_norm": config.mlp_input == "attention_norm",
         "norm_shift": gpt or config.norm_shift,
         "norm_position": config.norm_position,

@@ -23,12 +23,11 @@ from t5x_diffeq.model.config import ModelConfig
 from t5x_diffeq.model.language_model import LanguageModel
 from t5x_diffeq.model.layers.array_types import Weights
 from t5x_diffeq.model.layers.linear import ADAPTERS
+from t5x_diffeq.model.ode.solvers import SCHEMES, find_scheme
 from t5x_diffeq.model.sub_fields import declared_leaves, make_block, need_methods
 from t5x_diffeq.system.console import format_count
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.training.load import Run
-
-_EXPORTED_SCHEMES = ("euler", "lie_trotter")
 
 
 class Summary(NamedTuple):
@@ -41,11 +40,12 @@ class Summary(NamedTuple):
 
 
 def check_form(config: ModelConfig) -> None:
-    """Checks that a step is a layer, which evaluates each sub-field once (else: InputError)."""
-    if config.scheme not in _EXPORTED_SCHEMES:
+    """Checks that a step has the form of a transformer's layer (else: InputError)."""
+    if find_scheme(config.scheme).layer is None:
+        exported = (name for name, scheme in SCHEMES.items() if scheme.layer)
         raise InputError(
-            f"model.scheme={config.scheme} can't be exported, because its step doesn't evaluate "
-            f"attention and MLP once as a layer does; {' and '.join(_EXPORTED_SCHEMES)} can"
+            f"model.scheme={config.scheme} can't be exported, because its step isn't a layer that "
+            f"adds attention and MLP to the state once; {' and '.join(exported)} can"
         )
 
 

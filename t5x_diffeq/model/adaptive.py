@@ -16,6 +16,7 @@ from jaxtyping import Array, Bool, Int
 from t5x_diffeq.model.config import ModelConfig
 from t5x_diffeq.model.language_model import LanguageModel, in_one_document, make_source
 from t5x_diffeq.model.layers.array_types import Places, State, Tokens, Weights
+from t5x_diffeq.model.ode.solvers import find_scheme
 from t5x_diffeq.model.ode.sources import source_of
 from t5x_diffeq.model.sub_fields import vector_field
 from t5x_diffeq.system.errors import InputError
@@ -44,6 +45,11 @@ class Solution(NamedTuple):
 
 def check_adaptive(config: ModelConfig, adaptive: Adaptive) -> None:
     """Checks that the model is an ordinary differential equation and that diffrax is installed."""
+    if find_scheme(config.scheme).order is None:
+        raise InputError(
+            f"{adaptive.solver} solves dy/dt = f + g, and a step of model.scheme={config.scheme} "
+            "isn't one of a solver (its order is None); leave --scheme out"
+        )
     if not source_of(config).any_time or config.step_size != "1/N":
         raise InputError(
             f"{adaptive.solver} needs W(t) at any t in [0, 1]: weights time_dependent or shared "

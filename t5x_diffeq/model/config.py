@@ -11,7 +11,7 @@ from t5x_diffeq.config.keys.values import VocabSize
 from t5x_diffeq.model.layers.attention_kernels import check, choose
 from t5x_diffeq.model.layers.rotary import BASE, check_scaling
 from t5x_diffeq.model.ode.integrate import kept_names
-from t5x_diffeq.model.ode.solvers import grid
+from t5x_diffeq.model.ode.solvers import find_scheme, grid
 from t5x_diffeq.model.ode.sources import source_of
 from t5x_diffeq.system.errors import InputError
 
@@ -87,8 +87,8 @@ class ModelConfig(ModelKeys):
         """The same model, with the same parameters, on another grid; None: its own N, or scheme.
 
         Raises:
-          InputError: if the model has per-layer weights, and the grid isn't their own; or there are
-            no such grids.
+          InputError: if the model has per-layer weights, and the grid isn't their own; if there is
+            no such grid, or its scheme has leaves that the model hasn't.
         """
         changes: dict[str, Any] = {}
         if num_steps is not None:
@@ -98,6 +98,17 @@ class ModelConfig(ModelKeys):
             check_values({"model.scheme": scheme})
             changes["scheme"] = scheme
         other = replace(self, **changes)
+        solver = find_scheme(other.scheme)
+        if solver.leaves and other.scheme != self.scheme:
+            raise InputError(
+                f"scheme={other.scheme} has leaves of its own, which a model of scheme "
+                f"{self.scheme} hasn't learned; keep the model's scheme, or train with that one"
+            )
+        if not solver.any_grid and other.num_steps != self.num_steps:
+            raise InputError(
+                f"num_steps={other.num_steps}: the scheme {other.scheme} says that it exists for "
+                f"its own num_steps={self.num_steps} alone (any_grid=False); leave num_steps out"
+            )
         trained_nodes, nodes = (grid(c.scheme, c.num_steps) for c in (self, other))
         if not source_of(self).any_time and not np.array_equal(trained_nodes, nodes):
             raise InputError(

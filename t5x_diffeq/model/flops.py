@@ -91,8 +91,9 @@ def _recomputed_products(
     if config.remat in ("none", "dots"):
         return 0
     kept = kept_names(config.remat) if config.remat.startswith("keep:") else ()
-    last_f = flops_f.last if config.scheme == "euler" else 0
-    last_g = flops_g.last if config.scheme in ("euler", "lie_trotter") else 0
+    layer = find_scheme(config.scheme).layer
+    last_f = flops_f.last if layer == "parallel" else 0
+    last_g = flops_g.last if layer is not None else 0
     stored_f, stored_g = (
         sum(each.named.get(name, 0) for name in kept) for each in (flops_f, flops_g)
     )

@@ -27,7 +27,7 @@ from t5x_diffeq.model.layers.embedding import Embedding
 from t5x_diffeq.model.layers.linear import ADAPTERS
 from t5x_diffeq.model.layers.norm import Norm
 from t5x_diffeq.model.layers.parameter import Parameter, declare, flatten_parameters
-from t5x_diffeq.model.ode.integrate import integrate_with_memory, trajectory, weights_by_step
+from t5x_diffeq.model.ode.integrate import integrate_with_caches, trajectory, weights_by_step
 from t5x_diffeq.model.ode.solvers import find_scheme, grid
 from t5x_diffeq.model.ode.sources import source_of
 from t5x_diffeq.model.ode.weight_source import Embeddings, LeafPath, WeightSource, layer_name
@@ -38,17 +38,17 @@ from t5x_diffeq.model.sub_fields import (
     need_methods,
     solve,
     vector_field,
+    what_weights_are_of,
 )
 from t5x_diffeq.system.errors import InputError
 
 
 def make_source(config: ModelConfig, **module: Any) -> WeightSource:
-    """The weight source of the config's block; `module` holds Linen's own arguments."""
-    block = block_of_shapes(config)
+    """The weight source of the config's step; `module` holds Linen's own arguments."""
     return source_of(
         config,
-        block=block,
-        inputs=block.input_shapes(),
+        block=what_weights_are_of(config),
+        inputs=block_of_shapes(config).input_shapes(),
         num_nodes=config.num_nodes,
         dtype=config.compute_dtype,
         **module,
@@ -248,7 +248,7 @@ class LanguageModel(nn.Module):
           caches: from `empty_caches` or from an earlier call.
         """
         c = self.config
-        y, caches = integrate_with_memory(
+        y, caches = integrate_with_caches(
             *cached_sub_fields(c, places, real),
             weights,
             self.embed(tokens, places),

@@ -15,9 +15,9 @@ from t5x_diffeq.model.config import ModelConfig
 from t5x_diffeq.model.layers.array_types import Cache, Places, State, Weights
 from t5x_diffeq.model.layers.context import from_zigzag, to_zigzag
 from t5x_diffeq.model.layers.parameter import Parameter
-from t5x_diffeq.model.ode.integrate import FieldOfKey, SubFieldWithMemory, integrate
+from t5x_diffeq.model.ode.integrate import FieldOfKey, SubFieldWithCache, integrate
 from t5x_diffeq.model.ode.running_cost import StateWithCost, charge_velocity
-from t5x_diffeq.model.ode.solvers import SubField, VectorField
+from t5x_diffeq.model.ode.solvers import SubField, VectorField, find_scheme
 from t5x_diffeq.model.ode.weight_source import LeafPath, block_parameters
 from t5x_diffeq.system.errors import InputError
 
@@ -53,10 +53,48 @@ def block_of_shapes(config: ModelConfig) -> Block:
     return make_block(replace(config, attention="xla"))
 
 
-def declared_leaves(config: ModelConfig) -> dict[LeafPath, Parameter]:
-    """The block's parameters by path, with shapes in place of arrays."""
+class SchemeLeaves(nn.Module):
+    """The leaves that the config's scheme declares."""
+
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(self) -> None:
+        """Declares them."""
+        if declare_leaves := find_scheme(self.config.scheme).leaves:
+            declare_leaves(self, self.config)
+
+
+class BlockAndScheme(nn.Module):
+    """A block, with the leaves of the scheme as its layer `scheme`."""
+
+    block: Block
+
+    def setup(self):  # noqa: D102
+        nn.share_scope(self, self.block)
+        self.scheme = SchemeLeaves(self.block.config)
+
+    def __call__(self, y: State, places: Places) -> State:
+        """The block's value; makes the leaves."""
+        self.scheme()
+        return self.block(y, places)
+
+
+def what_weights_are_of(config: ModelConfig) -> nn.Module:
+    """The module whose weights a source makes: the block, with the scheme's leaves if it has any.
+
+    It is for reading shapes, as `block_of_shapes` is.
+    """
     block = block_of_shapes(config)
-    return block_parameters(block, block.input_shapes())
+    if find_scheme(config.scheme).leaves is None:
+        return block
+    return BlockAndScheme(block, parent=None)
+
+
+def declared_leaves(config: ModelConfig) -> dict[LeafPath, Parameter]:
+    """The parameters of a step by path, with shapes in place of arrays."""
+    inputs = block_of_shapes(config).input_shapes()
+    return block_parameters(what_weights_are_of(config), inputs)
 
 
 def has_method(config: ModelConfig, method: str) -> bool:
@@ -78,7 +116,7 @@ def need_methods(config: ModelConfig, methods: tuple[str, ...]) -> None:
 
 def cached_sub_fields(
     config: ModelConfig, places: Places, real: Bool[Array, "B L"]
-) -> tuple[SubFieldWithMemory, SubField]:
+) -> tuple[SubFieldWithCache, SubField]:
     """The block's f and g for new tokens; f takes, and returns, a cache of those before them."""
     block = make_block(config)
 

@@ -16,6 +16,7 @@ from t5x_diffeq.model.config import ModelConfig
 from t5x_diffeq.model.language_model import LanguageModel
 from t5x_diffeq.model.layers.context import length_shards
 from t5x_diffeq.model.layers.mesh import axes_of, mesh_axes, shards_over
+from t5x_diffeq.model.scheme_checks import check_scheme
 from t5x_diffeq.model.source_checks import check_source
 from t5x_diffeq.system.chips import chip
 from t5x_diffeq.training import partitioning
@@ -115,6 +116,8 @@ def place_model(config: Config, vocab_size: int, mesh: Mesh) -> PlacedModel:
         check_block(model_config)
     if is_plugin(model_config.weights):
         check_source(model_config, config.train.depths)
+    if is_plugin(model_config.scheme):
+        check_scheme(model_config)
     model_config = model_config.for_platform(device.platform)
     check_context(model_config, mesh)
     model, rules = LanguageModel(model_config), partitioning.logical_rules(config.mesh)

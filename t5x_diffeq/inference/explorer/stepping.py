@@ -120,13 +120,15 @@ class Stepper:
     ) -> Iterator[Float[Array, "B L D"]]:
         """The states at t = 0, 1/N, ..., 1, each once it is computed; within `placed.context()`."""
         config = self._model_on(grid).config
+        scheme = find_scheme(config.scheme)
         places = in_one_document(tokens) if places is None else places
         f, g = (partial(_sub_field, self.compiled, name, places) for name in ("f", "g"))
         y = _start(self.compiled, self.run.params, tokens, places)
         yield y
+        memory = scheme.begin(y, config.num_steps)
         for W in self._weights(grid):
-            y = find_scheme(config.scheme).step(VectorField(f, g), W, y, config.dt)
-            yield y
+            memory = scheme.step(VectorField(f, g), W, memory, config.dt)
+            yield scheme.end(memory)
 
     def last_state(self, tokens: Tokens, grid: Depth, places: Places | None = None) -> State:
         """The state at t = 1; within `placed.context()`."""

@@ -1,6 +1,10 @@
-"""Integration of the residual stream: a scan over solver steps whose weights are already made."""
+"""Integration of the residual stream: a scan over solver steps whose weights are already made.
 
-from collections.abc import Callable
+What a scan carries is the scheme's memory, which is the state alone unless the scheme remembers
+more. If its memory grows from step to step, the steps are unrolled.
+"""
+
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -9,15 +13,15 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array
 
 from t5x_diffeq.model.layers.array_types import Tree, Vector
-from t5x_diffeq.model.ode.solvers import SubField, VectorField, find_scheme, grid
+from t5x_diffeq.model.ode.solvers import Memory, SubField, VectorField, find_scheme, grid
 from t5x_diffeq.system.errors import InputError
 
 FieldOfKey = Callable[[Array | None], VectorField]
 Args = Any  # what a field reads beside weights and state: a tree of arrays without a gradient
 StepInputs = tuple[Tree, Array | None]  # weights and dropout key of a step, or stacked of all
-Step = Callable[[Vector, StepInputs], Vector]
-Memory = Any  # of one evaluation of a sub-field: a tree of arrays
-SubFieldWithMemory = Callable[[Tree, Vector, Memory], tuple[Vector, Memory]]
+Step = Callable[[Memory, StepInputs], Memory]
+Cache = Any  # of one evaluation of a sub-field, what it keeps of earlier tokens: a tree of arrays
+SubFieldWithCache = Callable[[Tree, Vector, Cache], tuple[Vector, Cache]]
 
 # What "keep:..." can name: values that the layers mark with `checkpoint_name`.
 CHECKPOINT_NAMES = ("qkv", "attention", "mlp", "fp8")
@@ -52,21 +56,27 @@ def integrate(
         `CHECKPOINT_NAMES`).
       unroll: how many solver steps one iteration of the compiled loop computes.
       kept_dtype: dtype in which "full" stores the state of each step for the backward pass; None
-        keeps the state's own.
+        keeps the state's own, as does a scheme that remembers more than the state.
     """
+    solver = find_scheme(scheme)
     inputs = step_inputs(weights, scheme, num_steps, key)
 
     def step_of(args: Args) -> Step:
         field_of_key = field(args)
-        # In other schemes a sub-field reads states that depend on other sub-fields' values, which
-        # the backward pass would then compute once more.
-        if remat == "full" and scheme == "euler":
+        # Elsewhere a sub-field reads states that depend on other sub-fields' values, which the
+        # backward pass would then compute once more.
+        if remat == "full" and solver.layer == "parallel":
             field_of_key = _recompute_in_turn(field_of_key)
         return step_function(field_of_key, scheme, step_size)
 
-    if remat == "full" and kept_dtype not in (None, y.dtype):
-        return _scan_and_recompute(step_of, args, y, inputs, unroll, kept_dtype)
-    return _scan(_with_remat(step_of(args), remat, unroll), y, inputs, unroll)
+    memory = solver.begin(y, num_steps)
+    if solver.grows:
+        *_, memory = _unroll(_with_remat(step_of(args), remat, num_steps), memory, inputs)
+    elif remat == "full" and kept_dtype not in (None, y.dtype) and not solver.remembers:
+        memory = _scan_and_recompute(step_of, args, memory, inputs, unroll, kept_dtype)
+    else:
+        memory = _scan(_with_remat(step_of(args), remat, unroll), memory, inputs, unroll)
+    return solver.end(memory)
 
 
 def trajectory(
@@ -80,45 +90,50 @@ def trajectory(
     step_size: float,
 ) -> Vector:
     """The states at t = 0, dt, ..., 1; takes the arguments of `integrate`."""
+    solver = find_scheme(scheme)
     step = step_function(field(args), scheme, step_size)
     inputs = step_inputs(weights, scheme, num_steps, key=None)
-    last, before = jax.lax.scan(lambda y, x: (step(y, x), y), y, inputs)
-    return jnp.concatenate((before, last[None]))
+    memory = solver.begin(y, num_steps)
+    if solver.grows:
+        return jnp.stack([solver.end(each) for each in _unroll(step, memory, inputs)])
+    last, before = jax.lax.scan(lambda m, x: (step(m, x), solver.end(m)), memory, inputs)
+    return jnp.concatenate((before, solver.end(last)[None]))
 
 
-def integrate_with_memory(
-    f: SubFieldWithMemory,
+def integrate_with_caches(
+    f: SubFieldWithCache,
     g: SubField,
     weights: list[Tree],
     y: Vector,
-    memories: list[Memory],
+    caches: list[Cache],
     *,
     scheme: str,
     step_size: float,
-) -> tuple[Vector, list[Memory]]:
-    """y(1) from y(0) of new tokens, and the memories of f with these tokens added.
+) -> tuple[Vector, list[Cache]]:
+    """y(1) from y(0) of new tokens, and the caches of f with these tokens added.
 
     A scheme's step evaluates sub-fields of weights and state, as in a textbook, and knows no
-    memory, so this function gives each evaluation of f its own. The steps are unrolled: for a token
-    or two most of the time goes into reading weights, and a scan would first copy the weights of
-    each step.
+    cache, so this function gives each evaluation of f its own. What the scheme remembers is of the
+    new tokens alone. The steps are unrolled: for a token or two most of the time goes into reading
+    weights, and a scan would first copy the weights of each step.
 
     Args:
       weights: the weights of each step, from `weights_by_step`.
-      memories: one for each evaluation of f, in the order of the evaluations.
+      caches: one for each evaluation of f, in the order of the evaluations.
     """
-    before, after = iter(memories), []
+    before, after = iter(caches), []
 
-    def f_with_next_memory(W: Tree, y: Vector) -> Vector:
-        value, memory = f(W, y, next(before))
-        after.append(memory)
+    def f_with_next_cache(W: Tree, y: Vector) -> Vector:
+        value, cache = f(W, y, next(before))
+        after.append(cache)
         return value
 
-    field = VectorField(f_with_next_memory, g)
+    solver, field = find_scheme(scheme), VectorField(f_with_next_cache, g)
+    memory = solver.begin(y, len(weights))
     for n, step_weights in enumerate(weights):
         step = step_function(lambda _: field, scheme, step_size, scope=f"step {n}")
-        y = step(y, (step_weights, None))
-    return y, after
+        memory = step(memory, (step_weights, None))
+    return solver.end(memory), after
 
 
 def weights_by_step(weights: Tree, scheme: str, num_steps: int) -> list[Tree]:
@@ -130,7 +145,7 @@ def weights_by_step(weights: Tree, scheme: str, num_steps: int) -> list[Tree]:
 def step_function(
     field: FieldOfKey, scheme: str, step_size: float, scope: str = "solver step"
 ) -> Step:
-    """One step of the scheme, from the state and the step's slice of `step_inputs`.
+    """One step of the scheme, from its memory and the step's slice of `step_inputs`.
 
     A profile shows its operations under `scope`. In a scan all steps are one program, so they have
     one name.
@@ -138,10 +153,10 @@ def step_function(
     solver = find_scheme(scheme)
 
     @jax.named_scope(scope)
-    def step(y: Vector, inputs: StepInputs) -> Vector:
+    def step(memory: Memory, inputs: StepInputs) -> Memory:
         W, key = inputs
         at_nodes = (jax.tree.map(lambda w, i=i: w[i], W) for i in range(len(solver.nodes)))
-        return solver.step(field(key), tuple(at_nodes), y, step_size)
+        return solver.step(field(key), tuple(at_nodes), memory, step_size)
 
     return step
 
@@ -227,9 +242,19 @@ def _scan_and_recompute(
     return run(args, y, inputs)
 
 
-def _scan(step: Step, y: Vector, inputs: StepInputs, unroll: int) -> Vector:
-    y, _ = jax.lax.scan(lambda y, x: (step(y, x), None), y, inputs, unroll=unroll)
-    return y
+def _scan(step: Step, memory: Memory, inputs: StepInputs, unroll: int) -> Memory:
+    memory, _ = jax.lax.scan(lambda m, x: (step(m, x), None), memory, inputs, unroll=unroll)
+    return memory
+
+
+def _unroll(step: Step, memory: Memory, inputs: StepInputs) -> Iterator[Memory]:
+    """The memories at t = 0, dt, ..., 1, each of a shape of its own."""
+    yield memory
+    leaves, tree = jax.tree.flatten(inputs)
+    # Unstacked at once: the gradient of an index is as large as the whole stack.
+    for of_step in zip(*map(jnp.unstack, leaves), strict=True):
+        memory = step(memory, jax.tree.unflatten(tree, of_step))
+        yield memory
 
 
 def _keep_policy(remat: str) -> Callable[..., bool]:

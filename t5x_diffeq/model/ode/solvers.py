@@ -1,20 +1,25 @@
 """Schemes for dy/dt = f(y; W(t)) + g(y; W(t)), each as short as in the textbook.
 
 A scheme says at which times within a step it reads W (its nodes, in units of the step size) and
-how one step advances the state with the weights at those nodes. It uses only sums of states and
-their products with numbers. Steps take
+how one step advances the state with the weights at those nodes. A solver of the equation uses only
+sums of states and their products with numbers. Steps take
 
     field: `field.f(W, y)` and `field.g(W, y)` are the sub-fields, `field(W, y)` is their sum
     W: tuple of weights, one per node
     y: the state
     dt: the step size
+
+A scheme may also remember: with `begin` and `end`, its steps take and return a memory in place of
+the state. And it may learn: the weight source makes the `leaves` that it declares with the block's,
+and a step reads them in `W["scheme"]`. `docs/extending.md` has the whole contract.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from flax import linen as nn
 from jaxtyping import Float
 
 from t5x_diffeq.config.plugins import check_returns, is_plugin, load_plugin
@@ -22,6 +27,7 @@ from t5x_diffeq.model.layers.array_types import Tree, Vector
 from t5x_diffeq.system.errors import InputError
 
 SubField = Callable[[Tree, Vector], Vector]
+Memory = Any  # what a scheme carries from step to step: the state, or a tree of arrays
 
 
 class VectorField(NamedTuple):
@@ -89,20 +95,43 @@ def rk4(field: VectorField, W: tuple[Tree, Tree, Tree], y: Vector, dt: float) ->
 
 @dataclass(frozen=True)
 class Scheme:
-    """A step and the nodes at which it reads the weights, in units of the step size."""
+    """A step, the nodes at which it reads the weights, and what it carries from step to step.
 
-    step: Callable[..., Vector]
+    A memory is a tree of arrays, or grows. It holds values of each token by itself, so that new
+    tokens begin with a memory of their own.
+    """
+
+    step: Callable[..., Memory]
     nodes: tuple[float, ...]  # times within a step, in units of the step size
-    order: int  # order of accuracy, for a field that is not split
+    # order of accuracy, for a field that is not split; None: no solver of dy/dt = f + g
+    order: int | None
     evaluations: tuple[int, int]  # how many times a step evaluates f, and g
+    # the form of a transformer's layer that a step has: f and g read the same state (`parallel`),
+    # or g reads what f has changed (`sequential`); None: it has neither
+    layer: Literal["parallel", "sequential"] | None = None
+
+    # what the memory holds, in a phrase; "" for the state alone
+    remembers: str = ""
+    # the memory at t = 0, given y(0) and the number of steps
+    begin: Callable[[Vector, int], Memory] = lambda y, num_steps: y
+    # the state in a memory
+    end: Callable[[Memory], Vector] = lambda memory: memory
+    # whether a step returns a memory of another shape than it takes; steps are then unrolled, so a
+    # tuple of all states costs the memory of N states
+    grows: bool = False
+    # declares leaves of its own by `declare`, given a Linen module and the model's config
+    leaves: Callable[[nn.Module, Any], None] | None = None
+    any_grid: bool = True  # whether its leaves and steps exist for another number of steps
 
 
 # Euler and the splittings read W at the right end of the step, as the official implementation does.
 # The Runge-Kutta schemes read it at each stage's own time, which includes t = 0 and half nodes:
 # times that training with Euler never saw.
 SCHEMES = {
-    "euler": Scheme(euler, nodes=(1.0,), order=1, evaluations=(1, 1)),
-    "lie_trotter": Scheme(lie_trotter, nodes=(1.0,), order=1, evaluations=(1, 1)),
+    "euler": Scheme(euler, nodes=(1.0,), order=1, evaluations=(1, 1), layer="parallel"),
+    "lie_trotter": Scheme(
+        lie_trotter, nodes=(1.0,), order=1, evaluations=(1, 1), layer="sequential"
+    ),
     "strang": Scheme(strang, nodes=(1.0,), order=1, evaluations=(2, 1)),
     "midpoint": Scheme(midpoint, nodes=(0.0, 1 / 2), order=2, evaluations=(2, 2)),
     "heun": Scheme(heun, nodes=(0.0, 1.0), order=2, evaluations=(2, 2)),
@@ -139,8 +168,15 @@ def _load_scheme(name: str) -> Scheme:
         raise InputError(
             f"model.scheme={name} has the nodes {scheme.nodes}; they must be in [0, 1]"
         )
+    if bool(scheme.remembers) != (scheme.begin is not Scheme.begin):
+        raise InputError(
+            f"model.scheme={name} has remembers={scheme.remembers!r}; a scheme says what it "
+            "remembers exactly if it has its own `begin`"
+        )
+    if scheme.leaves is not None:  # a step can't be taken without them: see `scheme_checks`
+        return scheme
     try:
-        counted = _count_evaluations(scheme)
+        counted = count_evaluations(scheme, {})
     except (TypeError, ValueError) as error:
         raise InputError(
             f"model.scheme={name} with {len(scheme.nodes)} nodes can't take a step: {error}"
@@ -153,14 +189,15 @@ def _load_scheme(name: str) -> Scheme:
     return scheme
 
 
-def _count_evaluations(scheme: Scheme) -> tuple[int, int]:
+def count_evaluations(scheme: Scheme, W: Tree) -> tuple[int, int]:
+    """How many times the first step evaluates f, and g, with weights that nothing depends on."""
     calls: list[str] = []
 
     def sub_field(name: str) -> SubField:
         return lambda W, y: calls.append(name) or y  # type: ignore[func-returns-value]
 
     field = VectorField(sub_field("f"), sub_field("g"))
-    scheme.step(field, ({},) * len(scheme.nodes), np.zeros(()), 1.0)
+    scheme.step(field, (W,) * len(scheme.nodes), scheme.begin(np.zeros(()), 1), 1.0)
     return calls.count("f"), calls.count("g")
 
 

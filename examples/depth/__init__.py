@@ -1,0 +1,1 @@
+"""Published structures of depth, a file each: `--config.model.weights=examples.depth.FILE:NAME`."""

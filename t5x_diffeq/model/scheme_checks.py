@@ -1,0 +1,113 @@
+"""Checks of a scheme of another package: what a step takes and returns, counts, and learns."""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax.traverse_util import flatten_dict
+from jaxtyping import Array
+
+from t5x_diffeq.model.config import ModelConfig
+from t5x_diffeq.model.layers.array_types import State, Tree
+from t5x_diffeq.model.layers.parameter import map_parameters
+from t5x_diffeq.model.ode.integrate import integrate
+from t5x_diffeq.model.ode.solvers import (
+    Scheme,
+    VectorField,
+    count_evaluations,
+    find_scheme,
+)
+from t5x_diffeq.model.ode.weight_source import layer_name
+from t5x_diffeq.model.sub_fields import SchemeLeaves
+from t5x_diffeq.system.errors import InputError
+
+_LENGTH, _WIDTH = 3, 4
+_LAYERS = {"parallel": "euler", "sequential": "lie_trotter"}  # the schemes of these layers
+
+
+def check_scheme(config: ModelConfig) -> None:
+    """Checks the scheme that `model.scheme` names, on two sub-fields of each token by itself.
+
+    Raises:
+      InputError: if a step can't be taken; it evaluates f or g another number of times than the
+        scheme says; it changes the state's shape or dtype, or what isn't finite, or mixes tokens;
+        it isn't the layer that the scheme says; or a leaf can't learn.
+    """
+    small = replace(config, block=None, embed_dim=_WIDTH, num_heads=1, num_kv_heads=None)
+    scheme, N = find_scheme(config.scheme), config.num_steps
+    try:
+        W = _leaves(small, scheme)
+        counted = count_evaluations(scheme, jax.tree.map(np.asarray, W))
+        y = jax.random.normal(jax.random.key(1), (1, _LENGTH, _WIDTH))
+        end, pull_back = jax.vjp(partial(_integrate, small, config.scheme), W, y)
+    except InputError:
+        raise
+    except Exception as error:  # another package's code may raise anything
+        line = " ".join(str(error).split())
+        raise _refused(config, f"can't take {N} steps: {type(error).__name__}: {line}") from error
+    if counted != tuple(scheme.evaluations):
+        raise _refused(
+            config,
+            f"says that a step evaluates f and g {scheme.evaluations} times, and it does so "
+            f"{counted} times; correct its evaluations",
+        )
+    if (end.shape, end.dtype) != (y.shape, y.dtype):
+        raise _refused(
+            config, f"returns {end.dtype}{list(end.shape)} for a state {y.dtype}{list(y.shape)}"
+        )
+    if not np.isfinite(end).all():
+        raise _refused(config, "returns a state that isn't finite")
+    d_leaves, dy = pull_back(jnp.zeros_like(y).at[:, 1].set(1.0))
+    if np.any(np.asarray(dy)[:, [0, 2]]):
+        raise _refused(config, "mixes tokens; only f may do that")
+    for path, gradient in flatten_dict(d_leaves).items():
+        if not np.any(np.asarray(gradient)):
+            raise _refused(
+                config, f"declares {layer_name(path)}, which its steps don't read: no gradient"
+            )
+    if scheme.layer is not None:
+        expected = _integrate(small, _LAYERS[scheme.layer], W, y)
+        if scheme.leaves is not None or not np.allclose(end, expected, rtol=1e-5, atol=1e-6):
+            raise _refused(
+                config,
+                f"says layer={scheme.layer!r}, and its steps aren't those of "
+                f"{_LAYERS[scheme.layer]}; leave layer out",
+            )
+
+
+def _leaves(config: ModelConfig, scheme: Scheme) -> Tree:
+    """What the scheme declares, a little away from its initial values, as the tree W."""
+    if scheme.leaves is None:
+        return {}
+    declared = SchemeLeaves(config, parent=None).init(jax.random.key(0))["params"]
+
+    def moved(leaf: Any) -> Array:
+        noise = jax.random.normal(jax.random.key(leaf.value.size), leaf.value.shape)
+        return leaf.value + 0.1 * noise
+
+    return {"scheme": map_parameters(moved, declared)}
+
+
+def _integrate(config: ModelConfig, scheme: str, W: Tree, y: State) -> State:
+    """y(1) of f = tanh(y) and g = sin(2 y)."""
+    field = VectorField(lambda W, y: jnp.tanh(y), lambda W, y: jnp.sin(2 * y))
+    nodes = config.num_steps * len(find_scheme(scheme).nodes)
+    # The scan over steps needs an array, also for a scheme without leaves.
+    every = {**W, "block": jnp.zeros(())}
+    stacked = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (nodes, *leaf.shape)), every)
+    end: State = integrate(
+        lambda args: lambda key: field,
+        stacked,
+        y,
+        scheme=scheme,
+        num_steps=config.num_steps,
+        step_size=config.dt,
+    )
+    return end
+
+
+def _refused(config: ModelConfig, what: str) -> InputError:
+    return InputError(f"model.scheme={config.scheme} {what}")
