@@ -87,8 +87,8 @@ class ModelConfig(ModelKeys):
         """The same model, with the same parameters, on another grid; None: its own N, or scheme.
 
         Raises:
-          InputError: if the model has per-layer weights, and the grid isn't their own; if there is
-            no such grid, or its scheme has leaves that the model hasn't.
+          InputError: if the model has per-layer weights, or a scheme of one grid alone, and the
+            grid isn't their own; or there are no such grids.
         """
         changes: dict[str, Any] = {}
         if num_steps is not None:
@@ -98,13 +98,7 @@ class ModelConfig(ModelKeys):
             check_values({"model.scheme": scheme})
             changes["scheme"] = scheme
         other = replace(self, **changes)
-        solver = find_scheme(other.scheme)
-        if solver.leaves and other.scheme != self.scheme:
-            raise InputError(
-                f"scheme={other.scheme} has leaves of its own, which a model of scheme "
-                f"{self.scheme} hasn't learned; keep the model's scheme, or train with that one"
-            )
-        if not solver.any_grid and other.num_steps != self.num_steps:
+        if not find_scheme(other.scheme).any_grid and other.num_steps != self.num_steps:
             raise InputError(
                 f"num_steps={other.num_steps}: the scheme {other.scheme} says that it exists for "
                 f"its own num_steps={self.num_steps} alone (any_grid=False); leave num_steps out"

@@ -15,7 +15,6 @@ from t5x_diffeq.model.layers.array_types import State, Tree
 from t5x_diffeq.model.layers.parameter import map_parameters
 from t5x_diffeq.model.ode.integrate import integrate
 from t5x_diffeq.model.ode.solvers import (
-    Scheme,
     VectorField,
     count_evaluations,
     find_scheme,
@@ -39,7 +38,7 @@ def check_scheme(config: ModelConfig) -> None:
     small = replace(config, block=None, embed_dim=_WIDTH, num_heads=1, num_kv_heads=None)
     scheme, N = find_scheme(config.scheme), config.num_steps
     try:
-        W = _leaves(small, scheme)
+        W = leaves_of(small)
         counted = count_evaluations(scheme, jax.tree.map(np.asarray, W))
         y = jax.random.normal(jax.random.key(1), (1, _LENGTH, _WIDTH))
         end, pull_back = jax.vjp(partial(_integrate, small, config.scheme), W, y)
@@ -78,9 +77,9 @@ def check_scheme(config: ModelConfig) -> None:
             )
 
 
-def _leaves(config: ModelConfig, scheme: Scheme) -> Tree:
+def leaves_of(config: ModelConfig) -> Tree:
     """What the scheme declares, a little away from its initial values, as the tree W."""
-    if scheme.leaves is None:
+    if find_scheme(config.scheme).leaves is None:
         return {}
     declared = SchemeLeaves(config, parent=None).init(jax.random.key(0))["params"]
 

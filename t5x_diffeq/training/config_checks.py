@@ -12,6 +12,7 @@ from t5x_diffeq.data.named_source import check_paths, part_configs
 from t5x_diffeq.data.sources import STREAM
 from t5x_diffeq.model.block import can_split_length
 from t5x_diffeq.model.config import ModelConfig
+from t5x_diffeq.model.ode.solvers import find_scheme
 from t5x_diffeq.model.ode.sources import source_of
 from t5x_diffeq.model.sub_fields import make_block
 from t5x_diffeq.system.errors import InputError
@@ -43,6 +44,12 @@ def _check_model(config: Config) -> None:
         raise InputError(
             f"model.scan_unroll={model.scan_unroll} is more than model.num_steps="
             f"{model.num_steps}; give at most {model.num_steps}"
+        )
+    if config.train.velocity_penalty and find_scheme(model.scheme).order is None:
+        raise InputError(
+            f"train.velocity_penalty={config.train.velocity_penalty} is an integral along a "
+            f"solution of dy/dt = f + g, and a step of model.scheme={model.scheme} isn't one of a "
+            "solver (its order is None); set train.velocity_penalty=0"
         )
     if model.adapter_rank > model.embed_dim:
         raise InputError(
