@@ -143,7 +143,7 @@ FORMULAS = {
 
 def _model_config(**changes) -> ModelConfig:
     keys = Config.of(small_config("text.txt")).model
-    sizes = {"num_steps": _N, "embed_dim": 2 * _D, "mlp_dim": 16}
+    sizes = {"num_steps": _N, "embed_dim": 2 * _D, "mlp_dim": 16, "attention": "xla"}
     return replace(ModelConfig.of(keys, 50, 16), **sizes, **changes)
 
 
@@ -175,7 +175,7 @@ def test_a_scheme_is_the_formula_of_its_paper(name):
     np.testing.assert_allclose(recomputed, end, rtol=1e-6, atol=1e-6)
     ones = jnp.ones_like(end)
     for a, b in zip(*map(jax.tree.leaves, (pull_back(ones), pull_back_again(ones))), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
     states = trajectory(lambda _: lambda key: field, W, y, **arguments)
     np.testing.assert_allclose(states[0], y, rtol=1e-6)
     np.testing.assert_allclose(states[-1], end, rtol=1e-6)
@@ -257,7 +257,8 @@ def test_a_source_is_the_formula_of_its_paper(name):
     params = map_parameters(
         lambda leaf: np.random.default_rng(leaf.value.size).normal(size=leaf.value.shape), declared
     )
-    made = source.apply({"params": params}, times)["mlp"]["up"]["kernel"]
+    made = source.apply({"params": jax.tree.map(jnp.asarray, params)}, times)
+    made = made["mlp"]["up"]["kernel"]
     layers = params["weights"]["mlp"]["up"]["kernel"]
     if name == "nested":  # of 6 layers, 4 steps read the layers 2, 3, 5 and 6
         expected = layers[[1, 2, 4, 5]]

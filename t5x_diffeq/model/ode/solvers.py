@@ -176,7 +176,7 @@ def _load_scheme(name: str) -> Scheme:
     if scheme.leaves is not None:  # a step can't be taken without them: see `scheme_checks`
         return scheme
     try:
-        counted = count_evaluations(scheme, {})
+        counted = count_evaluations(scheme, {}, np.zeros(()))
     except (TypeError, ValueError) as error:
         raise InputError(
             f"model.scheme={name} with {len(scheme.nodes)} nodes can't take a step: {error}"
@@ -189,15 +189,15 @@ def _load_scheme(name: str) -> Scheme:
     return scheme
 
 
-def count_evaluations(scheme: Scheme, W: Tree) -> tuple[int, int]:
-    """How many times the first step evaluates f, and g, with weights that nothing depends on."""
+def count_evaluations(scheme: Scheme, W: Tree, y: Vector) -> tuple[int, int]:
+    """How many times the first step evaluates f, and g, from the state y with weights W."""
     calls: list[str] = []
 
     def sub_field(name: str) -> SubField:
         return lambda W, y: calls.append(name) or y  # type: ignore[func-returns-value]
 
     field = VectorField(sub_field("f"), sub_field("g"))
-    scheme.step(field, (W,) * len(scheme.nodes), scheme.begin(np.zeros(()), 1), 1.0)
+    scheme.step(field, (W,) * len(scheme.nodes), scheme.begin(y, 1), 1.0)
     return calls.count("f"), calls.count("g")
 
 
