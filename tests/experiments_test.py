@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,15 @@ import warm_python
 from absl import flags
 from helpers import ROOT, call, run_to_end
 
-from studies import budgets, controls, equal_time, gpu_quarter, hypotheses, ladder
+from studies import (
+    budgets,
+    controls,
+    equal_time,
+    gpu_quarter,
+    hypotheses,
+    ladder,
+    many_depths,
+)
 from t5x_diffeq.cli import reproduce
 from t5x_diffeq.cli.make_tasks import documents, passage
 from t5x_diffeq.config import plugins
@@ -31,7 +40,7 @@ from t5x_diffeq.experiments.runs import (
 )
 from t5x_diffeq.system.errors import InputError, RunError
 
-STUDIES = (budgets, controls, equal_time, gpu_quarter, hypotheses, ladder)
+STUDIES = (budgets, controls, equal_time, gpu_quarter, hypotheses, ladder, many_depths)
 EVERY = {
     "laptop": [*LAPTOP.values(), *(study.LAPTOP for study in STUDIES)],
     "paper": [*PAPER.values(), *(study.PAPER for study in STUDIES)],
@@ -185,6 +194,22 @@ def test_a_sweep_goes_on_until_its_best_is_interior():
     for seed in (1, 2):
         assert all(rates(new, seed) == [] for new in rounds[:-1])
         assert sorted(rates(rounds[-1], seed)) == [5e-4, 4e-3, 4e-3, 3.2e-2]
+
+
+def test_what_follows_a_training_decides_its_rate():
+    def evaluate(run):
+        return [replace(run, name=f"{run.name}-evaluated", verb="evaluate")]
+
+    sweep = replace(LAPTOP["table1"], follow_up=evaluate)
+    first = sweep.runs(TEXTS, SEEDS, {})
+    assert [run.verb for run in first[:4]] == ["train", "evaluate"] * 2
+    # A training's own loss, which falls with its rate, counts for nothing.
+    done = {
+        run.name: {"loss": run.labels.get("learning_rate", -number)}
+        for number, run in enumerate(first)
+    }
+    further = sweep.runs(TEXTS, SEEDS, done)[len(first) :]
+    assert rates(further, model="shared") == [1e-3]
 
 
 def test_a_round_leaves_the_runs_before_where_they_are():

@@ -129,12 +129,13 @@ class Experiment:
         runs: list[ExperimentRun] = []
         for text, seed in product(texts, seeds):
             for training in self.trainings_on.get(text, self.trainings):
-                run = training.run(text, texts[text], seed)
-                if self.follow_up:
-                    runs += [replace(run, labels={}), *self.follow_up(run)]
-                else:
-                    runs.append(run)
+                runs += self.with_follow_up(training.run(text, texts[text], seed))
         return [*runs, *self.others]
+
+    def with_follow_up(self, run: ExperimentRun) -> list[ExperimentRun]:
+        """A training and what follows it; the last one's outcome is what is shown."""
+        following = self.follow_up(run) if self.follow_up else []
+        return [replace(run, labels={}), *following] if following else [run]
 
     def notes(self, outcomes: Sequence[dict], output: AnyPath) -> list[str]:
         """Further paragraphs in Markdown, shown after the tables."""
@@ -152,7 +153,8 @@ class Sweep(Experiment):
 
     The first seed tries each model's rates, then half the smallest or twice the largest while
     that one is the best, so the optimum is interior. A rate at which training diverges is the
-    worst. The other seeds run only at the optimum.
+    worst. The other seeds run only at the optimum. With `follow_up`, the loss that decides is the
+    last follow-up's.
     """
 
     tables: tuple[TableSpec, ...] = (
@@ -185,8 +187,9 @@ class Sweep(Experiment):
         _need_text(texts)
         groups = {(text, each.name): each for text, each in product(texts, self.trainings)}
 
-        def run(group: Group, rate: float, seed: int = seeds[0]) -> ExperimentRun:
-            return at_rate(groups[group], rate).run(group[0], texts[group[0]], seed)
+        def runs_of(group: Group, rate: float, seed: int = seeds[0]) -> list[ExperimentRun]:
+            training = at_rate(groups[group], rate)
+            return self.with_follow_up(training.run(group[0], texts[group[0]], seed))
 
         wanted: dict[Group, Sequence[float]] = {
             group: (first_rates or {}).get(group, x.rates) for group, x in groups.items()
@@ -194,15 +197,20 @@ class Sweep(Experiment):
         losses: dict[Group, dict[float, float]] = {group: {} for group in groups}
         runs: list[ExperimentRun] = []
         while any(wanted.values()):
-            runs += [run(group, rate) for group, rates in wanted.items() for rate in rates]
+            tried = [(group, rate) for group, rates in wanted.items() for rate in rates]
+            runs += [run for group, rate in tried for run in runs_of(group, rate)]
             if any(each.name not in done for each in runs):
                 return runs, {}
-            for group, rates in wanted.items():
-                for rate in rates:
-                    losses[group][rate] = done[run(group, rate).name].get("loss", inf)
-            wanted = {group: _next_rates(tried) for group, tried in losses.items()}
-        best = {group: min(tried, key=tried.__getitem__) for group, tried in losses.items()}
-        others = [run(group, rate, seed) for group, rate in best.items() for seed in seeds[1:]]
+            for group, rate in tried:
+                losses[group][rate] = done[runs_of(group, rate)[-1].name].get("loss", inf)
+            wanted = {group: _next_rates(by_rate) for group, by_rate in losses.items()}
+        best = {group: min(by_rate, key=by_rate.__getitem__) for group, by_rate in losses.items()}
+        others = [
+            run
+            for group, rate in best.items()
+            for seed in seeds[1:]
+            for run in runs_of(group, rate, seed)
+        ]
         return runs + others, best
 
 

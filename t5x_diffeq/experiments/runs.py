@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from os import SEEK_END
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from t5x_diffeq.checkpoints.workdir import read_config
@@ -241,7 +242,8 @@ def _describe_differences(run: ExperimentRun, outcome: dict) -> str:
 def read_numbers(run: ExperimentRun, output: Path, printed: str) -> dict:
     """The numbers of an outcome: a training's last evaluation, or what another verb printed.
 
-    If the verb printed several lines, each with a name, a key is `name: key`.
+    If the verb printed several lines, each with a name, a key is `name: key`. If `evaluate` printed
+    one for each number of solver steps, there are their losses (`12 steps`) and their mean.
     """
     if run.verb not in _TRAINING:
         lines = [parse_json_object(line) for line in printed.splitlines() if line.startswith("{")]
@@ -249,6 +251,9 @@ def read_numbers(run: ExperimentRun, output: Path, printed: str) -> dict:
             return {"page": printed.splitlines()[-1], **(lines[0] if lines else {})}
         if len(lines) == 1:
             return lines[0]
+        if run.verb == "evaluate":
+            losses = {f"{line['num_steps']} steps": line["eval/loss"] for line in lines}
+            return {"loss": mean(losses.values()), **losses}
         return {f"{line['name']}: {key}": line[key] for line in lines for key in line}
     workdir = output / run.name
     # Whoever started the training has named the plug-ins that it ran.
