@@ -56,6 +56,7 @@ def structures(width: int) -> dict[str, Structure]:
     """All structures at a width, by their names in tables."""
     ends, recursion = _example("own_ends:OwnEnds"), _example("relaxed_recursion:RelaxedRecursion")
     injected = {_SCHEME: _example("loop:injected")}
+    two_steps = {_SCHEME: _example("adams_bashforth:adams_bashforth")}
     # Six layers, of which four are read twice.
     two_loops: Keys = {_SOURCE: f"{ends}(middle=4)", "model.num_steps": 10}
     # A layer has 12 width^2 parameters in its kernels, and low-rank changes of them 18 width rank.
