@@ -98,9 +98,7 @@ def structures(width: int) -> dict[str, Structure]:
             }.items()
         },
         "momentum": Structure("euler", {_SCHEME: _example("momentum:momentum")}),
-        "Adams-Bashforth": Structure(
-            "euler", {_SCHEME: _example("adams_bashforth:adams_bashforth")}
-        ),
+        "Adams-Bashforth": Structure("euler", two_steps),
     }
 
 
