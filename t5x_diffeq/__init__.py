@@ -17,12 +17,15 @@ if TYPE_CHECKING:
     from t5x_diffeq.model.ode.time_basis import TimeBasis
     from t5x_diffeq.model.ode.weight_source import WeightSource
     from t5x_diffeq.training.hooks import Hook
+    from t5x_diffeq.training.terms import LogitsTerm, StatesTerm
 
 __all__ = [
     "Block",
     "Hook",
+    "LogitsTerm",
     "Sampling",
     "Scheme",
+    "StatesTerm",
     "TimeBasis",
     "TrainedRun",
     "VectorField",
@@ -38,8 +41,10 @@ __all__ = [
 _HOMES = {  # the module of each name, and its name there
     "Block": ("model.block", "Block"),
     "Hook": ("training.hooks", "Hook"),
+    "LogitsTerm": ("training.terms", "LogitsTerm"),
     "Sampling": ("inference.sampling", "Sampling"),
     "Scheme": ("model.ode.solvers", "Scheme"),
+    "StatesTerm": ("training.terms", "StatesTerm"),
     "TimeBasis": ("model.ode.time_basis", "TimeBasis"),
     "TrainedRun": ("inference.trained_run", "TrainedRun"),
     "VectorField": ("model.ode.solvers", "VectorField"),

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from helpers import assert_close, auto_mesh
 
-from t5x_diffeq.training.logits import NUMBERS, LogitsOfChunk, TokenLosses, Vocabulary
-from t5x_diffeq.training.losses import charged_losses, losses_and_choices
+from t5x_diffeq.training.losses import losses_and_choices, sum_of_terms
 from t5x_diffeq.training.partitioning import mesh_context
+from t5x_diffeq.training.terms import CrossEntropy, Distillation, ZLoss
 
 RNG = np.random.default_rng(0)
 Y = jnp.asarray(RNG.normal(size=(8, 5, 16)), jnp.float32)
@@ -24,7 +24,7 @@ def plain_losses(y, head):
     logits = (y @ head.T)[..., :100]
     normaliser = jax.nn.logsumexp(logits, axis=-1)
     chosen = jnp.take_along_axis(logits, TARGETS[..., None], -1)[..., 0]
-    return normaliser - chosen, normaliser
+    return normaliser - chosen, normaliser**2
 
 
 WEIGHTS = jnp.arange(40.0).reshape(8, 5)
@@ -33,8 +33,8 @@ SIZES = {"vocab_size": 100}
 
 def value_and_gradients_of_plain():
     def total(y, head):
-        loss, normaliser = plain_losses(y, head)
-        return (WEIGHTS * (loss + 0.1 * normaliser**2)).sum()
+        loss, square = plain_losses(y, head)
+        return (WEIGHTS * (loss + 0.1 * square)).sum()
 
     return jax.jit(plain_losses)(Y, HEAD), jax.jit(jax.grad(total, argnums=(0, 1)))(Y, HEAD)
 
@@ -43,17 +43,14 @@ def value_and_gradients(chunk):
     """Of the losses of tokens, as evaluation and as training compute them."""
 
     def total(y, head):
-        def charge(of_tokens):
-            return of_tokens.losses + 0.1 * of_tokens.normalisers**2
-
-        model, half = (y, head), WEIGHTS / 2
-        total, found = charged_losses(charge, model, None, TARGETS, half, chunk=chunk, **SIZES)
+        terms, model, half = (CrossEntropy(1.0), ZLoss(0.1)), (y, head), WEIGHTS / 2
+        total, found = sum_of_terms(terms, model, None, TARGETS, half, chunk=chunk, **SIZES)
         return 2 * total, found  # what is minimised need not be the sum itself
 
     losses, _ = jax.jit(partial(losses_and_choices, targets=TARGETS, chunk=chunk, **SIZES))(Y, HEAD)
     gradients, of_tokens = jax.jit(jax.grad(total, argnums=(0, 1), has_aux=True))(Y, HEAD)
-    np.testing.assert_allclose(losses, of_tokens.losses, rtol=1e-6)
-    return of_tokens.given(), gradients
+    np.testing.assert_allclose(losses, of_tokens[0], rtol=1e-6)
+    return tuple(of_tokens), gradients
 
 
 EXPECTED = value_and_gradients_of_plain()
@@ -101,8 +98,8 @@ def weighted(teacher, chunk):
     """The sum of the divergences, each weighted by its number, as a function of y and the head."""
 
     def total(y, head):
-        return charged_losses(
-            lambda of_tokens: of_tokens.divergences,
+        return sum_of_terms(
+            (Distillation(1.0),),
             (y, head),
             teacher,
             TARGETS,
@@ -127,27 +124,22 @@ def test_divergences_and_their_gradient(chunk, shape):
         mesh = auto_mesh(**dict(zip(NAMED, shape, strict=True)))
         with mesh_context(mesh, RULES):
             found, values = weighted(TEACHER, chunk)(Y, HEAD)
-    np.testing.assert_allclose(values[2], divergences, atol=1e-5 * divergences.max())
-    for a, b in zip(values[:2], EXPECTED[0], strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-5 * float(jnp.abs(b).max()))
+    np.testing.assert_allclose(values[0], divergences, atol=1e-5 * divergences.max())
     for a, b in zip(found, gradients, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5 * np.abs(b).max())
 
 
 def test_a_model_does_not_diverge_from_itself():
     (d_y, d_head), values = weighted((Y, HEAD), 7)(Y, HEAD)
-    np.testing.assert_array_equal(values[2], 0)
+    np.testing.assert_array_equal(values[0], 0)
     scale = np.abs(plain_divergences()[1][1]).max()
     assert max(float(jnp.abs(d).max()) for d in (d_y, d_head)) < 1e-6 * scale
 
 
 def test_a_teacher_gets_no_gradient():
     def total(*teacher):
-        def charge(of_tokens):
-            return sum(of_tokens)
-
-        total, _ = charged_losses(charge, (Y, HEAD), teacher, TARGETS, WEIGHTS, chunk=7, **SIZES)
-        return total
+        terms = CrossEntropy(1.0), ZLoss(1.0), Distillation(1.0)
+        return sum_of_terms(terms, (Y, HEAD), teacher, TARGETS, WEIGHTS, chunk=7, **SIZES)[0]
 
     found = jax.jit(jax.grad(total, argnums=(0, 1)))(*TEACHER)
     jax.tree.map(lambda d: np.testing.assert_array_equal(d, 0), found)
@@ -162,8 +154,8 @@ def test_logits_never_all_exist(with_teacher):
 
     def loss(y, head):
         teacher = (y + 1, head) if with_teacher else None
-        total, _ = charged_losses(
-            lambda of_tokens: sum(of_tokens.given()),
+        total, _ = sum_of_terms(
+            (CrossEntropy(1.0), ZLoss(1.0), *[Distillation(1.0)] * with_teacher),
             (y, head),
             teacher,
             targets,
@@ -174,23 +166,3 @@ def test_logits_never_all_exist(with_teacher):
 
     compiled = jax.jit(jax.grad(loss, argnums=(0, 1))).lower(y, head).compile()
     assert compiled.memory_analysis().temp_size_in_bytes < 0.5 * 4 * 512 * 4096 * 4
-
-
-@pytest.mark.parametrize("name", TokenLosses._fields)
-def test_each_number_has_the_gradient_of_its_value(name):
-    """Of the student's logits, by JAX's own derivative; padding has none."""
-    vocabulary, number = Vocabulary(7, ()), NUMBERS[name]
-    keys = jax.random.split(jax.random.key(0), 3)
-    student, teacher = (jax.random.normal(k, (5, 9)).at[:, 7:].set(-1e9) for k in keys[:2])
-    targets, d = jnp.array([0, 6, 3, 3, 1]), jax.random.normal(keys[2], (5,))
-
-    def of(student):
-        logits = [student, teacher]
-        normalisers = [vocabulary.normaliser(z) for z in logits]
-        return LogitsOfChunk(vocabulary, logits, normalisers, targets)
-
-    _, pull_back = jax.vjp(lambda student: number.value(of(student)), student)
-    (expected,) = pull_back(d)
-    found = number.pull_back(of(student), d)
-    np.testing.assert_allclose(found, expected, atol=1e-6)
-    assert np.abs(found).max() > 0.01 and not np.asarray(found)[:, 7:].any()

@@ -13,11 +13,12 @@ from small_models import small as small_model
 from t5x_diffeq.cli.train import train_to_end
 from t5x_diffeq.config.config import Config
 from t5x_diffeq.model.ode.integrate import integrate
-from t5x_diffeq.model.ode.running_cost import StateWithCost, charge_velocity
+from t5x_diffeq.model.ode.running_cost import StateWithCost, charge
 from t5x_diffeq.model.ode.solvers import VectorField, grid
 from t5x_diffeq.training.load import load_run
 from t5x_diffeq.training.partitioning import mesh_context
 from t5x_diffeq.training.step import make_gradient
+from t5x_diffeq.training.terms import VelocityPenalty
 from t5x_diffeq.training.tracking.jsonl import read_metrics
 
 BATCH = uneven_batch(np.random.default_rng(0), 16)
@@ -144,9 +145,9 @@ def test_every_scheme_integrates_the_square_of_the_velocity(scheme, expected, re
 
     def solve(W):
         return integrate(
-            lambda _: lambda key: charge_velocity(field),
+            lambda _: lambda key: charge(field),
             W,
-            StateWithCost.at_start(y),
+            StateWithCost.at_start(y, (VelocityPenalty(1.0).rate,)),
             scheme=scheme,
             num_steps=4,
             step_size=1 / 4,
@@ -156,9 +157,9 @@ def test_every_scheme_integrates_the_square_of_the_velocity(scheme, expected, re
     ones = jnp.ones(grid(scheme, 4).size)
     end = solve(ones)
     np.testing.assert_allclose(end.y, 3, rtol=1e-5)
-    np.testing.assert_allclose(end.cost, np.full((2, 3), expected), rtol=1e-5)
+    np.testing.assert_allclose(end.costs[0], np.full((2, 3), expected), rtol=1e-5)
     # The cost grows with the square of the field, so its derivative along the field is twice it.
-    slope = jax.grad(lambda s: solve(s * ones).cost.mean())(1.0)
+    slope = jax.grad(lambda s: solve(s * ones).costs[0].mean())(1.0)
     np.testing.assert_allclose(slope, 2 * expected, rtol=1e-5)
 
 

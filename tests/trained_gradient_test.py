@@ -14,9 +14,10 @@ from helpers import setup_of
 
 from configs import default
 from t5x_diffeq.model.language_model import LanguageModel
-from t5x_diffeq.training.losses import charged_losses
+from t5x_diffeq.training.losses import sum_of_terms
 from t5x_diffeq.training.objective import end_of_pass
 from t5x_diffeq.training.step import make_gradient, make_train_step
+from t5x_diffeq.training.terms import CrossEntropy
 
 VOCAB, LENGTH, ROWS = 256, 64, 64
 MODELS = {
@@ -102,9 +103,8 @@ def gradient_of_weights(setup, params, weights, dtype):
         weights = jnp.full(batch["targets"].shape, 1 / batch["targets"].size)
         sizes = {"vocab_size": setup.model.config.vocab_size, "chunk": 1024}
         model = end.y, end.head
-        total, _ = charged_losses(
-            lambda of_tokens: of_tokens.losses, model, None, batch["targets"], weights, **sizes
-        )
+        terms = (CrossEntropy(1.0),)
+        total, _ = sum_of_terms(terms, model, None, batch["targets"], weights, **sizes)
         return total
 
     narrow = jax.tree.map(lambda x: x.astype(jnp.bfloat16), rest)

@@ -28,6 +28,7 @@ from t5x_diffeq.model.layers.linear import ADAPTERS
 from t5x_diffeq.model.layers.norm import Norm
 from t5x_diffeq.model.layers.parameter import Parameter, declare, flatten_parameters
 from t5x_diffeq.model.ode.integrate import integrate_with_caches, trajectory, weights_by_step
+from t5x_diffeq.model.ode.running_cost import Rate
 from t5x_diffeq.model.ode.solvers import find_scheme, grid
 from t5x_diffeq.model.ode.sources import source_of
 from t5x_diffeq.model.ode.weight_source import Embeddings, LeafPath, WeightSource, layer_name
@@ -157,18 +158,16 @@ class LanguageModel(nn.Module):
         weights: Weights | None = None,
         places: Places | None = None,
         deterministic: bool = True,
-        velocity: bool = False,
-    ) -> tuple[State, Float[Array, "V D"], Float[Array, "B L"] | None]:
+        rates: tuple[Rate, ...] = (),
+    ) -> tuple[State, Float[Array, "V D"], list[Float[Array, "B L"]]]:
         """The normalised state at t = 1 and the head's vectors, from which the loss is computed.
 
-        And the tokens' velocities, if `velocity` asks for them. The weights of the forward pass are
-        made here unless they are given.
+        The mean over depth of each of `rates` comes third (`solve`). The weights of the forward
+        pass are made here unless they are given.
         """
         weights = self.weights() if weights is None else weights
-        y, velocities = self._hidden_and_velocities(
-            tokens, weights, places, deterministic, velocity
-        )
-        return y, self.head_vectors(), velocities
+        y, costs = self._hidden_and_costs(tokens, weights, places, deterministic, rates)
+        return y, self.head_vectors(), costs
 
     def weights(self, times: Times | None = None) -> Weights:
         """The weights of a forward pass, leaves `[nodes, ...]`, adapters under their own name.
@@ -207,21 +206,21 @@ class LanguageModel(nn.Module):
         deterministic: bool = True,
     ) -> State:
         """The normalised state at t = 1, which the head reads."""
-        return self._hidden_and_velocities(tokens, weights, places, deterministic)[0]
+        return self._hidden_and_costs(tokens, weights, places, deterministic)[0]
 
-    def _hidden_and_velocities(
+    def _hidden_and_costs(
         self,
         tokens: Tokens,
         weights: Weights,
         places: Places | None,
         deterministic: bool,
-        velocity: bool = False,
-    ) -> tuple[State, Float[Array, "B L"] | None]:
+        rates: tuple[Rate, ...] = (),
+    ) -> tuple[State, list[Float[Array, "B L"]]]:
         places = in_one_document(tokens) if places is None else places
         y = self.embed(tokens, places)
         y = self.embedding_dropout(y, deterministic=deterministic)
-        y, velocities = self.integrate(y, places, weights, deterministic, velocity)
-        return self.normalise(y), velocities
+        y, costs = self.integrate(y, places, weights, deterministic, rates)
+        return self.normalise(y), costs
 
     @nn.nowrap
     def empty_caches(self, batch_size: int, length: int) -> list[Cache]:
@@ -268,11 +267,11 @@ class LanguageModel(nn.Module):
         places: Places,
         weights: Weights,
         deterministic: bool = True,
-        velocity: bool = False,
-    ) -> tuple[State, Float[Array, "B L"] | None]:
-        """The state at t = 1 from that at t = 0, and the tokens' velocities; see `solve`."""
+        rates: tuple[Rate, ...] = (),
+    ) -> tuple[State, list[Float[Array, "B L"]]]:
+        """The state at t = 1 from that at t = 0, and the mean over depth of each rate (`solve`)."""
         key = None if deterministic else self.make_rng("dropout")
-        return solve(self.config, weights, y, places, key, velocity)
+        return solve(self.config, weights, y, places, key, rates)
 
     def trajectory(self, tokens: Tokens, weights: Weights) -> States:
         """The states at t = 0, dt, ..., 1."""

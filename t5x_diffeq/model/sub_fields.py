@@ -16,7 +16,7 @@ from t5x_diffeq.model.layers.array_types import Cache, Places, State, Weights
 from t5x_diffeq.model.layers.context import from_zigzag, to_zigzag
 from t5x_diffeq.model.layers.parameter import Parameter
 from t5x_diffeq.model.ode.integrate import FieldOfKey, SubFieldWithCache, integrate
-from t5x_diffeq.model.ode.running_cost import StateWithCost, charge_velocity
+from t5x_diffeq.model.ode.running_cost import Rate, StateWithCost, charge
 from t5x_diffeq.model.ode.solvers import SubField, VectorField, find_scheme
 from t5x_diffeq.model.ode.weight_source import LeafPath, block_parameters
 from t5x_diffeq.system.errors import InputError
@@ -156,26 +156,24 @@ def solve(
     y: State,
     places: Places,
     key: Array | None,
-    velocity: bool = False,
-) -> tuple[State, Float[Array, "B L"] | None]:
-    """The state at t = 1 from the state at t = 0, and the tokens' velocities.
-
-    A token's velocity is the mean over depth and width of F^2; None unless `velocity` asks for it.
+    rates: tuple[Rate, ...] = (),
+) -> tuple[State, list[Float[Array, "B L"]]]:
+    """The state at t = 1 from the state at t = 0, and the mean over depth of each rate.
 
     Args:
       key: the dropout key; None: no dropout.
-      velocity: whether tokens are charged for their velocity.
+      rates: the rates that are integrated along the trajectory.
     """
     y, places = to_zigzag(y, places)
 
     def field(places: Places) -> FieldOfKey:
         field_of_key = vector_field(config, places)
-        return (lambda key: charge_velocity(field_of_key(key))) if velocity else field_of_key
+        return (lambda key: charge(field_of_key(key))) if rates else field_of_key
 
     end = integrate(
         field,
         weights,
-        StateWithCost.at_start(y) if velocity else y,
+        StateWithCost.at_start(y, rates) if rates else y,
         places,
         scheme=config.scheme,
         num_steps=config.num_steps,
@@ -185,6 +183,7 @@ def solve(
         kept_dtype=config.compute_dtype,
         key=key,
     )
-    if not velocity:
-        return from_zigzag(end), None
-    return from_zigzag(end.y), from_zigzag(end.cost) / (config.dt * config.num_steps)
+    if not rates:
+        return from_zigzag(end), []
+    depth = config.dt * config.num_steps
+    return from_zigzag(end.y), [from_zigzag(cost) / depth for cost in end.costs]

@@ -18,6 +18,8 @@ from t5x_diffeq.model.sub_fields import make_block
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.training import partitioning
 from t5x_diffeq.training.depths import least_rows
+from t5x_diffeq.training.term_checks import check_terms
+from t5x_diffeq.training.terms import states_terms
 
 
 def check_combinations(config: Config, new: bool = True) -> None:
@@ -45,11 +47,13 @@ def _check_model(config: Config) -> None:
             f"model.scan_unroll={model.scan_unroll} is more than model.num_steps="
             f"{model.num_steps}; give at most {model.num_steps}"
         )
-    if config.train.velocity_penalty and find_scheme(model.scheme).order is None:
+    check_terms(config.train)
+    integrals = [term.name for term in states_terms(config.train)]
+    if integrals and find_scheme(model.scheme).order is None:
         raise InputError(
-            f"train.velocity_penalty={config.train.velocity_penalty} is an integral along a "
-            f"solution of dy/dt = f + g, and a step of model.scheme={model.scheme} isn't one of a "
-            "solver (its order is None); set train.velocity_penalty=0"
+            f"{', '.join(integrals)}: a term of the states is an integral along a solution of "
+            f"dy/dt = f + g, and a step of model.scheme={model.scheme} isn't one of a solver (its "
+            "order is None); set train.velocity_penalty=0, and leave such terms out of train.terms"
         )
     if model.adapter_rank > model.embed_dim:
         raise InputError(

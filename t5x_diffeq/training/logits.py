@@ -1,34 +1,13 @@
-"""The logits of a chunk of tokens, and the numbers per token that are made of them.
+"""The logits of a chunk of tokens."""
 
-Each number has its value and its gradient side by side. The gradient is written by hand: in the one
-that JAX derives, masks and constants of the logits' size are moved out of the loop over chunks, for
-every chunk to read from memory (docs/lab/h100.md).
-"""
-
-from functools import reduce
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from t5x_diffeq.model.layers.mesh import shards_over
-
-
-class TokenLosses(NamedTuple):
-    """What is computed from the logits of each token, in nats; float32.
-
-    A further number per token is a field here and a class in `NUMBERS`, which has its value and
-    its gradient side by side.
-    """
-
-    losses: Float[Array, "..."]  # -log p(target)
-    normalisers: Float[Array, "..."]  # the log of the softmax's normaliser
-    divergences: Float[Array, "..."] | None = None  # KL(teacher || student); None without a teacher
-
-    def given(self) -> tuple[Float[Array, "..."], ...]:
-        """Those that there are."""
-        return tuple(x for x in self if x is not None)
+from t5x_diffeq.system.errors import InputError
 
 
 class Vocabulary(NamedTuple):
@@ -85,73 +64,19 @@ class LogitsOfChunk(NamedTuple):
         return self.vocabulary.hits(self.logits[0], self.targets)
 
     def log_probabilities(self, model: int) -> Float[Array, "chunk v"]:
-        """log q of the student, number 0, or log p of the teacher."""
+        """log q of the student, model 0, or log p of the teacher, model 1.
+
+        Raises:
+          InputError: if there is no teacher.
+        """
+        if model >= len(self.logits):
+            raise InputError("a term reads a teacher, and there is none; set train.distill_from")
         return self.logits[model] - self.normalisers[model][:, None]
 
-    def losses(self) -> TokenLosses:
-        """All numbers of the tokens; without a teacher, all but the divergences."""
-        has_teacher = len(self.logits) == 2
-        made = (name for name in NUMBERS if has_teacher or name != "divergences")
-        return TokenLosses(**{name: NUMBERS[name].value(self) for name in made})
-
-    def gradient(self, d: TokenLosses) -> Float[Array, "chunk v"]:
-        """That of the student's logits, from that of the numbers."""
-        numbers = zip(NUMBERS.values(), d, strict=True)
-        parts = (number.pull_back(self, each) for number, each in numbers if each is not None)
-        return reduce(jnp.add, parts)
-
-
-# A number per token, made of its logits z, has a value and the gradient of the student's logits
-# from that of the value. It leaves out the logits of padding, and sums over the mesh axes that
-# split the vocabulary.
-
-
-class _CrossEntropy:
-    """-log q(target); its gradient is q - onehot(target)."""
-
-    @staticmethod
-    def value(chunk: LogitsOfChunk) -> Float[Array, " chunk"]:
-        target_logit = chunk.vocabulary.sum(jnp.where(chunk.hits, chunk.logits[0], 0))
-        return chunk.normalisers[0] - target_logit
-
-    @staticmethod
-    def pull_back(chunk: LogitsOfChunk, d: Float[Array, " chunk"]) -> Float[Array, "chunk v"]:
-        q = jnp.exp(chunk.log_probabilities(0))
-        return d[:, None] * q - jnp.where(chunk.hits, d[:, None], 0)
-
-
-class _Normaliser:
-    """log sum exp z; its gradient is q."""
-
-    @staticmethod
-    def value(chunk: LogitsOfChunk) -> Float[Array, " chunk"]:
-        return chunk.normalisers[0]
-
-    @staticmethod
-    def pull_back(chunk: LogitsOfChunk, d: Float[Array, " chunk"]) -> Float[Array, "chunk v"]:
-        return d[:, None] * jnp.exp(chunk.log_probabilities(0))
-
-
-class _Divergence:
-    """KL(p || q), p the teacher's; its gradient is q - p."""
-
-    @staticmethod
-    def value(chunk: LogitsOfChunk) -> Float[Array, " chunk"]:
-        log_q, log_p = chunk.log_probabilities(0), chunk.log_probabilities(1)
-        return chunk.vocabulary.sum(jnp.exp(log_p) * (log_p - log_q))
-
-    @staticmethod
-    def pull_back(chunk: LogitsOfChunk, d: Float[Array, " chunk"]) -> Float[Array, "chunk v"]:
-        q, p = (jnp.exp(chunk.log_probabilities(model)) for model in (0, 1))
-        return d[:, None] * q - d[:, None] * p
-
-
-NUMBERS: dict[str, Any] = {
-    "losses": _CrossEntropy,
-    "normalisers": _Normaliser,
-    "divergences": _Divergence,
-}
-assert tuple(NUMBERS) == TokenLosses._fields  # each with its gradient
+    def cross_entropy(self) -> Float[Array, " chunk"]:
+        """-log q(target) of the student."""
+        target_logit = self.vocabulary.sum(jnp.where(self.hits, self.logits[0], 0))
+        return self.normalisers[0] - target_logit
 
 
 def logits_of(

@@ -1,12 +1,11 @@
-"""Next-token cross entropy and KL divergence, in nats per token, without ever materialising all
-logits.
+"""Sums of terms over tokens, and next-token losses, without ever materialising all logits.
 
-Each device goes through its tokens chunk by chunk. In training, a chunk's logits are made once:
-what a token is charged for its losses is known there, so the chunk makes its part of the gradient.
+Each device goes through its tokens chunk by chunk. In training, a chunk's logits are made once: the
+terms are known there, so the chunk makes its part of the gradient.
 """
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Sequence
+from functools import partial, reduce
 
 import jax
 import jax.numpy as jnp
@@ -15,16 +14,16 @@ from jaxtyping import Array, Float, Int, Num
 
 from t5x_diffeq.model.layers.array_types import State, Tokens
 from t5x_diffeq.model.layers.mesh import mesh_axes, on_shards
-from t5x_diffeq.training.logits import TokenLosses, Vocabulary, logits_of
+from t5x_diffeq.training.logits import Vocabulary, logits_of
+from t5x_diffeq.training.terms import LogitsTerm
 
-Charge = Callable[[TokenLosses], Float[Array, "..."]]  # what each token adds to what is minimised
 StateAndHead = tuple[Float[Array, "B L _"], Float[Array, "V _"]]  # [B, L, D] and [V, D]
 _Axes = tuple[str, ...]
 _Chunks = tuple[Float[Array, "chunks chunk _"], Float[Array, "v _"]]  # states, and head
 
 
-def charged_losses(
-    charge: Charge,
+def sum_of_terms(
+    terms: Sequence[LogitsTerm],
     student: StateAndHead,
     teacher: StateAndHead | None,
     targets: Tokens,
@@ -32,14 +31,13 @@ def charged_losses(
     *,
     vocab_size: int,
     chunk: int,
-) -> tuple[Float[Array, ""], TokenLosses]:
-    """The weighted sum of what tokens are charged, and their losses, which have no gradient.
+) -> tuple[Float[Array, ""], list[Float[Array, "B L"]]]:
+    """The weighted sum of the terms over tokens, and the values of each, which have no gradient.
 
-    The KL divergence is that of the two distributions of the next token. The teacher gets no
-    gradient (Hinton et al. 2015, at temperature 1).
+    The teacher gets no gradient.
 
     Args:
-      charge: from the losses of tokens to what each is charged; a token's own losses alone decide.
+      terms: what each token adds to what is minimised, before the weight of the token.
       student: its last state, normalised, and its head: one vector per token of the padded
         vocabulary.
       teacher: likewise; its width may differ, its vocabulary may not.
@@ -50,15 +48,15 @@ def charged_losses(
     """
     models = [student] if teacher is None else [student, teacher]
     token_arrays = (targets, weights)
-    compute = partial(_charged, charge)
-    sums, *values = _by_chunk(compute, models, token_arrays, vocab_size, chunk, 2 + len(models))
-    return sums.sum(), jax.lax.stop_gradient(TokenLosses(*values))
+    compute = partial(_sums, tuple(terms))
+    sums, *values = _by_chunk(compute, models, token_arrays, vocab_size, chunk, 1 + len(terms))
+    return sums.sum(), jax.lax.stop_gradient(values)
 
 
 def losses_and_choices(
     y: State, head: Float[Array, "V D"], targets: Tokens, *, vocab_size: int, chunk: int
 ) -> tuple[Float[Array, "B L"], Int[Array, "B L"]]:
-    """-log p(target) of each token, and the likeliest token; arguments as in `charged_losses`.
+    """-log p(target) of each token, and the likeliest token; arguments as in `sum_of_terms`.
 
     Don't differentiate it: JAX would keep all logits.
     """
@@ -125,19 +123,19 @@ def _in_dtype_of_states(models: list[_Chunks]) -> tuple[tuple[Array, ...], tuple
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _charged(
-    charge: Charge,
+def _sums(
+    terms: tuple[LogitsTerm, ...],
     vocabulary: Vocabulary,
     models: list[_Chunks],
     targets: Int[Array, "chunks chunk"],
     weights: Float[Array, "chunks chunk"],
 ) -> tuple[Array, ...]:
-    """The weighted sum of what the tokens of all chunks are charged, and their losses."""
-    return _charged_forward(charge, vocabulary, models, targets, weights)[0]
+    """The weighted sum of the terms over the tokens of all chunks, and the values of each."""
+    return _sums_forward(terms, vocabulary, models, targets, weights)[0]
 
 
-def _charged_forward(
-    charge: Charge,
+def _sums_forward(
+    terms: tuple[LogitsTerm, ...],
     vocabulary: Vocabulary,
     models: list[_Chunks],
     targets: Int[Array, "chunks chunk"],
@@ -154,23 +152,26 @@ def _charged_forward(
     def compute_chunk(d_head: Array, chunk: tuple) -> tuple[Array, tuple]:
         states, targets, weights = chunk
         logits = logits_of(vocabulary, states, heads, targets)
-        losses = logits.losses()
-        charged, pull_back = jax.vjp(charge, losses)
-        (d,) = pull_back(weights)
-        d_logits = logits.gradient(d).astype(states[0].dtype)
+        values = tuple(term.value(logits) for term in terms)
+        charged = sum(term.weight * x for term, x in zip(terms, values, strict=True))
+        gradients = (term.pull_back(logits, term.weight * weights) for term in terms)
+        d_logits = reduce(jnp.add, gradients).astype(states[0].dtype)
         d_states = product("tv,vd->td", d_logits, heads[0]).astype(states[0].dtype)
         d_head += product("tv,td->vd", d_logits, states[0])
-        return d_head, (charged * weights, losses, d_states)
+        return d_head, (charged * weights, values, d_states)
 
     zeros = 0 * heads[0].astype(jnp.float32)  # which varies over the same mesh axes
-    d_head, (charged, losses, d_states) = jax.lax.scan(
+    d_head, (charged, values, d_states) = jax.lax.scan(
         compute_chunk, zeros, (states, targets, weights)
     )
-    return (charged.sum(), *losses.given()), (d_states, d_head, *heads[1:])
+    return (charged.sum(), *values), (d_states, d_head, *heads[1:])
 
 
-def _charged_backward(
-    charge: Charge, vocabulary: Vocabulary, kept: tuple[Array, ...], gradients: tuple[Array, ...]
+def _sums_backward(
+    terms: tuple[LogitsTerm, ...],
+    vocabulary: Vocabulary,
+    kept: tuple[Array, ...],
+    gradients: tuple[Array, ...],
 ) -> tuple[list[tuple[Array, Array] | None], None, None]:
     """The gradient for this gradient of the sum, which is the same number for all tokens."""
     (d_states, d_head, *teachers), d_sum = kept, gradients[0]
@@ -178,7 +179,7 @@ def _charged_backward(
     return [student, *[None] * len(teachers)], None, None
 
 
-_charged.defvjp(_charged_forward, _charged_backward)
+_sums.defvjp(_sums_forward, _sums_backward)
 
 
 def _choices(
@@ -193,7 +194,7 @@ def _choices(
         (logits,) = chunk_logits.logits
         is_best = logits == vocabulary.max(logits)[:, None]
         best = jnp.where(is_best, vocabulary.tokens(len(heads[0])), vocabulary.size).min(-1)
-        losses = chunk_logits.losses().losses
+        losses = chunk_logits.cross_entropy()
         return losses, jax.lax.pmin(best, vocabulary.axes) if vocabulary.axes else best
 
     return jax.lax.map(compute_chunk, (states, targets))

@@ -4,15 +4,11 @@ Each depth counts by the rows that it reads, so that all tokens that are read co
 with the weight of many would make the gradient noisy. What is reported is the plain mean over the
 depths. Both are of means over the tokens that have a loss in a depth's rows.
 
-A term has a weight, and a name under which its mean is reported, unweighted. A new term of the
-logits is a line in `terms_of`, and a key for its weight (`config/keys/train.py`). A term of the
-states takes the way of the velocity penalty here: a field of `PassEnd`, a value, a part of the sum.
+The terms are those of `terms.py`, and of `train.terms`.
 """
 
 from collections import defaultdict
-from collections.abc import Callable
-from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,37 +18,14 @@ from jaxtyping import Array, Float
 from t5x_diffeq.config.config import TrainKeys
 from t5x_diffeq.model.language_model import LanguageModel
 from t5x_diffeq.model.layers.array_types import Places, State, Weights
+from t5x_diffeq.model.ode.running_cost import Rate
 from t5x_diffeq.training.depths import Rows, rows_of_depths
-from t5x_diffeq.training.logits import TokenLosses
-from t5x_diffeq.training.losses import StateAndHead, charged_losses, losses_and_choices
+from t5x_diffeq.training.losses import StateAndHead, losses_and_choices, sum_of_terms
+from t5x_diffeq.training.terms import logits_terms, states_terms
 
 Batch = dict[str, jax.Array]
 Params = dict
 BatchMetrics = dict[str, Array]  # what is reported of a batch: means over its tokens, by name
-
-
-class Term(NamedTuple):
-    """A mean over tokens, each of which is charged for its own logits."""
-
-    name: str
-    weight: float
-    value: Callable[[TokenLosses], Any]  # `[...]`, of each token
-
-
-def terms_of(train_config: TrainKeys, share_of_teacher: float | None) -> list[Term]:
-    """The terms of a forward pass, which are made of its logits.
-
-    They are the cross entropy; KL(teacher || model) of the next token (Hinton et al. 2015), which
-    takes the place of a share of it; and the square of the log of the softmax's normaliser, which
-    keeps logits near 0. A share of None means that there is no teacher.
-    """
-    share = share_of_teacher or 0.0
-    terms = [Term("loss", 1 - share, lambda losses: losses.losses)]
-    if share_of_teacher is not None:
-        terms.append(Term("distillation", share, lambda losses: losses.divergences))
-    if train_config.z_loss:
-        terms.append(Term("z_loss", train_config.z_loss, lambda t: jnp.square(t.normalisers)))
-    return terms
 
 
 class Pass(NamedTuple):
@@ -65,11 +38,11 @@ class Pass(NamedTuple):
 
 
 class PassEnd(NamedTuple):
-    """Where a pass ends: the normalised state at t = 1, the head's vectors, and the velocities."""
+    """Where a pass ends: the normalised state at t = 1, the head's vectors, and its costs."""
 
     y: State
     head: Float[Array, "V D"]
-    velocities: Float[Array, "B L"] | None
+    costs: list[Float[Array, "B L"]]  # the mean over depth of each rate
 
 
 def passes_of(
@@ -125,8 +98,10 @@ def objective(
     chunk = train_config.loss_chunk
     assert chunk is not None  # `PlacedModel.train_config` has chosen it
     batches = [jax.tree.map(each.rows.take, batch) for each in passes]
+    of_states = states_terms(train_config)
+    rates = tuple(term.rate for term in of_states)
     ends = [
-        end_of_pass(each.model, params, rows, w, key, velocity=bool(train_config.velocity_penalty))
+        end_of_pass(each.model, params, rows, w, key, rates)
         for each, rows, w in zip(passes, batches, weights, strict=True)
     ]
     largest = ends[-1]
@@ -135,12 +110,11 @@ def objective(
         teacher_outputs = (largest.y, largest.head) if each.learns else teacher
         if teacher_outputs:
             teacher_outputs = each.rows.take(teacher_outputs[0]), teacher_outputs[1]
-        terms = terms_of(
-            train_config, each.learns or (train_config.distill_weight if teacher else None)
-        )
+        share_of_teacher = each.learns or (train_config.distill_weight if teacher else None)
+        of_logits = logits_terms(train_config, share_of_teacher)
         with jax.named_scope("loss"):
-            charged, losses = charged_losses(
-                partial(_charge, terms),
+            charged, values = sum_of_terms(
+                of_logits,
                 (end.y, end.head),
                 teacher_outputs,
                 rows["targets"],
@@ -149,19 +123,11 @@ def objective(
                 chunk=chunk,
             )
         total += charged
-        values = {term.name: term.value(losses) for term in terms}
-        if end.velocities is not None:  # an ODE that is easy to solve (Finlay et al. 2020)
-            values["velocity"] = end.velocities
-        for name, by_token in values.items():
-            reported[name].append((by_token * rows["mask"]).sum() / count)
-        if end.velocities is not None:
-            total += each.share * train_config.velocity_penalty * reported["velocity"][-1]
+        for term, by_token in zip((*of_logits, *of_states), (*values, *end.costs), strict=True):
+            reported[term.name].append((by_token * rows["mask"]).sum() / count)
+        for term in of_states:
+            total += each.share * term.weight * reported[term.name][-1]
     return total, {name: sum(x, start=jnp.zeros(())) / len(x) for name, x in reported.items()}
-
-
-def _charge(terms: list[Term], losses: TokenLosses) -> Float[Array, "..."]:
-    """What each token is charged by all terms."""
-    return sum((t.weight * t.value(losses) for t in terms), start=jnp.zeros(()))
 
 
 def places_of(batch: Batch) -> Places | None:
@@ -184,23 +150,23 @@ def end_of_pass(
     batch: Batch,
     weights: Weights | None = None,
     key: Array | None = None,
-    velocity: bool = False,
+    rates: tuple[Rate, ...] = (),
 ) -> PassEnd:
     """Where the model's pass over a batch ends; with dropout, if a key is given.
 
     Without weights, they are made from the parameters, which else needn't hold the source's.
-    `velocity` says whether tokens are charged for theirs.
     """
     rngs = None if key is None or model.config.dropout_rate == 0 else {"dropout": key}
-    y, head, velocities = nn.apply(LanguageModel.state_and_head, model)(
+    y, head, costs = nn.apply(LanguageModel.state_and_head, model)(
         {"params": params},
         batch["inputs"],
         weights,
         places_of(batch),
         deterministic=rngs is None,
-        velocity=velocity,
+        rates=rates,
         rngs=rngs,
     )
-    # Else the head's gradient, not yet summed over devices, is kept until the weights' is there.
+    # Without the barrier, XLA keeps each device's gradient of the head until the gradient of the
+    # weights is there, and only then sums it over the devices.
     y, head = jax.lax.optimization_barrier((y, head))
-    return PassEnd(y, head, velocities)
+    return PassEnd(y, head, costs)

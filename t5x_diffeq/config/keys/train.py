@@ -68,6 +68,9 @@ class TrainKeys(Section):
     tokens that have a loss"""
     z_loss: values.NotNegative = _key(0.0, branch=True)
     """coefficient of the z-loss, the squared log of the softmax's normaliser"""
+    terms: Annotated[tuple[str, ...], Values(tuple, choices=(PLUGIN,))] = _key((), branch=True)
+    """importable names of your own terms of what is minimised, such as
+    `package.module:Entropy(weight=0.1)` ([Extending](extending.md#terms))"""
     ema_decay: values.BelowOne = _key(0.0, resume=True)
     """decay of exponential moving averages of the parameters, such as 0.999. The decay is smaller
     in the first steps. `evaluate`, `generate` and `export` use the averages with `--averages`. `0`:

@@ -1,9 +1,8 @@
-"""The running cost of a trajectory: the integral over depth of each token's squared velocity.
+"""The running cost of a trajectory: the integral over depth of a rate of each token.
 
 Optimal control knows it as the Lagrangian of a trajectory, which is added to the cost of the state
-at t = 1. Finlay et al. 2020, "How to train your neural ODE", call the integral of |F|^2 the kinetic
-energy. The state carries the cost, so every scheme integrates both: dy/dt = F(y; W) and
-dc/dt = mean F^2. A splitting scheme, which moves the state by f and by g in turn, is charged for
+at t = 1. The state carries its costs, so every scheme integrates both: dy/dt = F(y; W) and
+dc/dt = rate(y, F). A splitting scheme, which moves the state by f and by g in turn, is charged for
 each motion.
 """
 
@@ -18,23 +17,28 @@ from jaxtyping import Array, Float
 from t5x_diffeq.model.layers.array_types import State, Tree
 from t5x_diffeq.model.ode.solvers import SubField, VectorField
 
+# A number per token, `[B, L]` in float32, from the state and the velocity, each `[B, L, D]`.
+Rate = Callable[[State, State], Float[Array, "B L"]]
+
 
 @struct.dataclass
 class StateWithCost:
-    """The state y and the cost so far: a vector space, as schemes need.
+    """The state y and its costs so far: a vector space, as schemes need.
 
     Attributes:
       y: the state, `[B, L, D]`.
-      cost: the integral of each token's rate, `[B, L]`, float32.
+      costs: the integral of each rate, `[B, L]`, float32.
+      rates: the rates.
     """
 
     y: Any  # JAX makes trees of placeholders, too, so no shape is checked here
-    cost: Any
+    costs: tuple[Any, ...]
+    rates: tuple[Rate, ...] = struct.field(pytree_node=False)
 
     @classmethod
-    def at_start(cls, y: State) -> "StateWithCost":
+    def at_start(cls, y: State, rates: tuple[Rate, ...]) -> "StateWithCost":
         """y(0), at no cost."""
-        return cls(y, jnp.zeros(y.shape[:2], jnp.float32))
+        return cls(y, (jnp.zeros(y.shape[:2], jnp.float32),) * len(rates), rates)
 
     @property
     def dtype(self) -> DTypeLike:
@@ -43,38 +47,40 @@ class StateWithCost:
 
     def astype(self, dtype: DTypeLike) -> "StateWithCost":
         """With y in another dtype."""
-        return StateWithCost(self.y.astype(dtype), self.cost)
+        return StateWithCost(self.y.astype(dtype), self.costs, self.rates)
 
     def __add__(self, other: "StateWithCost") -> "StateWithCost":
-        return StateWithCost(self.y + other.y, self.cost + other.cost)
+        costs = tuple(a + b for a, b in zip(self.costs, other.costs, strict=True))
+        return StateWithCost(self.y + other.y, costs, self.rates)
 
     def __sub__(self, other: "StateWithCost") -> "StateWithCost":
         return self + -1.0 * other
 
     def __rmul__(self, factor: float | Float[Array, ""]) -> "StateWithCost":
-        return StateWithCost(factor * self.y, factor * self.cost)
+        return StateWithCost(factor * self.y, tuple(factor * c for c in self.costs), self.rates)
 
     __mul__ = __rmul__
 
     def __truediv__(self, divisor: float) -> "StateWithCost":
-        return StateWithCost(self.y / divisor, self.cost / divisor)
+        return StateWithCost(self.y / divisor, tuple(c / divisor for c in self.costs), self.rates)
+
+    def moved_by(self, velocity: State) -> "StateWithCost":
+        """The rates at which the state and its costs change."""
+        rates = tuple(rate(self.y, velocity) for rate in self.rates)
+        return StateWithCost(velocity, rates, self.rates)
 
 
 class _ChargedField(VectorField):
     """Sub-fields that charge for their own velocity, and their sum, which charges for its own."""
 
     def __call__(self, W: Tree, y: StateWithCost) -> StateWithCost:
-        return _with_rate(super().__call__(W, y).y)
+        return y.moved_by(super().__call__(W, y).y)
 
 
-def charge_velocity(field: VectorField) -> VectorField:
-    """The field of states on states with a cost, whose rate is the mean square of the velocity."""
+def charge(field: VectorField) -> VectorField:
+    """The field of states as a field of states with costs."""
 
     def charged(sub_field: SubField) -> Callable[[Tree, StateWithCost], StateWithCost]:
-        return lambda W, y: _with_rate(sub_field(W, y.y))
+        return lambda W, y: y.moved_by(sub_field(W, y.y))
 
     return _ChargedField(charged(field.f), charged(field.g))
-
-
-def _with_rate(velocity: State) -> StateWithCost:
-    return StateWithCost(velocity, jnp.square(velocity.astype(jnp.float32)).mean(-1))
