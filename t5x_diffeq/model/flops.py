@@ -10,13 +10,16 @@ W(t), which the per-layer baseline doesn't need: both are listed separately.
 from dataclasses import dataclass
 from functools import cache
 
+import jax
+
 from t5x_diffeq.model.block import SubFieldFlops
 from t5x_diffeq.model.config import ModelConfig
 from t5x_diffeq.model.language_model import make_source
 from t5x_diffeq.model.layers.attention_kernels import LANES, splash_block
+from t5x_diffeq.model.layers.parameter import flatten_parameters
 from t5x_diffeq.model.ode.integrate import kept_names
 from t5x_diffeq.model.ode.solvers import find_scheme
-from t5x_diffeq.model.sub_fields import block_of_shapes, need_methods
+from t5x_diffeq.model.sub_fields import SchemeLeaves, block_of_shapes, need_methods
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,7 @@ class StepFlops:
     # square
     attention: float
     mlp: float  # g, the MLP
+    scheme: float  # products of the solver's step with kernels that the scheme declares
     head: float  # logits
     hypernetwork: float  # making W(t) from t, once per optimizer step; 0 for other weights
     recomputed: float  # recomputation in the backward pass, by `model.remat`
@@ -40,7 +44,7 @@ class StepFlops:
     @property
     def model(self) -> float:
         """What MFU counts: no hypernetwork and no recomputation."""
-        return self.projections + self.attention + self.mlp + self.head
+        return self.projections + self.attention + self.mlp + self.scheme + self.head
 
     @property
     def total(self) -> float:
@@ -58,14 +62,17 @@ def step_flops(config: ModelConfig, batch_size: int) -> StepFlops:
     flops_f, flops_g = block.flops(config.max_length)
     projections, attention = tokens * f * flops_f.products, tokens * f * flops_f.mixing
     mlp = tokens * g * (flops_g.products + flops_g.mixing)
+    scheme = tokens * config.num_steps * _products_of_scheme(config)
     head = 2 * tokens * config.vocab_size * config.embed_dim
     return StepFlops(
         projections=3 * projections,
         attention=3 * attention,
         mlp=3 * mlp,
+        scheme=3 * scheme,
         head=3 * head,
         hypernetwork=3 * make_source(config).flops(),
         recomputed=tokens * _recomputed_products(config, flops_f, flops_g)
+        + scheme * _recomputes(config)
         + _recomputed_attention(config) * attention,
         attention_kernels=attention * _kernel_work(config)
         if block.has_attention_kernel and config.attention != "xla"
@@ -79,6 +86,18 @@ def _evaluations(config: ModelConfig) -> tuple[int, int]:
     return config.num_steps * f, config.num_steps * g
 
 
+def _products_of_scheme(config: ModelConfig) -> float:
+    """FLOPs per token of a step's products with the kernels that its scheme declares."""
+    variables = jax.eval_shape(SchemeLeaves(config, parent=None).init, jax.random.key(0))
+    leaves = flatten_parameters(variables.get("params", {})).values()
+    return sum(2.0 * leaf.value.size for leaf in leaves if leaf.role == "kernel")
+
+
+def _recomputes(config: ModelConfig) -> bool:
+    """Whether `model.remat` recomputes products without a name in the backward pass."""
+    return config.remat not in ("none", "dots")
+
+
 def _recomputed_products(
     config: ModelConfig, flops_f: SubFieldFlops, flops_g: SubFieldFlops
 ) -> float:
@@ -88,7 +107,7 @@ def _recomputed_products(
     the rest of the solver step reads it.
     """
     f, g = _evaluations(config)
-    if config.remat in ("none", "dots"):
+    if not _recomputes(config):
         return 0
     kept = kept_names(config.remat) if config.remat.startswith("keep:") else ()
     layer = find_scheme(config.scheme).layer
