@@ -25,7 +25,7 @@ RUN --mount=type=cache,target=/root/.cache ./install.sh dependencies
 COPY pyproject.toml README.md LICENSE ./
 COPY configs configs
 COPY t5x_diffeq t5x_diffeq
-COPY docker/verb.sh launch/forward.sh launch/xla_flags.py ./
+COPY docker/verb.sh launch/forward.sh ./
 RUN --mount=type=cache,target=/root/.cache ./install.sh project && useradd --uid 1000 --create-home trainer
 
 # Without a GPU the program fails, instead of training on the CPU. The driver is mounted where the line

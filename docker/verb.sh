@@ -13,14 +13,6 @@ source "$here/forward.sh"
 case "${1:-}" in "" | -*) exec python -m t5x_diffeq "$@" ;; esac
 verb="$1"
 shift
-case "${JAX_PLATFORMS:-}" in
-  cuda*)
-    XLA_FLAGS="$(python "$here/xla_flags.py" gpu)"
-    export XLA_FLAGS NCCL_DEBUG="${NCCL_DEBUG:-WARN}"
-    gpu_memory ;;
-  tpu*)
-    LIBTPU_INIT_ARGS="$(python "$here/xla_flags.py" tpu "${T5X_DIFFEQ_TPU:-}")"
-    export LIBTPU_INIT_ARGS ;;
-esac
+case "${JAX_PLATFORMS:-}" in cuda*) gpu_variables ;; esac
 # Not `exec`: to the first process of a container SIGTERM means nothing, until it asks for it.
 forwarding python -m t5x_diffeq "$verb" "$@"

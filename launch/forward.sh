@@ -12,8 +12,10 @@ next_pause() {
   fi
 }
 
-# gpu_memory: JAX takes 92% of each GPU's memory instead of its own 75%, unless the user has chosen.
-gpu_memory() {
+# gpu_variables: JAX takes 92% of each GPU's memory instead of its own 75%, and NCCL warns, unless the
+# user has chosen.
+gpu_variables() {
+  export NCCL_DEBUG="${NCCL_DEBUG:-WARN}"
   [ -n "${XLA_PYTHON_CLIENT_MEM_FRACTION:-}" ] || # the old name, which must not stand beside the new
     export XLA_CLIENT_MEM_FRACTION="${XLA_CLIENT_MEM_FRACTION:-0.92}"
 }

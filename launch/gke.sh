@@ -150,7 +150,7 @@ yaml="$(manifest NAME="$name" NAMESPACE="$namespace" QUEUE="$queue" PRIORITY="$p
   SERVICE_ACCOUNT="$service_account" GRACE="$grace" SPOT="$spot" FLEX_START="$flex_start" \
   RESERVATION="$reservation" MAX_RUN_SECONDS="$max_run_seconds" RESTARTS="$restarts" IMAGE="$image" \
   DESCRIPTION="$config in $workdir" TPU="$tpu" GPU="$gpu" JOB="$job" SLICES="$slices" HOSTS="$hosts" \
-  CHIPS="$chips" ACCELERATOR="$accelerator" GENERATION="$type" TOPOLOGY="$topology" \
+  CHIPS="$chips" ACCELERATOR="$accelerator" TOPOLOGY="$topology" \
   COORDINATOR="$coordinator" HOST_NETWORK="$host_network" CLAIM="$pvc" MOUNT="$mount" \
   GCSFUSE="$gcsfuse" MESSAGES="$messages" RETRIES="$retries" \
   CACHE_GIB="$cache_gib" DISK="$((cache_gib + 10))Gi" "${shared[@]}" \

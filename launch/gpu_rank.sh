@@ -32,9 +32,7 @@ if [ "$size" -gt 1 ]; then
 fi
 [ "$local_rank" = all ] || export JAX_LOCAL_DEVICE_IDS="$local_rank"
 if [ "${JAX_PLATFORMS:-}" != cpu ]; then
-  XLA_FLAGS="$("$VENV/bin/python" launch/xla_flags.py)"
-  export XLA_FLAGS NCCL_DEBUG="${NCCL_DEBUG:-WARN}"
-  gpu_memory
+  gpu_variables
 fi
 export PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}"
 

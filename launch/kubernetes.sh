@@ -33,7 +33,7 @@ sha256() { if command -v sha256sum >/dev/null; then sha256sum; else shasum -a 25
 sources() {
   local file
   find "$ROOT/t5x_diffeq" "$ROOT/configs" "$ROOT/docker" "$ROOT/launch/forward.sh" \
-    "$ROOT/launch/xla_flags.py" "$ROOT/pyproject.toml" -type f ! -name '*.pyc' | LC_ALL=C sort | while read -r file; do
+    "$ROOT/pyproject.toml" -type f ! -name '*.pyc' | LC_ALL=C sort | while read -r file; do
     echo "${file#"$ROOT"/}"
     cat "$file"
   done

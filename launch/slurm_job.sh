@@ -50,10 +50,10 @@ start() {
     set -- "$@" --part="$SLURM_ARRAY_TASK_ID/$SLURM_ARRAY_TASK_COUNT"
   fi
   if [[ " ${step[*]+"${step[*]}"}" == *" --container-image="* ]]; then
-    program=(/opt/t5x_diffeq/verb.sh "$verb") # sets the flags itself
+    program=(/opt/t5x_diffeq/verb.sh "$verb") # sets the variables itself
   else
     export PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}"
-    [ -z "${SLURM_GPUS_ON_NODE:-}" ] || set_gpu_flags
+    [ -z "${SLURM_GPUS_ON_NODE:-}" ] || gpu_variables
   fi
   # JAX finds the processes through srun's variables, and takes the GPU of its local number. srun must
   # leave a process the time to save after another has ended (--kill-on-bad-exit, --wait). It does not
@@ -61,12 +61,6 @@ start() {
   srun --export=ALL --kill-on-bad-exit=0 --wait=120 \
     --cpus-per-task="${SLURM_CPUS_PER_TASK:-$((SLURM_CPUS_ON_NODE / tasks))}" ${step[@]+"${step[@]}"} \
     bash -c "$(declare -f wait_for_child task); task \"\$@\"" task "${program[@]}" "$@" &
-}
-
-set_gpu_flags() {
-  XLA_FLAGS="$("$VENV/bin/python" "$ROOT/launch/xla_flags.py")"
-  export XLA_FLAGS NCCL_DEBUG="${NCCL_DEBUG:-WARN}"
-  gpu_memory
 }
 
 # back_into_the_queue WHY

@@ -112,8 +112,6 @@ run_training() {
   export PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}"
   set_up_environment
   export T5X_DIFFEQ_ARRIVAL_SECONDS="${T5X_DIFFEQ_ARRIVAL_SECONDS:-14400}"
-  LIBTPU_INIT_ARGS="$("$VENV/bin/python" launch/xla_flags.py tpu "${T5X_DIFFEQ_TPU:-}")"
-  export LIBTPU_INIT_ARGS
   keep_log "$@"
   while :; do
     status=0 began="$SECONDS"

@@ -225,7 +225,6 @@ write_settings() {
   umask 077
   {
     for each in ${environment[@]+"${environment[@]}"}; do quoted "$each"; echo; done
-    echo "T5X_DIFFEQ_TPU=$type"
     echo "T5X_DIFFEQ_RESTARTS=$restarts"
     quoted "T5X_DIFFEQ_SECRETS=${secrets[*]+"${secrets[*]}"}"
     echo

@@ -23,6 +23,7 @@ from t5x_diffeq.cli import (
     verb_flags,
 )
 from t5x_diffeq.cluster import processes
+from t5x_diffeq.system import environment
 from t5x_diffeq.system.errors import InputError
 
 
@@ -162,6 +163,9 @@ def test_the_line_of_an_exit_names_the_code_and_not_the_library(monkeypatch, cap
         ("T5X_DIFFEQ_CACHE_GIB", "many"),
         ("T5X_DIFFEQ_KEEP_MEMORY", "no"),
         ("T5X_DIFFEQ_PARENT", "x"),
+        ("T5X_DIFFEQ_SPARSE_CORE", "off"),
+        ("T5X_DIFFEQ_COMBINE_MIB", "64MB"),
+        ("XLA_CLIENT_MEM_FRACTION", "92"),
     ],
 )
 def test_variables_of_this_package(name, value, monkeypatch, capsys):
@@ -171,6 +175,14 @@ def test_variables_of_this_package(name, value, monkeypatch, capsys):
         command_line.run(lambda: None, "", flags.FlagValues())
     (line,) = capsys.readouterr().err.splitlines()
     assert ended.value.code == 2 and re.match(f"error: {name}={value}: .*(give|unset)", line)
+
+
+def test_jax_has_one_name_for_the_fraction_of_a_gpus_memory(monkeypatch):
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.9")
+    assert [each.read() for each in environment.OF_EVERY_VERB[-2:]] == [None, 0.9]
+    monkeypatch.setenv("XLA_CLIENT_MEM_FRACTION", "0.9")
+    with pytest.raises(InputError, match="only in XLA_CLIENT_MEM_FRACTION"):
+        environment.OF_EVERY_VERB[-1].read()
 
 
 @pytest.mark.parametrize("text", ["6,12,24", "6 12 24", "6\n12\n24\n", "6, 12,\n24"])

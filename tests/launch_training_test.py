@@ -57,7 +57,7 @@ def test_gke(stand_ins, tmp_path, kind):
     container = pods_of(jobset)[2]
     image = tmp_path / "image"
     image.mkdir()
-    for file in ("docker/verb.sh", "launch/forward.sh", "launch/xla_flags.py"):
+    for file in ("docker/verb.sh", "launch/forward.sh"):
         shutil.copy(ROOT / file, image)
     own_config = ("/own_config/", f"{run.folder}/configs/")  # where it is mounted
     command = [

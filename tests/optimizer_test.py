@@ -1,7 +1,6 @@
 """What decays, what is scaled, the schedules, and how the step is compiled."""
 
 import re
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +18,6 @@ from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.training.optimizers.optimizer import learning_rate_schedule, make_optimizer
 from t5x_diffeq.training.partitioning import unbox
 from t5x_diffeq.training.placed_model import declared_params
-from t5x_diffeq.training.setup import Setup
 from t5x_diffeq.training.step import lower_train_step
 
 
@@ -170,18 +168,3 @@ def test_a_step_on_cpus_replaces_adams_moments_in_place(small):
     copied = re.findall(r" copy\(%([^)]+)\)", program)
     assert len(moments) >= 8
     assert not set(moments) & set(copied)
-
-
-@pytest.mark.parametrize(
-    ("kind", "mib"), [("TPU v4", None), ("TPU v5 lite", 48), ("TPU v5", 48), ("NVIDIA H100", None)]
-)
-def test_an_operation_has_enough_of_a_tpus_vmem(kind, mib, monkeypatch):
-    """And as much as the user says."""
-    setup = object.__new__(Setup)
-    device = SimpleNamespace(device_kind=kind, platform=kind.split()[0].lower())
-    object.__setattr__(setup, "mesh", SimpleNamespace(devices=np.array([device])))
-    limit = "xla_tpu_scoped_vmem_limit_kib"
-    monkeypatch.delenv("LIBTPU_INIT_ARGS", raising=False)
-    assert setup.step_options == ({limit: mib * 1024} if mib else {})
-    monkeypatch.setenv("LIBTPU_INIT_ARGS", f"--{limit}=32768")
-    assert setup.step_options == {}

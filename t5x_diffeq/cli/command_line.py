@@ -91,7 +91,7 @@ def run(
 
 def _work(verb: Callable[[], int | None], verb_flags: flags.FlagValues, several: bool) -> int:
     """The status with which the verb returns."""
-    for variable in environment.OWN:
+    for variable in environment.OF_EVERY_VERB:
         variable.read()
     end_with_parent(os.environ)
     keep_freed_memory(os.environ)

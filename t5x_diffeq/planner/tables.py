@@ -25,6 +25,7 @@ def plan_record(plan: Plan) -> dict[str, object]:
         "remat": plan.setup.model.config.remat,
         "microbatches": plan.setup.config.train.microbatches,
         "attention": plan.setup.model.config.attention,
+        "compiler_options": plan.setup.step_options,
         "batch_size": plan.batch_size,
         "fits": m.fits,
         "memory": asdict(m),
@@ -142,7 +143,9 @@ def _step_range(times: StepTimes) -> str:
 
 def _remarks(plan: Plan) -> list[str]:
     compiled = {} if plan.topology.compiled_by == "cpu" else plan.traffic or {}
-    lines = [_describe_collectives(kind, it) for kind, it in compiled.items() if it.executions]
+    options = ", ".join(f"{name}={value}" for name, value in plan.setup.step_options.items())
+    lines = [f"compiled with {options}"] if options else []
+    lines += [_describe_collectives(kind, it) for kind, it in compiled.items() if it.executions]
     if plan.cost and plan.cost.unestimated_bytes:
         moved = _cell(plan.cost.unestimated_bytes, "bytes")
         lines.append(

@@ -69,6 +69,19 @@ def _integer(least: int, most: float = inf) -> Callable[[str], int]:
     return parse
 
 
+def _parse_fraction(text: str) -> float:
+    fraction = float(text)
+    if not 0 < fraction <= 1:
+        raise ValueError(text)
+    return fraction
+
+
+def _parse_old_fraction(text: str) -> float:
+    if os.environ.get(MEMORY_FRACTION.name):  # jaxlib refuses both at once
+        raise ValueError(text)
+    return _parse_fraction(text)
+
+
 _parse_port = _integer(1, 2**16 - 1)
 
 
@@ -94,7 +107,23 @@ ARRIVAL_SECONDS = Variable("T5X_DIFFEQ_ARRIVAL_SECONDS", _parse_number, _SECONDS
 SILENCE_SECONDS = Variable("T5X_DIFFEQ_SILENCE_SECONDS", _parse_number, _SECONDS)
 LEASE_SECONDS = Variable("T5X_DIFFEQ_LEASE_SECONDS", _parse_number, _SECONDS)
 PARENT = Variable("T5X_DIFFEQ_PARENT", _integer(1), "unset it; a process sets it for its children")
-OWN = (KEEP_MEMORY, CACHE_GIB, ARRIVAL_SECONDS, SILENCE_SECONDS, LEASE_SECONDS, PARENT)
+SPARSE_CORE = Variable("T5X_DIFFEQ_SPARSE_CORE", _integer(0, 1), "give 0 or 1, or unset it")
+COMBINE_MIB = Variable(
+    "T5X_DIFFEQ_COMBINE_MIB", _integer(1, 2**20), "give a number of MiB, such as 64"
+)
+# JAX's, which it takes for the default where it can't read them; and the older name of the same.
+MEMORY_FRACTION = Variable(
+    "XLA_CLIENT_MEM_FRACTION", _parse_fraction, "give a fraction of a GPU's memory, such as 0.92"
+)
+_OLD_MEMORY_FRACTION = Variable(
+    "XLA_PYTHON_CLIENT_MEM_FRACTION",
+    _parse_old_fraction,
+    f"give a fraction of a GPU's memory, such as 0.92, and only in {MEMORY_FRACTION.name}",
+)
+OF_EVERY_VERB = (
+    *(KEEP_MEMORY, CACHE_GIB, ARRIVAL_SECONDS, SILENCE_SECONDS, LEASE_SECONDS, PARENT),
+    *(SPARSE_CORE, COMBINE_MIB, MEMORY_FRACTION, _OLD_MEMORY_FRACTION),
+)
 
 # ------------------------------------------------------------------------------ of processes
 

@@ -15,16 +15,16 @@ from jaxtyping import Array
 from t5x_diffeq.checkpoints.stored import TrainState
 from t5x_diffeq.config.config import Config, TrainKeys
 from t5x_diffeq.model.language_model import LanguageModel
-from t5x_diffeq.system.chips import GIB, MIB, chip
+from t5x_diffeq.system.chips import GIB, chip
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.training import partitioning
+from t5x_diffeq.training.compiler_options import Options, step_options
 from t5x_diffeq.training.config_checks import check_microbatches
 from t5x_diffeq.training.optimizers import optimizer as optimizers
 from t5x_diffeq.training.placed_model import PlacedModel, declared_params, least_batch, place_model
 from t5x_diffeq.training.spikes import RecentSteps
 
 _SHARE_OF_STATE = 0.75  # of a GPU's memory, with the gradient; activations need the rest
-_VMEM_OPTION = "xla_tpu_scoped_vmem_limit_kib"  # what one operation may use
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,31 +54,15 @@ class Setup(PlacedModel):
 
         # It runs once, and most of its time is compilation. On CPUs, LLVM's level 1 takes 0.4 times
         # the time of XLA's default and gives the same parameters bit for bit; level 0 does not.
-        options = {"xla_backend_optimization_level": 1} if self._on_cpus else None
+        on_cpus = self.mesh.devices.flat[0].platform == "cpu"
+        options = {"xla_backend_optimization_level": 1} if on_cpus else None
         return jax.jit(init, out_shardings=shardings, compiler_options=options)
 
     @property
-    def step_options(self) -> dict[str, bool | int]:
-        """XLA's options for the train step.
-
-        By default, XLA on CPUs copies both of Adam's moments before it replaces them. The copies
-        take up to an eighth of the time of a small ODE's step (docs/lab/step_cost.md).
-
-        On TPUs an operation may use 16 MiB of VMEM by default, and a product with which other
-        operations are fused can take 1.7 times as long as one with enough. Here it may use 48 MiB,
-        if a core has more and the user sets no limit (docs/lab/tpu_step.md).
-        """
-        if self._on_cpus:
-            return {"xla_cpu_copy_insertion_use_region_analysis": True}
-        figures = chip(self.mesh.devices.flat[0].device_kind)
-        has_enough = figures is not None and figures.vector_memory >= 64 * MIB
-        if not has_enough or _VMEM_OPTION in os.environ.get("LIBTPU_INIT_ARGS", ""):
-            return {}
-        return {_VMEM_OPTION: 48 * 1024}
-
-    @property
-    def _on_cpus(self) -> bool:
-        return self.mesh.devices.flat[0].platform == "cpu"
+    def step_options(self) -> Options:
+        """XLA's options for the train step."""
+        device, *_ = self.mesh.local_devices or self.mesh.devices.flat
+        return step_options(device, self.mesh.size)
 
     def complete(self, state: TrainState) -> TrainState:
         """The state with the parts that the config asks for and an older checkpoint lacks.
@@ -124,18 +108,18 @@ def make_setup(
     setup = _setup_on(mesh, config, vocab_size)
     if config.mesh.data is not None or mesh.shape["data"] == 1:
         return setup
-    if fits_on_gpu(mesh.devices.flat[0], setup.abstract_state):
+    if fits_on_gpu(mesh.local_devices, setup.abstract_state):
         return setup
     return make_setup(config.with_values({"mesh.data": 1}), vocab_size, devices, slices)
 
 
-def fits_on_gpu(device: Any, state: TrainState) -> bool:
+def fits_on_gpu(devices: Sequence[Any], state: TrainState) -> bool:
     """Whether a GPU has memory for its part of the state and the gradient; true of other devices,
     and of GPUs whose memory isn't known.
     """
-    figures = chip(device.device_kind) if device.platform == "gpu" else None
+    there = _device_memory(devices) if devices[0].platform == "gpu" else None
     needed = partitioning.shard_bytes((state, state.params))
-    return figures is None or needed < _SHARE_OF_STATE * figures.memory_bytes
+    return there is None or needed < _SHARE_OF_STATE * there
 
 
 def _setup_on(mesh: Mesh, config: Config, vocab_size: int) -> Setup:
@@ -224,8 +208,16 @@ def least_memory(setup: Setup, batch_size: int) -> int:
     return stream + partitioning.shard_bytes(arrays)
 
 
-def _device_memory(devices: Sequence[jax.Device]) -> int | None:
-    """Bytes that one of these devices can hold; for a CPU, its share of the machine's memory."""
+def _device_memory(devices: Sequence[Any]) -> float | None:
+    """Bytes that one of these devices can hold; for a CPU, its share of the machine's memory.
+
+    A device that is only compiled for has what the data sheet of its kind says.
+    """
     if devices[0].platform == "cpu":
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // len(devices)
-    return (devices[0].memory_stats() or {}).get("bytes_limit")
+    figures = chip(devices[0].device_kind)
+    try:
+        told = devices[0].memory_stats() or {}
+    except jax.errors.JaxRuntimeError:  # of a device that isn't there
+        told = {}
+    return told.get("bytes_limit", figures and figures.memory_bytes)

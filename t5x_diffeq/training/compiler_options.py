@@ -1,0 +1,97 @@
+"""The compiler's options for the train step: one table, for every kind of device.
+
+An option belongs to a program, not to a process. So the step has these options however a run is
+started, and `plan` and `benchmark` compile the same program.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import jax
+from jax.sharding import SingleDeviceSharding
+
+from t5x_diffeq.system.console import log
+from t5x_diffeq.system.environment import COMBINE_MIB, SPARSE_CORE
+
+Options = dict[str, bool | int]
+
+# XLA copies both of Adam's moments before it replaces them, which takes up to an eighth of the time
+# of a small ODE's step (docs/lab/step_cost.md).
+_CPUS: Options = {"xla_cpu_copy_insertion_use_region_analysis": True}
+
+# FSDP's gathers and scatters are hidden behind the solver step that is computed meanwhile.
+_SEVERAL_GPUS: Options = {
+    "xla_gpu_enable_latency_hiding_scheduler": True,
+    "xla_gpu_enable_pipelined_all_gather": True,
+    "xla_gpu_enable_pipelined_reduce_scatter": True,
+    "xla_gpu_enable_pipelined_all_reduce": True,
+    "xla_gpu_enable_while_loop_double_buffering": True,
+}
+
+# An operation may use 16 MiB of VMEM by default, and a product with which others are fused can take
+# 1.7 times as long as one with enough (docs/lab/tpu_step.md). A core of a v4 has no more.
+_VMEM: Options = {"xla_tpu_scoped_vmem_limit_kib": 48 * 1024}
+_OFFLOAD = "xla_tpu_enable_sparse_core_collective_offload_"
+# Collectives run on SparseCores, beside the TensorCores; without them v5p and v6e wait for each.
+# On TPU7x that is the compiler's default.
+_SPARSE_CORE: Options = {
+    f"{_OFFLOAD}{kind}": True
+    for kind in ("all_gather", "3d_all_gather", "reduce_scatter", "all_reduce")
+}
+_TPUS: dict[str, Options] = {
+    "TPU v4": {},
+    "TPU v5 lite": _VMEM,
+    "TPU v5": _VMEM | _SPARSE_CORE,
+    "TPU v5p": _VMEM | _SPARSE_CORE,
+    "TPU v6 lite": _VMEM | _SPARSE_CORE,
+    "TPU7x": _VMEM | _SPARSE_CORE,
+}
+# Collectives are combined up to so many bytes. A TPU's compiler has a threshold for sums alone.
+_COMBINED = {
+    "tpu": ("xla_jf_crs_combiner_threshold_in_bytes",),
+    "gpu": (
+        "xla_gpu_all_gather_combine_threshold_bytes",
+        "xla_gpu_reduce_scatter_combine_threshold_bytes",
+        "xla_gpu_all_reduce_combine_threshold_bytes",
+    ),
+}
+
+
+def step_options(
+    device: Any, num_devices: int, environment: Mapping[str, str] = os.environ
+) -> Options:
+    """XLA's options for the train step on such devices, without those that the user's flags set.
+
+    T5X_DIFFEQ_SPARSE_CORE=0 keeps collectives off the SparseCores, and T5X_DIFFEQ_COMBINE_MIB=64
+    lets the compiler combine collectives up to 64 MiB.
+    """
+    platform = device.platform
+    if platform == "cpu":
+        return _CPUS
+    several_gpus = _SEVERAL_GPUS if num_devices > 1 else {}
+    options = several_gpus if platform == "gpu" else _TPUS.get(device.device_kind, {})
+    if SPARSE_CORE.read(environment) == 0:
+        options = options | dict.fromkeys(_SPARSE_CORE.keys() & options, False)
+    if mib := COMBINE_MIB.read(environment):
+        options = options | dict.fromkeys(_COMBINED[platform], mib * 2**20)
+    flags = (environment.get(name, "") for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS"))
+    given = re.findall(r"--(\w+)", " ".join(flags))
+    return _known(device, tuple((name, x) for name, x in options.items() if name not in given))
+
+
+@cache
+def _known(device: Any, options: tuple[tuple[str, bool | int], ...]) -> Options:
+    """The options that the device's compiler takes; XLA drops options from release to release."""
+    scalar = jax.ShapeDtypeStruct((), "float32", sharding=SingleDeviceSharding(device))
+    try:
+        jax.jit(lambda x: x, compiler_options=dict(options)).lower(scalar).compile()
+    except jax.errors.JaxRuntimeError as error:
+        unknown = re.search(r"No such compile option: '(\w+)'", str(error))
+        if not unknown:
+            raise
+        log(f"warning: {unknown[1]} is unknown to the installed compiler, and left out")
+        return _known(device, tuple(each for each in options if each[0] != unknown[1]))
+    return dict(options)
