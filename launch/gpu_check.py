@@ -172,9 +172,8 @@ def time_steps(small: bool) -> Iterator[Row]:
 
     device, config = jax.devices()[0], config_to_time(small)
     figures = chip(device.device_kind)
-    known = (name for name in TARGETS if device.platform == "gpu" and name in device.device_kind)
-    kind = next(known, "cpu")
-    where = Topology(f"{kind.lower()}:1", 1, [device], kind, "cpu" if kind == "cpu" else "cuda")
+    kind = device.device_kind if device.device_kind in TARGETS else "cpu"
+    where = Topology(f"{kind}:1", 1, [device], kind, "cpu" if kind == "cpu" else "cuda")
     candidates = take_turns({"ODE": config, "baseline": baseline_of(config)})
     medians = {name: statistics.median(c.seconds) for name, c in candidates.items()}
     tokens = config.train.batch_size * config.data.sequence_length

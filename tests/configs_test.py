@@ -95,9 +95,12 @@ def test_tokens_are_merged_but_on_tpus():
         assert mlp.merge_tokens == attention.merge_tokens == merged
 
 
+H100 = "NVIDIA H100 80GB HBM3"
+
+
 @pytest.mark.parametrize(
     ("kind", "tensor", "expected"),
-    [("H100", 1, 8192), ("H100", 2, 16384), ("TPU v5 lite", 1, 2048), ("cpu", 1, 2048)],
+    [(H100, 1, 8192), (H100, 2, 16384), ("TPU v5 lite", 1, 2048), ("cpu", 1, 2048)],
 )
 def test_as_many_logits_exist_at_once_as_fit(kind, tensor, expected, monkeypatch):
     """At most a 64th of the memory, in float32, for a vocabulary of 32,000."""
@@ -109,7 +112,7 @@ def test_as_many_logits_exist_at_once_as_fit(kind, tensor, expected, monkeypatch
         keys = Config.of(config)
         placed = place_model(keys, 32_000, make_mesh(keys.mesh, keys.train.batch_size))
         assert placed.loss_chunk == placed.train_config.loss_chunk == chosen
-    if kind == "H100":
+    if kind == H100:
         assert 4 * expected * 32_000 / tensor < CHIPS[kind].memory_bytes / 64
 
 

@@ -11,7 +11,7 @@ from t5x_diffeq.config.config import Config
 from t5x_diffeq.model.config import ModelConfig
 from t5x_diffeq.model.flops import step_flops
 from t5x_diffeq.planner.program_cost import product_flops
-from t5x_diffeq.system.chips import CHIPS, chip
+from t5x_diffeq.system.chips import GIB, chip
 from t5x_diffeq.training.step import lower_train_step
 
 BATCH = 16
@@ -108,13 +108,27 @@ def test_a_kernel_computes_whole_blocks():
 
 
 @pytest.mark.parametrize(
-    ("kind", "key"),
+    ("kind", "peak", "memory"),
     [
-        ("TPU v5 lite", "TPU v5 lite"),
-        ("NVIDIA A100-SXM4-80GB", "A100"),
-        ("NVIDIA H100 80GB HBM3", "H100"),
-        ("NVIDIA H200", "H200"),
+        ("TPU v5 lite", 197e12, 15.75 * GIB),
+        ("NVIDIA A100-SXM4-40GB", 312e12, 40e9),
+        ("NVIDIA A100-SXM4-80GB", 312e12, 80e9),
+        ("NVIDIA H100 80GB HBM3", 989e12, 80e9),
+        ("NVIDIA H100 PCIe", 756e12, 80e9),
+        ("NVIDIA H100 NVL", 835e12, 94e9),
+        ("NVIDIA H200", 989e12, 141e9),
+        ("NVIDIA GH200 480GB", 989e12, 96e9),
+        ("NVIDIA GB200", 2500e12, 186e9),
+        ("NVIDIA L40S", 362e12, 48e9),
+        ("NVIDIA GeForce RTX 4090", 165.2e12, 24e9),
     ],
 )
-def test_chips_by_the_names_of_jax(kind, key):
-    assert chip(kind) is CHIPS[key]
+def test_chips_by_the_names_of_jax(kind, peak, memory):
+    figures = chip(kind)
+    assert (figures.peak_flops, figures.memory_bytes) == (peak, memory)
+
+
+def test_a_part_of_a_chip_is_another_kind():
+    """A name that has a known one in it says nothing of its peak or its memory."""
+    assert chip("NVIDIA H100 80GB HBM3 MIG 1g.10gb") is None
+    assert chip("NVIDIA H100") is None

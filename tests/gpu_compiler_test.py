@@ -14,7 +14,7 @@ from gpu_programs import CASES, NODES
 from helpers import ROOT, run_to_end
 
 from t5x_diffeq.planner.collectives import BETWEEN_SLICES
-from t5x_diffeq.planner.topology import TARGETS, make_topology
+from t5x_diffeq.planner.topology import GPUS, TARGETS, make_topology
 from t5x_diffeq.system.errors import InputError
 
 pytestmark = pytest.mark.slow
@@ -93,8 +93,8 @@ import jax
 from jax.sharding import SingleDeviceSharding
 from t5x_diffeq.planner.topology import make_topology
 
-for kind in sys.argv[1:]:
-    device = make_topology(f"{kind.lower()}:1").devices[0]
+for name in sys.argv[1:]:
+    device = make_topology(f"{name}:1").devices[0]
     print(device.device_kind, device.compute_capability)
     on_device = SingleDeviceSharding(device)
     square = jax.ShapeDtypeStruct((64, 64), "bfloat16", sharding=on_device)
@@ -104,10 +104,10 @@ for kind in sys.argv[1:]:
 
 def test_targets(python):
     """The compiler takes the description of each kind, and knows whose devices these are."""
-    ended = run(python, "-c", COMPILE_A_PRODUCT, *TARGETS)
+    ended = run(python, "-c", COMPILE_A_PRODUCT, *GPUS)
     assert ended.returncode == 0, ended.stderr[-2000:]
     capabilities = {kind: ".".join(map(str, it.capability)) for kind, it in TARGETS.items()}
-    assert ended.stdout.splitlines() == [f"NVIDIA {kind} {of}" for kind, of in capabilities.items()]
+    assert ended.stdout.splitlines() == [f"{kind} {of}" for kind, of in capabilities.items()]
 
 
 def test_bad_nodes():

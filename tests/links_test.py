@@ -91,7 +91,7 @@ def test_hosts_exchange_over_the_network_alone():
 
 def test_gpus_have_nvlink_in_a_machine_and_the_network_between():
     gpus = [SimpleNamespace(platform="gpu", id=number) for number in range(16)]
-    links = Links(gpus, CHIPS["H100"])
+    links = Links(gpus, CHIPS["NVIDIA H100 80GB HBM3"])
     near, far = (links.route(collective("all-gather", g)) for g in (tuple(range(8)), (0, 8)))
     assert (near.bandwidth, near.crossed) == (450e9, 1)
     assert (far.network, far.crossed) == (50e9, 2)
@@ -126,7 +126,7 @@ def test_whole_cubes_and_pods_close_to_rings(extents, closed):
 
 def test_a_gpus_kernels_take_what_they_do_most():
     """By the rates that an H100 sustained, and 3 microseconds between kernels."""
-    h100 = CHIPS["H100"]
+    h100 = CHIPS["NVIDIA H100 80GB HBM3"]
     links = Links([SimpleNamespace(platform="gpu", id=number) for number in range(2)], h100)
     each = {
         "product": Kernel(0.73 * 989e9, 16, 0, 0, 1),

@@ -1,6 +1,6 @@
 """Meshes fill or say why not; parameters are laid out by their logical axes."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import jax
@@ -10,7 +10,6 @@ from helpers import mesh_of, mesh_shape, rules_of, setup_of
 from jax.sharding import PartitionSpec
 
 from t5x_diffeq.config.config import Config
-from t5x_diffeq.system.chips import CHIPS
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.training import setup as setups
 from t5x_diffeq.training.partitioning import arrange_mesh, axes_across_slices, mesh_sizes
@@ -137,12 +136,14 @@ def test_weights_cross_nodes_where_a_gpu_has_too_little_memory(small, monkeypatc
     config = Config.of(small)
     setup = make_setup(config, 256, slices=2)
     assert (setup.mesh.shape["data"], setup.mesh.shape["fsdp"]) == (2, 4)
-    h100 = SimpleNamespace(platform="gpu", device_kind="NVIDIA H100 80GB HBM3")
-    assert setups.fits_on_gpu(h100, setup.abstract_state)
-    little = replace(CHIPS["H100"], memory_bytes=10_000.0)
-    monkeypatch.setitem(CHIPS, "H100", little)
-    assert not setups.fits_on_gpu(h100, setup.abstract_state)
-    monkeypatch.setattr(setups, "fits_on_gpu", lambda device, state: False)
+    told = {}
+    gpu = SimpleNamespace(platform="gpu", device_kind="an unknown", memory_stats=lambda: told)
+    assert setups.fits_on_gpu([gpu], setup.abstract_state)
+    gpu.device_kind = "NVIDIA H100 80GB HBM3"
+    assert setups.fits_on_gpu([gpu], setup.abstract_state)
+    told["bytes_limit"] = 10_000  # the device knows better than the data sheet of its kind
+    assert not setups.fits_on_gpu([gpu], setup.abstract_state)
+    monkeypatch.setattr(setups, "fits_on_gpu", lambda devices, state: False)
     setup = make_setup(config, 256, slices=2)
     assert (setup.mesh.shape["data"], setup.mesh.shape["fsdp"]) == (1, 8)
     assert setup.config.mesh.data == 1  # from which the log knows why

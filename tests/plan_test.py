@@ -37,7 +37,8 @@ SMALL = {
 }
 KEYS = {"name", "topology", "mesh", "fits", "memory", "flops", "collectives", "seconds", "mfu"}
 CPU = Topology("cpu:1", 1, jax.devices()[:1], "cpu", "cpu")
-EIGHT = Topology("h100:8", 1, jax.devices(), "H100", "cpu")
+H100 = "NVIDIA H100 80GB HBM3"
+EIGHT = Topology("h100:8", 1, jax.devices(), H100, "cpu")
 LIBTPU = importlib.util.find_spec("libtpu") is not None
 
 
@@ -109,7 +110,7 @@ def test_a_topology_that_is_not():
         ("cpu:2x2", "give a count of devices, as in cpu:8"),
         ("cpu:0", "give a count of devices, as in cpu:8"),
         ("cpu:99", "JAX has 8 CPU devices"),
-        ("h100:64", r"pip install -e '/.*\[gpu_compiler\]'"),
+        ("H100:64", r"pip install -e '/.*\[gpu_compiler\]'"),
     ],
 )
 def test_bad_topologies(name, message):
@@ -225,19 +226,19 @@ def test_a_sweep_finds_microbatches_where_nothing_else_fits(monkeypatch):
 def test_what_does_not_fit_is_said(monkeypatch):
     config = small(**{"model.remat": "none"})
     needed = plan.make_plan("model", config, CPU).memory.needed
-    monkeypatch.setitem(CHIPS, "H100", Chip(1e12, 0.99 * needed, 1e9, 1e9, 1, 1e9))
-    made = plan.make_plan("model", config, Topology("h100:1", 1, jax.devices()[:1], "H100", "cpu"))
+    monkeypatch.setitem(CHIPS, H100, Chip(1e12, 0.99 * needed, 1e9, 1e9, 1, 1e9))
+    made = plan.make_plan("model", config, Topology("h100:1", 1, jax.devices()[:1], H100, "cpu"))
     assert made.memory.fits is False
     assert re.match("does not fit: .*; --sweep looks for", tables.verdict(made))
 
 
 def test_jax_must_be_told_to_take_most_of_a_gpu():
-    one = Topology("h200:1", 1, jax.devices()[:1], "H200", "cpu")
+    one = Topology("h200:1", 1, jax.devices()[:1], "NVIDIA H200", "cpu")
     setup = one_setup()
     flops = step_flops(setup.model.config, 16)
 
     def remark(needed):
-        memory = planning.DeviceMemory(1, 1, 1, 1, 1, 1, CHIPS["H200"].memory_bytes, needed)
+        memory = planning.DeviceMemory(1, 1, 1, 1, 1, 1, CHIPS["NVIDIA H200"].memory_bytes, needed)
         return tables.memory_share(planning.Plan(setup, 16, one, memory, flops))
 
     assert "79%" in remark(111.8e9) and "75%" in remark(111.8e9)

@@ -38,11 +38,12 @@ class GpuTarget:
     clock: float  # GHz of the multiprocessors, at most
 
 
+# By the kind of the SXM module, a key of `chips.CHIPS`.
 TARGETS = {
-    "A100": GpuTarget((8, 0), 108, 64, 164 * _KIB, 40 * _MIB, 1.41),
-    "H100": GpuTarget((9, 0), 132, 128, 228 * _KIB, 50 * _MIB, 1.98),
-    "H200": GpuTarget((9, 0), 132, 128, 228 * _KIB, 50 * _MIB, 1.98),
-    "B200": GpuTarget((10, 0), 148, 128, 228 * _KIB, 126 * _MIB, 1.965),
+    "NVIDIA A100-SXM4-80GB": GpuTarget((8, 0), 108, 64, 164 * _KIB, 40 * _MIB, 1.41),
+    "NVIDIA H100 80GB HBM3": GpuTarget((9, 0), 132, 128, 228 * _KIB, 50 * _MIB, 1.98),
+    "NVIDIA H200": GpuTarget((9, 0), 132, 128, 228 * _KIB, 50 * _MIB, 1.98),
+    "NVIDIA B200": GpuTarget((10, 0), 148, 128, 228 * _KIB, 126 * _MIB, 1.965),
 }
 
 
@@ -76,12 +77,12 @@ gpu_device_info {{
 }}
 platform_name: "CUDA"
 dnn_version_info {{ major: {_CUDNN[0]} minor: {_CUDNN[1]} }}
-device_description_str: "NVIDIA {kind}"
+device_description_str: "{kind}"
 """
 
 
 _GPUS_PER_NODE = 8  # where the name gives a count alone
-_GPUS = {name.lower(): name for name in TARGETS}
+GPUS = dict(zip(("a100", "h100", "h200", "b200"), TARGETS, strict=True))
 _TPUS = ("v2", "v3", "v4", "v5e", "v5p", "v6e", "tpu7x")
 _PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")
 # A slice's dimension closes to a ring if its size is a multiple of this (v4, v5p, TPU7x: in slices
@@ -153,7 +154,7 @@ class Topology:
 
 
 def make_topology(name: str, slices: int = 1) -> Topology:
-    """`v5p:4x4x4`, `h100:8`, `h100:8x8` or `cpu:8`; called before JAX starts its backends.
+    """`v5p:4x4x4`, `H100:8`, `h100:8x8` or `cpu:8`; called before JAX starts its backends.
 
     Devices of TPUs and GPUs can be compiled for, but not run on. Of GPUs, `h100:8x8` are eight
     nodes of eight; a count alone is one node, or nodes of eight.
@@ -171,13 +172,14 @@ def make_topology(name: str, slices: int = 1) -> Topology:
     if slices < 1:
         raise InputError(f"--slices={slices}: it must be at least 1")
     jax.config.update("jax_platforms", "cpu")
+    name = name.lower()
     kind, _, size = name.partition(":")
-    if kind not in ("cpu", *_GPUS, *_TPUS):
+    if kind not in ("cpu", *GPUS, *_TPUS):
         raise InputError(
             f"--topology={name}: {kind} isn't known; there are the TPUs {', '.join(_TPUS)}, the "
-            f"GPUs {', '.join(_GPUS)}, and cpu"
+            f"GPUs {', '.join(GPUS)}, and cpu"
         )
-    if kind != "cpu" and kind not in _GPUS:
+    if kind != "cpu" and kind not in GPUS:
         devices = _tpu_devices(name, kind, slices)
         return Topology(name, slices, devices, devices[0].device_kind, "tpu")
     if slices > 1:
@@ -188,8 +190,8 @@ def make_topology(name: str, slices: int = 1) -> Topology:
     if kind == "cpu":
         return Topology(name, 1, _cpu_devices(name, size), "cpu", "cpu")
     nodes, per_node = _nodes(name, size)
-    devices = _gpu_devices(name, _GPUS[kind], nodes, per_node)
-    return Topology(name, 1, devices, _GPUS[kind], "cuda", nodes)
+    devices = _gpu_devices(name, GPUS[kind], nodes, per_node)
+    return Topology(name, 1, devices, GPUS[kind], "cuda", nodes)
 
 
 def _nodes(name: str, size: str) -> tuple[int, int]:

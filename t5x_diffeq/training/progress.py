@@ -158,10 +158,13 @@ def _depths_row(config: Config) -> dict[str, str]:
 def describe_devices(mesh: Mesh) -> str:
     """`8 x cpu, 1 process(es), mesh data 1 x fsdp 8 x tensor 1`, slices, and idle devices."""
     devices = list(mesh.devices.flat)
+    kind = devices[0].device_kind
     text = (
-        f"{mesh.size} x {jax.devices()[0].device_kind}, {jax.process_count()} process(es), "
+        f"{mesh.size} x {kind}, {jax.process_count()} process(es), "
         f"mesh {describe_mesh(dict(mesh.shape))}"
     )
+    if devices[0].platform != "cpu" and chip(kind) is None:
+        text += "; the peak of this kind isn't known, so the log has no MFU"
     across = axes_across_slices(dict(mesh.shape), devices)
     crossing = " x ".join(f"{axis} {size}" for axis, size in across.items() if size > 1)
     if crossing:
