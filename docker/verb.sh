@@ -14,5 +14,6 @@ case "${1:-}" in "" | -*) exec python -m t5x_diffeq "$@" ;; esac
 verb="$1"
 shift
 case "${JAX_PLATFORMS:-}" in cuda*) gpu_variables ;; esac
+[ -z "${KUBERNETES_SERVICE_HOST:-}" ] || keep_programs "$@"
 # Not `exec`: to the first process of a container SIGTERM means nothing, until it asks for it.
 forwarding python -m t5x_diffeq "$verb" "$@"

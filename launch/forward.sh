@@ -1,6 +1,7 @@
 # shellcheck shell=bash
-# Sourced by scripts that start a program: signals are handed on to it, it gets most of a GPU's memory, and
-# the pause before a restart grows while starts soon fail.
+# Sourced by scripts that start a program: signals are handed on to it, it gets most of a GPU's memory,
+# its compiled programs are kept where all hosts find them, and the pause before a restart grows while
+# starts soon fail.
 
 # next_pause SECONDS: sets `pause`, how long to wait before the next start, from how long the last one
 # lasted: 10 seconds, and twice as long after each that lasted less than ten minutes, up to 320.
@@ -18,6 +19,21 @@ gpu_variables() {
   export NCCL_DEBUG="${NCCL_DEBUG:-WARN}"
   [ -n "${XLA_PYTHON_CLIENT_MEM_FRACTION:-}" ] || # the old name, which must not stand beside the new
     export XLA_CLIENT_MEM_FRACTION="${XLA_CLIENT_MEM_FRACTION:-0.92}"
+}
+
+# keep_programs ARGUMENT ...: compiled programs are kept beside the --workdir of these, unless the user
+# has chosen. There every host of the run reads them when it starts anew; its home may be new.
+keep_programs() {
+  local each folder=""
+  for each in "$@"; do
+    [[ "$each" != --workdir=*/* ]] || folder="${each#--workdir=}"
+  done
+  [ -n "$folder" ] && [ -z "${JAX_COMPILATION_CACHE_DIR:-}" ] || return 0
+  folder="${folder%/*}/compilation_cache"
+  if [[ "$folder" != *://* ]]; then # it holds native code: nobody else may have made it
+    { mkdir -p "${folder%/*}" && mkdir -m 700 "$folder"; } 2>/dev/null || [ -O "$folder" ] || return 0
+  fi
+  export JAX_COMPILATION_CACHE_DIR="$folder"
 }
 
 # forwarding COMMAND ...: runs it, hands SIGTERM on (and USR1 and INT, as SIGTERM: it saves), and

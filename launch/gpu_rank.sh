@@ -35,6 +35,7 @@ if [ "${JAX_PLATFORMS:-}" != cpu ]; then
   gpu_variables
 fi
 export PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}"
+keep_programs "$@"
 
 train=("$VENV/bin/python" -m t5x_diffeq.train)
 [ "$watch" = stdin ] || exec "${train[@]}" "$@"

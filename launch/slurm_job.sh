@@ -55,6 +55,7 @@ start() {
     export PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}"
     [ -z "${SLURM_GPUS_ON_NODE:-}" ] || gpu_variables
   fi
+  keep_programs "$@"
   # JAX finds the processes through srun's variables, and takes the GPU of its local number. srun must
   # leave a process the time to save after another has ended (--kill-on-bad-exit, --wait). It does not
   # take --cpus-per-task from the job (since 22.05), nor the environment after sbatch --export.

@@ -112,6 +112,7 @@ run_training() {
   export PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}"
   set_up_environment
   export T5X_DIFFEQ_ARRIVAL_SECONDS="${T5X_DIFFEQ_ARRIVAL_SECONDS:-14400}"
+  keep_programs "$@"
   keep_log "$@"
   while :; do
     status=0 began="$SECONDS"

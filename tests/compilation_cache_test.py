@@ -4,7 +4,9 @@ import os
 import sys
 import textwrap
 
+import jax
 import pytest
+from bucket_server import serve
 from helpers import run_to_end
 
 from t5x_diffeq.system import compilation_cache
@@ -52,6 +54,18 @@ def test_a_second_process_compiles_nothing_and_replaces_what_was_cut_off(tmp_pat
     assert third.split(";")[0] == f"programs: {compiled} read, 0 compiled"
 
 
+@pytest.mark.slow
+def test_a_second_machine_reads_all_programs_from_the_bucket(tmp_path):
+    """By jax's own reader of buckets; the server is others' (bucket_server.py)."""
+    with serve() as (_, environment):
+        environment["JAX_COMPILATION_CACHE_DIR"] = "gs://bucket/runs/compilation_cache"
+        first, said = compile_in(tmp_path / "one", **environment)
+        assert first.startswith("programs: 0 read, ") and said == ""
+        second, said = compile_in(tmp_path / "two", **environment)
+    compiled = first.split()[3]
+    assert second.startswith(f"programs: {compiled} read, 0 compiled") and said == ""
+
+
 def test_what_jax_says_of_a_folder_that_fails_is_one_line(tmp_path):
     (tmp_path / "file").write_text("")
     inside = str(tmp_path / "file" / "cache")
@@ -66,8 +80,11 @@ def folder(tmp_path, monkeypatch):
     """The cache's folder, for a process that has one device."""
     monkeypatch.setattr(compilation_cache, "_FOLDER", str(tmp_path / "cache"))
     monkeypatch.setattr(compilation_cache.jax, "device_count", lambda: 1)
+    never = "jax_compilation_cache_dir"
     monkeypatch.setattr(
-        compilation_cache.jax.config, "update", lambda *_: pytest.fail("it was enabled")
+        compilation_cache.jax.config,
+        "update",
+        lambda key, _: pytest.fail("it was enabled") if key == never else None,
     )
     return tmp_path / "cache"
 
@@ -98,6 +115,11 @@ def test_a_folder_that_cannot_be_trusted_or_used(folder, capsys, make, reason):
     assert said.count("\n") == 1 and reason in said
 
 
-def test_several_devices_of_a_cpu_have_none(capsys):
+def test_several_devices_of_a_cpu_have_none(capsys, monkeypatch):
+    """Nor where a launcher names a place: they would wait for each other for ever."""
+    set_to = {}
+    monkeypatch.setattr(compilation_cache.jax.config, "update", set_to.__setitem__)
+    monkeypatch.setitem(jax.config.values, "jax_compilation_cache_dir", "gs://bucket/cache")
     assert "several CPU devices" in str(enable_cache())
+    assert set_to["jax_enable_compilation_cache"] is False
     assert capsys.readouterr().err == ""

@@ -23,12 +23,14 @@ case "$*" in
   *) exit 0 ;;
 esac
 number="$(ls "$HOME" | grep -c '^arguments')"
-printf '%s\\0' "$@" "$T5X_DIFFEQ_ARRIVAL_SECONDS" >"$HOME/arguments.$number"
+told=("$T5X_DIFFEQ_ARRIVAL_SECONDS" "$JAX_COMPILATION_CACHE_DIR")
+printf '%s\\0' "$@" "${told[@]}" >"$HOME/arguments.$number"
 read -r status <"$HOME/statuses"
 sed -i 1d "$HOME/statuses"
 exit "$status"
 """
 TRAINING = ["-m", "t5x_diffeq.train", *ARGUMENTS]
+CACHE = "gs://bucket/compilation_cache"
 
 
 class Host:
@@ -86,14 +88,14 @@ def test_starts_again_when_the_infrastructure_fails(host):
     """Without a word from outside; with the same arguments. Hosts wait for one that is mended."""
     host.begin(175, 137, 0)
     assert host.wait() == "ended 0"
-    assert host.trainings() == [[*TRAINING, "14400"]] * 3
+    assert host.trainings() == [[*TRAINING, "14400", CACHE]] * 3
 
 
 def test_restarts_are_bounded(host):
     host.tell("T5X_DIFFEQ_RESTARTS=2", "T5X_DIFFEQ_ARRIVAL_SECONDS=7")
     host.begin(175, 175, 175, 0)
     assert host.wait() == "ended 175"
-    assert host.trainings() == [[*TRAINING, "7"]] * 3
+    assert host.trainings() == [[*TRAINING, "7", CACHE]] * 3
 
 
 @pytest.mark.parametrize("status", [1, 42, 130])
@@ -110,6 +112,26 @@ def test_pauses_grow_while_starts_soon_fail():
     ended = run_to_end(command, check=True)
     pauses = [10, 20, 40, 80, 160, 320, 320, 320, 320, 10, 20]
     assert [*map(int, ended.stdout.split())] == pauses
+
+
+@pytest.mark.parametrize(
+    ("workdir", "given", "kept"),
+    [
+        ("gs://bucket/runs/a", "", "gs://bucket/runs/compilation_cache"),
+        ("gs://bucket/runs/a", "gs://other/cache", "gs://other/cache"),
+        ("{0}/run", "", "{0}/compilation_cache"),
+        ("run", "", ""),
+    ],
+)
+def test_compiled_programs_are_kept_beside_the_workdir(tmp_path, workdir, given, kept):
+    """Where every host of a run reads them when it starts anew."""
+    script = 'source "$0"; keep_programs "$@"; echo "$JAX_COMPILATION_CACHE_DIR"'
+    arguments = ("train", f"--workdir={workdir.format(tmp_path)}", "--config=a/b.py")
+    command = ["bash", "-c", script, ROOT / "launch" / "forward.sh", *arguments]
+    ended = run_to_end(command, env={**os.environ, "JAX_COMPILATION_CACHE_DIR": given})
+    assert ended.stdout.strip() == kept.format(tmp_path)
+    if given == "" and kept.startswith("{0}"):
+        assert (tmp_path / "compilation_cache").stat().st_mode & 0o777 == 0o700
 
 
 def test_an_installation_without_a_network_says_what_it_needs(host):

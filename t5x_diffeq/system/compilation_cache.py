@@ -38,18 +38,21 @@ class Programs:
 def enable_cache() -> Programs:
     """Enables JAX's persistent compilation cache, or says in one line why it can't be used.
 
-    It is in JAX_COMPILATION_CACHE_DIR, else in a folder that only this user can write to: it holds
-    native code, and whoever can write to it can run code here. So it is never in a workdir, which
-    others may write to, unless that variable says so. On CPU with several devices there is none: a
-    reloaded program runs its collectives in a different order on each device, and they deadlock
-    (jax 0.10.2).
+    It is in JAX_COMPILATION_CACHE_DIR, which may be in a bucket, else in a folder that only this
+    user can write to: it holds native code, and whoever can write to it can run code here. So it is
+    never in a workdir, which others may write to, unless that variable says so. On CPU with several
+    devices there is none: a reloaded program runs its collectives in a different order on each
+    device, and they deadlock (jax 0.10.2).
     """
     programs = _count_programs()
     folder = Path(_FOLDER).expanduser()
-    if given := jax.config.values["jax_compilation_cache_dir"]:
-        programs.cache = given
-    elif jax.default_backend() == "cpu" and jax.device_count() > 1:
+    if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    if jax.default_backend() == "cpu" and jax.device_count() > 1:
         programs.cache = "off, as several CPU devices can't share programs that are read"
+        jax.config.update("jax_enable_compilation_cache", False)
+    elif given := jax.config.values["jax_compilation_cache_dir"]:
+        programs.cache = given
     elif reason := _prepare(folder):
         programs.cache = "off"
         log(f"warning: compiled programs are not kept, which makes each start slow: {reason}")
@@ -57,8 +60,6 @@ def enable_cache() -> Programs:
         programs.cache = str(folder)
         jax.config.update("jax_compilation_cache_dir", str(folder))
         jax.config.update("jax_compilation_cache_max_size", _BYTES)
-        if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
-            jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     return programs
 
 

@@ -11,7 +11,8 @@ from functools import cache
 from typing import Any
 
 import jax
-from jax.sharding import SingleDeviceSharding
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from t5x_diffeq.system.console import log
 from t5x_diffeq.system.environment import COMBINE_MIB, SPARSE_CORE
@@ -85,9 +86,11 @@ def step_options(
 @cache
 def _known(device: Any, options: tuple[tuple[str, bool | int], ...]) -> Options:
     """The options that the device's compiler takes; XLA drops options from release to release."""
-    scalar = jax.ShapeDtypeStruct((), "float32", sharding=SingleDeviceSharding(device))
+    alone = Mesh(np.array([device]), ("alone",))
+    scalar = jax.ShapeDtypeStruct((), "float32", sharding=NamedSharding(alone, PartitionSpec()))
     try:
-        jax.jit(lambda x: x, compiler_options=dict(options)).lower(scalar).compile()
+        with jax.set_mesh(alone):  # whatever mesh the step is for
+            jax.jit(lambda x: x, compiler_options=dict(options)).lower(scalar).compile()
     except jax.errors.JaxRuntimeError as error:
         unknown = re.search(r"No such compile option: '(\w+)'", str(error))
         if not unknown:
