@@ -172,13 +172,13 @@ def test_a_scheme_is_the_formula_of_its_paper(name):
     end, pull_back = jax.vjp(solve("none"), W, y)
     np.testing.assert_allclose(end, expected, rtol=1e-5, atol=1e-5)
     recomputed, pull_back_again = jax.vjp(solve("full"), W, y)
-    np.testing.assert_allclose(recomputed, end, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(recomputed, end, rtol=1e-5, atol=1e-5)
     ones = jnp.ones_like(end)
     for a, b in zip(*map(jax.tree.leaves, (pull_back(ones), pull_back_again(ones))), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
     states = trajectory(lambda _: lambda key: field, W, y, **arguments)
     np.testing.assert_allclose(states[0], y, rtol=1e-6)
-    np.testing.assert_allclose(states[-1], end, rtol=1e-6)
+    np.testing.assert_allclose(states[-1], end, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", SCHEMES)
@@ -234,7 +234,7 @@ def test_what_a_scheme_that_remembers_can_not_do():
         check_form(config)
     with pytest.raises(InputError, match=r"exists for its own num_steps=4 alone"):
         config.at_depth(2)
-    with pytest.raises(InputError, match=r"the parameter scheme.averages of shape .* there"):
+    with pytest.raises(InputError, match=r"is euler, and \S+:averages has leaves of its own"):
         LanguageModel(_model_config()).at_depth(_N, SCHEMES["averages"])
     penalised = small_config("text.txt")
     penalised.model.scheme, penalised.train.velocity_penalty = SCHEMES["averages"], 0.1
