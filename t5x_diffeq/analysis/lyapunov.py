@@ -201,6 +201,15 @@ def choose_chunks(memory: float, states: Float[Array, "N B L D"], weights: StepW
     return Chunks(int(np.clip(half // tangent, 1, L)), int(np.clip(half // product, 1, D)))
 
 
+def check_exponents_exist(config: ModelConfig) -> None:
+    """Checks that a step goes from state to state (else: InputError)."""
+    if remembered := find_scheme(config.scheme).remembers:
+        raise InputError(
+            "Lyapunov exponents are of steps from state to state, and model.scheme="
+            f"{config.scheme} also remembers {remembered}; leave them out: analyze spectra"
+        )
+
+
 def _check_arguments(
     config: ModelConfig,
     tokens: Tokens,
@@ -212,12 +221,8 @@ def _check_arguments(
         raise InputError(
             f"convention {convention!r} is unknown; there are {', '.join(CONVENTIONS)}"
         )
+    check_exponents_exist(config)
     scheme = find_scheme(config.scheme)
-    if scheme.remembers:
-        raise InputError(
-            "Lyapunov exponents are of steps from state to state, and model.scheme="
-            f"{config.scheme} also remembers {scheme.remembers}; analyse a model of another scheme"
-        )
     is_eulers = scheme.layer == "parallel" and scheme.leaves is None
     if convention == "official" and not (source_of(config).any_time and is_eulers):
         raise InputError(

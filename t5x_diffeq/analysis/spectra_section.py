@@ -27,7 +27,8 @@ def spectra_section(
     """The section on eigenvalues at the model's nodes or layers; between nodes if W(t) is smooth.
 
     Args:
-      perplexities: by number of solver steps: the model's own and one with nodes in between.
+      perplexities: by number of solver steps: the model's own and one with nodes in between, if
+        it has any.
     """
     config = model.config
     layers = not source_of(config).any_time
@@ -72,10 +73,11 @@ def spectra_section(
 def _describe_between(rough: float, perplexities: dict[int, float]) -> str:
     """How smooth W(t) is between the nodes, and the model's perplexity there."""
     measured = " and ".join(f"{value:.4g} with {n} steps" for n, value in perplexities.items())
+    found = f" The perplexity on the validation split is {measured}." if measured else ""
     return (
         f"Halfway between nodes, W(t) is {rough:.2f} times half their distance away from the "
         "straight line (0: straight; 1.73: unrelated to the nodes; curves between the nodes are "
-        f"drawn below {_SMOOTH:g}). The perplexity on the validation split is {measured}."
+        f"drawn below {_SMOOTH:g}).{found}"
     )
 
 

@@ -78,6 +78,7 @@ def main() -> None:
     import jax  # which takes seconds
     import jax.numpy as jnp
 
+    from t5x_diffeq.analysis.lyapunov import check_exponents_exist
     from t5x_diffeq.analysis.report import Section, write_report, write_section
     from t5x_diffeq.data.corpus import load_corpus
     from t5x_diffeq.training.load import load_run
@@ -96,6 +97,8 @@ def main() -> None:
             methods=("spectral_factors",) if "spectra" in kinds else (),
         )
         trained, run = run, run.at_depth(_NUM_STEPS.value)
+        if "lyapunov" in kinds:
+            check_exponents_exist(run.placed.model.config)
         facts = _facts_of(workdir, run)
         params = jax.tree.map(jnp.asarray, jax.device_get(run.params))  # off the mesh
         make["spectra"] = partial(_make_spectra_section, corpus, run, params)
@@ -125,12 +128,11 @@ def main() -> None:
 def _make_spectra_section(corpus, run, params: dict):
     from t5x_diffeq.analysis.spectra_section import spectra_section
     from t5x_diffeq.inference.validation import evaluate_split
-    from t5x_diffeq.model.ode.sources import source_of
 
     model, num_steps = run.placed.model, run.placed.model.config.num_steps
     perplexities = {
         n: evaluate_split(run.at_depth(n), corpus, _EVAL_BATCH_SIZE)["perplexity"]
-        for n in ((num_steps, 2 * num_steps) if source_of(model.config).any_time else ())
+        for n in ((num_steps, 2 * num_steps) if model.config.any_num_steps else ())
     }
     with Progress("eigenvalues"):
         return spectra_section(model, params, _TIMES.value, perplexities)

@@ -88,7 +88,8 @@ class ModelConfig(ModelKeys):
 
         Raises:
           InputError: if the model has per-layer weights, or a scheme of one grid alone, and the
-            grid isn't their own; or there are no such grids.
+            grid isn't their own; if it takes another scheme, and one of both has leaves; or there
+            are no such grids.
         """
         changes: dict[str, Any] = {}
         if num_steps is not None:
@@ -98,6 +99,12 @@ class ModelConfig(ModelKeys):
             check_values({"model.scheme": scheme})
             changes["scheme"] = scheme
         other = replace(self, **changes)
+        learns = [each for each in (self.scheme, other.scheme) if find_scheme(each).leaves]
+        if other.scheme != self.scheme and learns:
+            raise InputError(
+                f"scheme {other.scheme}: this model's is {self.scheme}, and {learns[0]} has leaves "
+                "of its own, which are trained with it; keep the scheme"
+            )
         if not find_scheme(other.scheme).any_grid and other.num_steps != self.num_steps:
             raise InputError(
                 f"num_steps={other.num_steps}: the scheme {other.scheme} says that it exists for "
@@ -112,6 +119,11 @@ class ModelConfig(ModelKeys):
                 "and scheme, or take a run of time_dependent or shared weights"
             )
         return other
+
+    @property
+    def any_num_steps(self) -> bool:
+        """Whether the model exists with other numbers of steps."""
+        return source_of(self).any_time and find_scheme(self.scheme).any_grid
 
     def in_float32(self) -> "ModelConfig":
         """The same model, computed in float32 throughout."""

@@ -31,8 +31,8 @@ from t5x_diffeq.model.language_model import LanguageModel, in_one_document
 from t5x_diffeq.model.layers.array_types import Places, State, Weights
 from t5x_diffeq.model.layers.context import to_zigzag
 from t5x_diffeq.model.layers.linear import ADAPTERS
-from t5x_diffeq.model.ode.integrate import StepInputs, step_function, step_inputs
-from t5x_diffeq.model.ode.solvers import SubField, VectorField
+from t5x_diffeq.model.ode.integrate import StepInputs, scan_steps, step_function, step_inputs
+from t5x_diffeq.model.ode.solvers import Memory, SubField, VectorField, find_scheme
 from t5x_diffeq.model.ode.sources import source_of
 from t5x_diffeq.model.ode.weight_source import layer_name
 from t5x_diffeq.model.sub_fields import vector_field
@@ -91,7 +91,9 @@ def sizes(config: ModelConfig, weights: Weights, y: State, places: Places) -> Cu
     y, places = to_zigzag(y, places)
     field = vector_field(config, places)(None)
 
-    def step(y: State, inputs: StepInputs) -> tuple[State, dict[str, Array]]:
+    scheme = find_scheme(config.scheme)
+
+    def step(memory: Memory, inputs: StepInputs) -> tuple[Memory, dict[str, Array]]:
         values: dict[str, list[Array]] = {"f": [], "g": []}
 
         def note(name: str, sub_field: SubField) -> SubField:
@@ -103,13 +105,13 @@ def sizes(config: ModelConfig, weights: Weights, y: State, places: Places) -> Cu
             return noted
 
         noting = VectorField(note("f", field.f), note("g", field.g))
-        after = step_function(lambda _: noting, config.scheme, config.dt)(y, inputs)
+        after = step_function(lambda _: noting, config.scheme, config.dt)(memory, inputs)
         evaluations = {name: _rms(jnp.stack(each)) for name, each in values.items()}
-        return after, {**evaluations, "state": _rms(y)}
+        return after, {**evaluations, "state": _rms(scheme.end(memory))}
 
     inputs = step_inputs(weights, config.scheme, config.num_steps, key=None)
-    last, curves = jax.lax.scan(step, y, inputs)
-    return {**curves, "state": jnp.append(curves["state"], _rms(last))}
+    last, curves = scan_steps(step, scheme.begin(y, config.num_steps), inputs, scheme.grows)
+    return {**curves, "state": jnp.append(curves["state"], _rms(scheme.end(last)))}
 
 
 def _some_rows(batch: Batch, shards: int) -> Batch:

@@ -20,7 +20,7 @@ from t5x_diffeq.inference.explorer.stepping import Depth, Stepper
 from t5x_diffeq.inference.sampling import Continuation, Sampling
 from t5x_diffeq.inference.trained_run import TrainedRun, describe_model
 from t5x_diffeq.model.language_model import nodes
-from t5x_diffeq.model.ode.solvers import SCHEMES, grid
+from t5x_diffeq.model.ode.solvers import SCHEMES, find_scheme, grid
 from t5x_diffeq.model.ode.sources import source_of
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.training.objective import places_of
@@ -63,12 +63,13 @@ class Explorer:
         model = trained.config.model
         self.trained_with = sorted({model.num_steps, *trained.config.train.depths})
         self.offered, self.schemes = [model.num_steps], [model.scheme]
-        if source_of(model).any_time:
+        if self.config.any_num_steps:
             most = self.trained_with[-1]
             near = range(1, min(max(2 * most, 12), MOST_STEPS) + 1)
             coarser = (n for n in _COARSER if n <= 4 * most)
             self.offered = sorted({*near, *self.trained_with, *coarser})
-            self.schemes = [*dict.fromkeys((model.scheme, *SCHEMES))]
+            if find_scheme(model.scheme).leaves is None:
+                self.schemes = [*dict.fromkeys((model.scheme, *SCHEMES))]
         self.smooth = validation.is_smooth(trained.config)
 
     def about(self) -> Answer:

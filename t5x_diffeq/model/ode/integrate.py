@@ -4,7 +4,7 @@ What a scan carries is the scheme's memory, which is the state alone unless the 
 more. If its memory grows from step to step, the steps are unrolled.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -70,12 +70,11 @@ def integrate(
         return step_function(field_of_key, scheme, step_size)
 
     memory = solver.begin(y, num_steps)
-    if solver.grows:
-        *_, memory = _unroll(_with_remat(step_of(args), remat, num_steps), memory, inputs)
-    elif remat == "full" and kept_dtype not in (None, y.dtype) and not solver.remembers:
+    if remat == "full" and kept_dtype not in (None, y.dtype) and not solver.remembers:
         memory = _scan_and_recompute(step_of, args, memory, inputs, unroll, kept_dtype)
     else:
-        memory = _scan(_with_remat(step_of(args), remat, unroll), memory, inputs, unroll)
+        step = _with_remat(step_of(args), remat, num_steps if solver.grows else unroll)
+        memory = _last_memory(step, memory, inputs, unroll, solver.grows)
     return solver.end(memory)
 
 
@@ -93,10 +92,9 @@ def trajectory(
     solver = find_scheme(scheme)
     step = step_function(field(args), scheme, step_size)
     inputs = step_inputs(weights, scheme, num_steps, key=None)
-    memory = solver.begin(y, num_steps)
-    if solver.grows:
-        return jnp.stack([solver.end(each) for each in _unroll(step, memory, inputs)])
-    last, before = jax.lax.scan(lambda m, x: (step(m, x), solver.end(m)), memory, inputs)
+    last, before = scan_steps(
+        lambda m, x: (step(m, x), solver.end(m)), solver.begin(y, num_steps), inputs, solver.grows
+    )
     return jnp.concatenate((before, solver.end(last)[None]))
 
 
@@ -213,7 +211,7 @@ def _scan_and_recompute(
 
     @jax.custom_vjp
     def run(args: Args, y: Vector, inputs: StepInputs) -> Vector:
-        return _scan(step_of(args), y, inputs, unroll)
+        return _last_memory(step_of(args), y, inputs, unroll)
 
     def forward(args: Args, y: Vector, inputs: StepInputs) -> tuple[Vector, tuple]:
         step = step_of(args)
@@ -242,19 +240,33 @@ def _scan_and_recompute(
     return run(args, y, inputs)
 
 
-def _scan(step: Step, memory: Memory, inputs: StepInputs, unroll: int) -> Memory:
-    memory, _ = jax.lax.scan(lambda m, x: (step(m, x), None), memory, inputs, unroll=unroll)
+def _last_memory(
+    step: Step, memory: Memory, inputs: StepInputs, unroll: int, grows: bool = False
+) -> Memory:
+    memory, _ = scan_steps(lambda m, x: (step(m, x), None), memory, inputs, grows, unroll)
     return memory
 
 
-def _unroll(step: Step, memory: Memory, inputs: StepInputs) -> Iterator[Memory]:
-    """The memories at t = 0, dt, ..., 1, each of a shape of its own."""
-    yield memory
+def scan_steps(
+    step: Callable[[Memory, StepInputs], tuple[Memory, Tree]],
+    memory: Memory,
+    inputs: StepInputs,
+    grows: bool,
+    unroll: int = 1,
+) -> tuple[Memory, Tree]:
+    """The last memory, and what the steps return beside their memories, leaves `[N, ...]`.
+
+    If memories grow (`Scheme.grows`), each of another shape, the steps are unrolled.
+    """
+    if not grows:
+        return jax.lax.scan(step, memory, inputs, unroll=unroll)
     leaves, tree = jax.tree.flatten(inputs)
+    returned = []
     # Unstacked at once: the gradient of an index is as large as the whole stack.
     for of_step in zip(*map(jnp.unstack, leaves), strict=True):
-        memory = step(memory, jax.tree.unflatten(tree, of_step))
-        yield memory
+        memory, each = step(memory, jax.tree.unflatten(tree, of_step))
+        returned.append(each)
+    return memory, jax.tree.map(lambda *each: jnp.stack(each), *returned)
 
 
 def _keep_policy(remat: str) -> Callable[..., bool]:
