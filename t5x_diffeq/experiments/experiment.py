@@ -9,10 +9,12 @@ from itertools import product
 from math import inf
 from typing import Any
 
+from t5x_diffeq.config.config import Config
 from t5x_diffeq.config.config_files import project_config, values_of
 from t5x_diffeq.experiments.present import TableSpec, list_pages, paired_table
 from t5x_diffeq.experiments.runs import ExperimentRun, format_flags, name_choices
 from t5x_diffeq.experiments.tokenizers import fill_in_tokenizer
+from t5x_diffeq.model.ode.sources import source_of
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.files import AnyPath
 
@@ -53,7 +55,7 @@ class Training:
         config = self.config_for(text)
         defaults = values_of(config, self.variant)
         choice = {key: x(defaults) if callable(x) else x for key, x in self.keys.items()}
-        generated = defaults["model.weights"] not in ("per_layer", "shared")
+        generated = not source_of(Config().with_values(defaults).model).stored
         chosen = {
             key: value
             for key, value in choice.items()

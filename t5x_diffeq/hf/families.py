@@ -7,6 +7,7 @@ from typing import Any
 
 from t5x_diffeq.hf.layouts import GEMMA, GPT2, LLAMA, OLMO2, QWEN2, QWEN3, Layout
 from t5x_diffeq.model.config import ModelConfig
+from t5x_diffeq.model.ode.solvers import find_scheme
 
 # The keys of `config.json` by ours. `length` is `data.sequence_length`.
 _LLAMA_KEYS = {
@@ -178,7 +179,8 @@ def family_of(config: ModelConfig) -> tuple[str, Family] | None:
     Every model of the classical residual block can have one (Lie-Trotter, with the step size in
     the weights) if its norms have a single epsilon.
     """
-    if config.block or config.scheme != "lie_trotter" or config.mlp_input != "state":
+    sequential = find_scheme(config.scheme).layer == "sequential"
+    if config.block or not sequential or config.mlp_input != "state":
         return None
     if config.norm_eps != config.final_norm_eps:
         return None

@@ -32,7 +32,7 @@ from t5x_diffeq.config.plugins import check_trusted
 from t5x_diffeq.model.config import ModelConfig
 from t5x_diffeq.model.language_model import LanguageModel
 from t5x_diffeq.model.layers.array_types import Weights
-from t5x_diffeq.model.ode.sources import source_of
+from t5x_diffeq.model.ode.sources import LayerWeights, source_of
 from t5x_diffeq.model.sub_fields import need_methods
 from t5x_diffeq.system.compilation_cache import enable_cache
 from t5x_diffeq.system.console import Progress, format_count, log
@@ -114,7 +114,8 @@ class PretrainedRun:
     def check(self, asked: ModelConfig) -> None:
         """Checks that the run's weights can be converted to those of the requested model."""
         on_grid = self._on_grid(asked)
-        if asked.weights not in (on_grid.weights, "per_layer"):
+        layers = isinstance(source_of(asked), LayerWeights)
+        if not layers and asked.weights != on_grid.weights:
             raise InputError(
                 f"model.weights={asked.weights}: {self.workdir} holds a model of {on_grid.weights} "
                 "weights, which can't be converted to these; tune it with :lora or :full"
