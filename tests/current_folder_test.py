@@ -58,7 +58,7 @@ def test_the_command_imports_nothing_of_the_folder(here, finished):
     ("script", "arguments", "said"),
     [
         ("local.sh", ["configs/tiny.py", "--workdir=run", "--dry-run"], "t5x_diffeq.train"),
-        ("reproduce/spectra.sh", ["--dry_run"], "t5x_diffeq.train"),
+        ("reproduce/spectra.sh", ["--text=stdlib", "--dry_run"], "t5x_diffeq.train"),
     ],
 )
 def test_a_launcher_imports_nothing_of_the_folder(here, script, arguments, said):

@@ -67,7 +67,7 @@ def branch_off(
         changed = differing_keys(original, config)
         listed = ", ".join(f"{key}={new!r}" for key, (_, new) in changed.items())
         log(f"branches off {source} at its step {step}, with {listed or 'the same config'}")
-        log_new_rate(original, config, step)
+        log_new_rate(source, config, step)
     return config
 
 

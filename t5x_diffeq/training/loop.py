@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from t5x_diffeq.checkpoints.checkpoint import Checkpoints
 from t5x_diffeq.checkpoints.restoring import check_continues
 from t5x_diffeq.checkpoints.stored import RestoredCheckpoint, TrainState
-from t5x_diffeq.checkpoints.workdir import check_config, comparing_failures, read_config
+from t5x_diffeq.checkpoints.workdir import check_config, comparing_failures
 from t5x_diffeq.cluster.processes import run_in_turn
 from t5x_diffeq.cluster.signals import StopSignals
 from t5x_diffeq.cluster.watchdog import Watchdog
@@ -130,8 +130,7 @@ def train(
         with Progress("restoring the train state"), reading:
             restored = checkpoints.restore(setup.abstract_state, corpus.fingerprint)
         start = restored.step if restored else 0
-        if 0 < start < train_config.total_steps:
-            progress.log_new_rate(read_config(workdir), config, start)
+        progress.log_new_rate(workdir, config, start)
         stack.enter_context(comparing_failures(workdir, start))
         depths = depths_to_come(config, start) if start < train_config.total_steps else []
         teacher = load_teacher(setup)
