@@ -7,8 +7,9 @@ from t5x_diffeq.system.extras import __version__
 
 if TYPE_CHECKING:
     from t5x_diffeq.cli.train import train
+    from t5x_diffeq.config.config import Config
     from t5x_diffeq.config.config_files import load_config
-    from t5x_diffeq.inference.compare import compare
+    from t5x_diffeq.inference.compare import Comparison, compare
     from t5x_diffeq.inference.sampling import Sampling
     from t5x_diffeq.inference.trained_run import TrainedRun, load
     from t5x_diffeq.model.block import Block
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Block",
+    "Comparison",
+    "Config",
     "Hook",
     "LogitsTerm",
     "Sampling",
@@ -40,6 +43,8 @@ __all__ = [
 ]
 _HOMES = {  # the module of each name, and its name there
     "Block": ("model.block", "Block"),
+    "Comparison": ("inference.compare", "Comparison"),
+    "Config": ("config.config", "Config"),
     "Hook": ("training.hooks", "Hook"),
     "LogitsTerm": ("training.terms", "LogitsTerm"),
     "Sampling": ("inference.sampling", "Sampling"),
@@ -58,12 +63,14 @@ _HOMES = {  # the module of each name, and its name there
 }
 
 
-def __getattr__(name: str) -> object:
-    """Imports a name of the Python interface when it is first used, and nothing heavy before."""
-    if name not in _HOMES:
-        raise AttributeError(f"module 't5x_diffeq' has no attribute {name!r}")
-    module, attribute = _HOMES[name]
-    return getattr(import_module(f"t5x_diffeq.{module}"), attribute)
+if not TYPE_CHECKING:  # else each misspelt name would have a type
+
+    def __getattr__(name: str) -> object:
+        """Imports a name of the interface when it is first used, and nothing heavy before."""
+        if name not in _HOMES:
+            raise AttributeError(f"module 't5x_diffeq' has no attribute {name!r}")
+        module, attribute = _HOMES[name]
+        return getattr(import_module(f"t5x_diffeq.{module}"), attribute)
 
 
 def __dir__() -> list[str]:

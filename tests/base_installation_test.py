@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+import zipfile
 import textwrap
 import tomllib
 
@@ -75,6 +76,7 @@ def wheel(tmp_path_factory):
 def test_the_base_installation_runs_the_commands_of_the_readme(wheel, tmp_path):
     """The second start reads all programs; what needs an extra names it, and works with it."""
     venv, home = tmp_path / "environment", tmp_path / "home"
+    assert "t5x_diffeq/py.typed" in zipfile.ZipFile(wheel).namelist()
     python = make_environment(venv, str(wheel))
     home.mkdir()
     (tmp_path / "text.txt").write_text(numbered_lines(200))

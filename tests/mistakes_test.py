@@ -135,7 +135,7 @@ def test_a_mistake_is_named_with_the_way_out(words, named, said, tmp_path):
         (["config.modle.num_steps = 3"], "own.py, line 4: config key 'modle' does not exist; "),
         (
             ["config.model.num_steps = 'six'"],
-            "own.py, line 4: model.num_steps is six; it must be a whole number",
+            "own.py, line 4: model.num_steps is 'six'; it must be a whole number",
         ),
         (
             ["config = td.load_config('configs/tiny.py')", "config.seed = 3"],

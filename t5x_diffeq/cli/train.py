@@ -6,6 +6,7 @@ run, by default with its config: --workdir=DIR --config.train.total_steps=1200. 
 whether the run can begin.
 """
 
+import os
 from collections.abc import Callable, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING
@@ -18,6 +19,7 @@ from t5x_diffeq.cli.verb_flags import VerbFlags
 from t5x_diffeq.config.config import Config
 from t5x_diffeq.config.config_files import CONFIGS, flatten
 from t5x_diffeq.config.keys.values import INT32
+from t5x_diffeq.system.arguments import checked
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.files import AnyPath, parse_path
 
@@ -110,6 +112,7 @@ def _hooks() -> "Sequence[type[Hook]]":
     )
 
 
+@checked
 def train(config: Config | ConfigDict, workdir: str | PathLike) -> "TrainedRun":
     """Trains a model, or resumes the run in `workdir`; returns the run, loaded.
 
@@ -120,16 +123,22 @@ def train(config: Config | ConfigDict, workdir: str | PathLike) -> "TrainedRun":
     Raises:
       InputError: if the config or the data is invalid, or the workdir belongs to another run.
       RunError: if the run fails.
-      SystemExit: if training was stopped and saved, with the verb's exit status: 42 after SIGTERM,
-        130 after Ctrl-C. The same call continues.
+      KeyboardInterrupt: if training was stopped by Ctrl-C, or by a notebook's interrupt, and saved.
+        The same call continues, and `load` loads what was saved. In a thread, Ctrl-C doesn't save.
+      SystemExit: if it was stopped by SIGTERM and saved, with the verb's exit status, 42.
     """
     from t5x_diffeq.checkpoints.workdir import sole_writer
+    from t5x_diffeq.cluster.peers import EXIT_INTERRUPTED
     from t5x_diffeq.inference.trained_run import load
 
-    folder = parse_path(str(workdir), "workdir")
+    folder = parse_path(os.fspath(workdir), "workdir")
     checked = config if isinstance(config, Config) else Config.of(config)
     with sole_writer(folder):
         status = train_to_end(checked, folder)
+    if status == EXIT_INTERRUPTED:
+        raise KeyboardInterrupt(
+            f"the run is saved: the same call continues it, and load({str(folder)!r}) loads it"
+        )
     if status:
         raise SystemExit(status)
     return load(folder)

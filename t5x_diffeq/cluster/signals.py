@@ -8,6 +8,7 @@ SIGUSR1 (`sbatch --signal=USR1@60`). A terminal or connection that is closed sen
 """
 
 import signal
+import threading
 from collections.abc import Iterable, Iterator
 from types import FrameType
 from typing import TypeVar
@@ -30,6 +31,8 @@ _SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGINT)
 class StopSignals:
     """A context that records one of the signals, and lets the step and the save finish.
 
+    Outside the main thread, which alone gets signals, it records none, and says so.
+
     A second Ctrl-C acts at once, as it does by default. Further signals of other kinds change
     nothing: SLURM sends SIGTERM to every process of a job several times within a second. A signal
     to any of several processes stops all of them at the same place (see `agreement`).
@@ -48,6 +51,12 @@ class StopSignals:
         handled = [
             s for s in _SIGNALS if s is not signal.SIGHUP or signal.getsignal(s) != signal.SIG_IGN
         ]
+        if threading.current_thread() is not threading.main_thread():
+            handled = []
+            console.log(
+                "note: in a thread, Ctrl-C and SIGTERM won't save the run; an empty file `save` in "
+                "its workdir asks for a checkpoint"
+            )
         self.before = {s: signal.signal(s, self._note) for s in handled}
         return self
 

@@ -45,7 +45,7 @@ class Config(RunKeys):
         by_section: dict[str, dict[str, Any]] = {}
         for key, value in values.items():
             section, _, name = key.rpartition(".")
-            by_section.setdefault(section, {})[name] = _freeze(value)
+            by_section.setdefault(section, {})[name] = plain_value(value)
         run_keys = by_section.pop("", {})
         sections = {key: replace(getattr(self, key), **new) for key, new in by_section.items()}
         return replace(self, **run_keys, **sections)
@@ -91,6 +91,8 @@ def explain_unknown_key(key: str) -> str:
     That is a key of this name in another section, one whose words begin with these letters (`lr`),
     or the most similar one.
     """
+    if key in SECTIONS:
+        return f"{key!r} is a section of the config, and no key; its keys are {key}.NAME"
     last = key.rpartition(".")[2].replace("-", "_")
     words = {each: each.rpartition(".")[2] for each in KEYS}
     same = [each for each, word in words.items() if last and last in (word, _initials(word))]
@@ -135,6 +137,10 @@ def check_values(values: Mapping[str, object], unset: Collection[str] = ()) -> N
             check_value(key, KEYS[key].values, value)
 
 
-def _freeze(value: Any) -> Any:
-    """The value with tuples for lists, which JSON has instead."""
-    return tuple(map(_freeze, value)) if isinstance(value, list | tuple) else value
+def plain_value(value: Any) -> Any:
+    """The value with tuples for lists, which JSON has, and without NumPy's and JAX's types."""
+    if isinstance(value, list | tuple):
+        return tuple(map(plain_value, value))
+    if hasattr(value, "dtype"):  # np.float32, jnp.bfloat16; a number or an array of such a type
+        return value.__name__ if isinstance(value, type) else plain_value(value.tolist())
+    return value.name if hasattr(value, "itemsize") else value  # of np.dtype

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import FrozenInstanceError
 from difflib import get_close_matches
 from inspect import signature
+from os import PathLike
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,8 +19,17 @@ from typing import Any
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
-from t5x_diffeq.config.config import KEYS, SECTIONS, Config, check_key, explain_unknown_key, flatten
+from t5x_diffeq.config.config import (
+    KEYS,
+    SECTIONS,
+    Config,
+    check_key,
+    explain_unknown_key,
+    flatten,
+    plain_value,
+)
 from t5x_diffeq.config.plugins import offer_current_folder
+from t5x_diffeq.system.arguments import checked
 from t5x_diffeq.system.errors import InputError
 
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -36,9 +46,25 @@ def offer_configs() -> None:
         sys.modules["configs"] = importlib.util.module_from_spec(spec)
 
 
+class _Keys(ConfigDict):
+    """The config of a config file, or a section of it, which says what a key can be."""
+
+    def __setitem__(self, name: str, value: object) -> None:
+        try:
+            super().__setitem__(name, plain_value(value))
+        except TypeError as error:
+            key = next((each for each in KEYS if each.rpartition(".")[2] == name), None)
+            if key is None:
+                raise
+            fault = KEYS[key].values.fault_of_type()
+            raise TypeError(f"{key} is {value!r}; {fault}") from error
+
+
 def default_config() -> ConfigDict:
     """The defaults of all keys, for a config file to change; it can't add keys."""
-    config = ConfigDict({section: {} for section in SECTIONS})
+    config = _Keys()
+    for section in SECTIONS:
+        config[section] = _Keys()
     for dotted, key in KEYS.items():
         section, _, name = dotted.rpartition(".")
         part = config[section] if section else config
@@ -70,19 +96,23 @@ def values_of(name: str, variant: str) -> dict[str, Any]:
     return flatten(read_config_file(f"{project_config(name)}:{variant}"))
 
 
-def load_config(file: str, values: Mapping[str, object] | None = None) -> Config:
-    """The config of a file, with other values for some (dotted) keys.
+@checked
+def load_config(file: str | PathLike, values: Mapping[str, object] | None = None) -> Config:
+    """The config of a file, with other values for some keys.
 
-    The file's name may end in a variant, as "configs/tiny.py:baseline". `configs/NAME.py` is the
-    project's unless there is one here.
+    Args:
+      file: a config file's name, which may end in a variant, as "configs/tiny.py:baseline".
+        `configs/NAME.py` is the project's unless there is one here.
+      values: the values by key, as {"train.total_steps": 100} or {"train": {"total_steps": 100}}; a
+        variant is part of `file`.
 
     Raises:
       InputError: if there is no such file, or a key doesn't exist or can't take its value.
     """
-    config = Config.of(read_config_file(file))
-    for key in values or {}:
+    config, changes = Config.of(read_config_file(os.fspath(file))), flatten(values or {})
+    for key in changes:
         check_key(key)
-    return config.with_values(values or {})
+    return config.with_values(changes)
 
 
 def read_config_file(file: str) -> ConfigDict:
@@ -152,9 +182,6 @@ def _explain_mistake(error: Exception, path: Path, file: str) -> str:
         key = unknown[1] or unknown[2]
         section = re.search(rf"\b({'|'.join(SECTIONS)})\W+{key}\b", line)
         message = explain_unknown_key(f"{section[1]}.{key}" if section else key)
-    elif wrong := re.match(r"Could not override field '(\w+)'[^.]*\. (.*) is of orig", message):
-        if key := next((each for each in KEYS if each.rpartition(".")[2] == wrong[1]), None):
-            message = f"{key} is {wrong[2]}; {KEYS[key].values.fault_of_type()}"
     elif isinstance(error, FrozenInstanceError) or "is immutable" in message:
         message = (
             "this config is frozen; change what get_config() of configs/default.py, or of another "

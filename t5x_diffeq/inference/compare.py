@@ -13,6 +13,7 @@ from t5x_diffeq.checkpoints.workdir import read_config, short_names
 from t5x_diffeq.data.corpus import explain_no_run
 from t5x_diffeq.inference.notebook import import_plots, shown_in_notebooks
 from t5x_diffeq.inference.trained_run import TrainedRun, describe_model
+from t5x_diffeq.system.arguments import checked
 from t5x_diffeq.system.console import align, format_count
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.files import AnyPath, parse_path
@@ -81,6 +82,7 @@ def _cells(name: str, lines: Sequence[dict[str, float]], workdir: AnyPath) -> It
     yield format_count(statistics.median(rates)) if rates else "-"
 
 
+@checked
 def compare(runs: Sequence[str | PathLike | TrainedRun]) -> Comparison:
     """Runs beside each other: a table of their models and losses, and `.plot()`.
 

@@ -13,6 +13,7 @@ from jaxtyping import Float, Shaped
 
 from t5x_diffeq.analysis.weight_paths import make_weight_paths
 from t5x_diffeq.model.layers.array_types import Weights
+from t5x_diffeq.system.arguments import checked
 from t5x_diffeq.system.console import log
 from t5x_diffeq.system.extras import need_package
 from t5x_diffeq.system.files import AnyPath, write_whole
@@ -129,6 +130,7 @@ def import_plots(asked: str, module: str) -> ModuleType:
     return importlib.import_module(f"t5x_diffeq.analysis.{module}")
 
 
+@checked
 class Figures:
     """Draws a run; each method returns a matplotlib figure, whose `savefig` writes it.
 

@@ -18,6 +18,7 @@ from jaxtyping import Array, Float, Int
 from t5x_diffeq.data.tokenizer import Tokenizer
 from t5x_diffeq.model.language_model import LanguageModel
 from t5x_diffeq.model.layers.array_types import Cache, Places, Positions, Tokens, Weights
+from t5x_diffeq.system.arguments import checked
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.training.partitioning import unbox
 
@@ -27,6 +28,7 @@ _PROMPT_TOKENS = 16  # of the prompt whose continuation is timed
 _WARM_UP_TOKENS = 3  # after which both programs are compiled
 
 
+@checked
 @dataclass(frozen=True)
 class Sampling:
     """How a token is drawn.

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +35,7 @@ from t5x_diffeq.model.config import ModelConfig
 from t5x_diffeq.model.language_model import LanguageModel, nodes
 from t5x_diffeq.model.ode.sources import source_of
 from t5x_diffeq.model.sub_fields import declared_leaves
+from t5x_diffeq.system.arguments import checked
 from t5x_diffeq.system.console import format_count
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.files import AnyPath, parse_path
@@ -44,7 +45,10 @@ from t5x_diffeq.training.tracking.jsonl import read_metrics
 if TYPE_CHECKING:
     import pandas
 
+_Texts = TypeVar("_Texts", str, list[str])
 
+
+@checked
 @dataclass(frozen=True, repr=False, eq=False)
 class TrainedRun:
     """A model with its trained parameters, its tokenizer and its data.
@@ -67,6 +71,12 @@ class TrainedRun:
         facts = self._facts()
         wide = max(map(len, facts))
         return "\n".join(f"{name:<{wide}}  {value}" for name, value in facts.items())
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"a TrainedRun can't be pickled or copied; pass its workdir, {str(self.workdir)!r}, "
+            "and call td.load there"
+        )
 
     def _repr_html_(self) -> str:
         rows = (
@@ -155,7 +165,7 @@ class TrainedRun:
         """The same run, with the same parameters, on another grid; see `ModelConfig.at_depth`."""
         return replace(self, run=self.run.at_depth(num_steps, scheme))
 
-    def weights(self, t: Sequence[float] | ArrayLike) -> WeightsOverTime:
+    def weights(self, t: float | Sequence[float] | np.ndarray | Array) -> WeightsOverTime:
         """The weights of the vector field at the times `t`: a tree with leaves `[len(t), ...]`.
 
         At one time, given as a number, the leaves have no axis of time. Adapters are merged into
@@ -238,7 +248,7 @@ class TrainedRun:
 
     def generate(
         self,
-        prompts: str | list[str],
+        prompts: _Texts,
         max_tokens: int = 64,
         sampling: Sampling | None = None,
         seed: int = 0,
@@ -246,7 +256,7 @@ class TrainedRun:
         temperature: float = 0.8,
         top_k: int | None = None,
         top_p: float = 1.0,
-    ) -> str | list[str]:
+    ) -> _Texts:
         """Each prompt and its continuation, up to the model's length.
 
         Args:
@@ -342,12 +352,13 @@ def _warn_once(message: str) -> None:
     warnings.warn(message, stacklevel=3)
 
 
+@checked
 def load(
     workdir: str | PathLike,
     *,
     num_steps: int | None = None,
     scheme: str | None = None,
-    checkpoint: int | str | None = None,
+    checkpoint: int | Literal["best"] | None = None,
     adapters: str | PathLike | None = None,
     averages: bool = False,
     trust_plugins: bool = False,
@@ -380,7 +391,7 @@ def load(
         checkpoint=checkpoint,
         averages=averages,
         grids=[(num_steps, scheme)],
-        adapters=parse_path(str(adapters), "adapters") if adapters else None,
+        adapters=None if adapters is None else parse_path(str(adapters), "adapters"),
     )
     config = replace(trained, model=run.placed.config.model)  # adapters have their own
     with_averages = "moving averages of the parameters" if averages else ""

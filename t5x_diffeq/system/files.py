@@ -46,6 +46,8 @@ def parse_path(text: str, name: str) -> AnyPath:
       InputError: if it is any other kind of path, invalid here, or the bucket denies access.
       InfrastructureError: if the bucket does not answer.
     """
+    if not text:
+        raise InputError(f"{name} is empty; give a path, such as . for the current folder")
     scheme, is_url, _ = text.partition("://")
     if not is_url:
         return _local_path(text, name)

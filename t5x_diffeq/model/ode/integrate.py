@@ -4,16 +4,18 @@ What a scan carries is the scheme's memory, which is the state alone unless the 
 more. If its memory grows from step to step, the steps are unrolled.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.typing import ArrayLike, DTypeLike
+import numpy as np
+from jax.typing import DTypeLike
 from jaxtyping import Array
 
 from t5x_diffeq.model.layers.array_types import Tree, Vector
 from t5x_diffeq.model.ode.solvers import Memory, SubField, VectorField, find_scheme, grid
+from t5x_diffeq.system.arguments import checked
 from t5x_diffeq.system.errors import InputError
 
 FieldOfKey = Callable[[Array | None], VectorField]
@@ -293,10 +295,11 @@ def kept_names(remat: str) -> tuple[str, ...]:
     return names
 
 
+@checked
 def integrate_field(
     field: VectorField | Callable[[Tree, Vector], Vector],
     weights: Tree | Callable[[Array], Tree],
-    y: ArrayLike,
+    y: float | Sequence[float] | np.ndarray | Array,
     *,
     scheme: str = "euler",
     num_steps: int,
@@ -310,6 +313,7 @@ def integrate_field(
         values there: a tree of arrays `[nodes, ...]` in the order of `grid(scheme, num_steps)`.
       y: the state at t = 0, an array of any shape.
       scheme: a scheme's name, such as "rk4", or the importable name of one of another package.
+      num_steps: the number of solver steps.
       keep: whether to return the states at t = 0, 1/N, ..., 1, stacked, instead of the last one.
 
     Raises:
@@ -317,6 +321,10 @@ def integrate_field(
     """
     times = grid(scheme, num_steps).reshape(-1)
     made = weights(jnp.asarray(times)) if callable(weights) else weights
+    if not jax.tree.leaves(made):
+        raise InputError(
+            f"the weights {made!r} have no leaf; a field without weights can take `grid`"
+        )
     for leaf in jax.tree.leaves(made):
         if jnp.ndim(leaf) == 0 or len(leaf) != len(times):
             raise InputError(
@@ -325,8 +333,10 @@ def integrate_field(
             )
     if not isinstance(field, VectorField):
         field = VectorField(field, lambda W, y: jnp.zeros_like(y))
+    if not all(map(callable, field)):
+        raise InputError(f"field={field!r}; its f and g must be functions of W and y")
     solve = trajectory if keep else integrate
-    y = jnp.asarray(y)
+    y = jnp.asarray(y) + 0.0  # no whole numbers
     return solve(
         lambda args: lambda key: field,
         made,

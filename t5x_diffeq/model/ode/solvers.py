@@ -22,8 +22,10 @@ import numpy as np
 from flax import linen as nn
 from jaxtyping import Float
 
+from t5x_diffeq.config.keys.values import STEPS
 from t5x_diffeq.config.plugins import check_returns, is_plugin, load_plugin
 from t5x_diffeq.model.layers.array_types import Tree, Vector
+from t5x_diffeq.system.arguments import checked
 from t5x_diffeq.system.errors import InputError
 
 SubField = Callable[[Tree, Vector], Vector]
@@ -93,6 +95,7 @@ def rk4(field: VectorField, W: tuple[Tree, Tree, Tree], y: Vector, dt: float) ->
     return y + dt / 6 * (k1 + 2 * k2 + 2 * k3 + k4)
 
 
+@checked
 @dataclass(frozen=True)
 class Scheme:
     """A step, the nodes at which it reads the weights, and what it carries from step to step.
@@ -201,16 +204,17 @@ def count_evaluations(scheme: Scheme, W: Tree, y: Vector) -> tuple[int, int]:
     return calls.count("f"), calls.count("g")
 
 
+@checked
 def grid(scheme: str, num_steps: int) -> Float[np.ndarray, "N nodes_per_step"]:
     """The nodes: the times in [0, 1] at which each step reads its weights.
 
     Step n runs from n/N to (n+1)/N.
 
     Raises:
-      InputError: if there is no such scheme, or `num_steps` is less than 1.
+      InputError: if there is no such scheme, or `num_steps` isn't in 1 to 10,000.
     """
     nodes = np.array(find_scheme(scheme).nodes)
-    if num_steps < 1:
-        raise InputError(f"num_steps is {num_steps}; integration takes at least 1 step")
+    if not 1 <= num_steps <= STEPS:
+        raise InputError(f"num_steps is {num_steps}; integration takes 1 to {STEPS} steps")
     starts = np.arange(num_steps)[:, None]
     return ((starts + nodes) / num_steps).astype(np.float32)

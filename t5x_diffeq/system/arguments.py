@@ -1,0 +1,129 @@
+"""What a function of the Python interface is given, checked against its signature.
+
+The annotation of a parameter is the check, and its line in the docstring the way out. What an
+annotation doesn't say, such as the range of a number, the function checks itself.
+"""
+
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from itertools import repeat
+from numbers import Integral, Real
+from os import PathLike
+from types import FunctionType, NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+
+from t5x_diffeq.system.errors import InputError
+
+_Checked = TypeVar("_Checked", bound=Callable)
+_WORDS = {
+    str: "a text",
+    int: "a whole number",
+    float: "a number",
+    bool: "True or False",
+    NoneType: "None",
+    PathLike: "a path",
+    Callable: "a function",
+    Mapping: "a dict",
+}
+# What is accepted, too: NumPy's numbers, and tuples.
+_ABSTRACT: dict[Any, Any] = {int: Integral, float: Real, list: Sequence}
+_LINES = re.MULTILINE | re.DOTALL
+_MOST = 60  # characters of a value that are shown
+
+
+def checked(made: _Checked) -> _Checked:
+    """The function, or the class with its public functions, which check what they are given.
+
+    They raise an InputError for an argument of another type than its annotation's, and a TypeError
+    that lists the arguments for one that doesn't exist, or is missing. Annotations that are texts,
+    and those of arrays, are not checked.
+    """
+    if isinstance(made, FunctionType):
+        return _checked_function(made, made.__doc__)
+    kept = {"__init__"} | {name for name in vars(made) if not name.startswith("_")}
+    for name in kept - getattr(made, "__dataclass_fields__", {}).keys():
+        if isinstance(member := vars(made).get(name), FunctionType):
+            setattr(made, name, _checked_function(member, member.__doc__ or made.__doc__))
+    return made
+
+
+def _checked_function(function: Any, doc: str | None) -> Any:
+    signature = inspect.signature(function)
+
+    @wraps(function)
+    def call(*given: Any, **named: Any) -> Any:
+        try:
+            arguments = signature.bind(*given, **named).arguments
+        except TypeError as error:
+            own = [str(each).partition(":")[0] for each in signature.parameters.values()]
+            takes = ", ".join(name for name in own if name != "self")
+            raise TypeError(f"{function.__qualname__}(): {error}; it takes {takes}") from None
+        for name, value in arguments.items():
+            hint = signature.parameters[name].annotation
+            if not _allows(hint, value):
+                raise InputError(
+                    f"{name}={_show(value)}; it must be {_describe(hint)}{_meaning(doc, name)}"
+                )
+        return function(*given, **named)
+
+    return call
+
+
+def _allows(hint: Any, value: Any) -> bool:
+    """Whether an annotation allows a value; one that it can't judge allows all."""
+    kind, inner = get_origin(hint) or hint, get_args(hint)
+    if kind in (Union, UnionType):
+        return any(_allows(each, value) for each in inner)
+    if isinstance(kind, TypeVar):
+        return any(_allows(each, value) for each in kind.__constraints__)
+    if kind is Literal:
+        return isinstance(value, str | int) and value in inner
+    if kind is None or kind in (Any, inspect.Parameter.empty) or not isinstance(kind, type):
+        return kind is not None or value is None
+    kind = _ABSTRACT.get(kind, kind)
+    if not isinstance(value, kind) or _is_array_of_objects(value):
+        return False
+    if isinstance(value, bool):
+        return kind not in (Integral, Real)
+    if kind is Mapping:
+        return all(_allows(inner[0], key) for key in value)
+    if issubclass(kind, Sequence) and inner:
+        hints = inner if kind is tuple and inner[-1] is not ... else repeat(inner[0])
+        return not isinstance(value, str | bytes) and all(map(_allows, hints, value))
+    return True
+
+
+def _is_array_of_objects(value: object) -> bool:
+    return getattr(getattr(value, "dtype", None), "kind", "f") in "OSU"
+
+
+def _show(value: object) -> str:
+    """The start of a value's repr; the type of one that has a long repr of its own."""
+    shown = repr(value)
+    if len(shown) <= _MOST and "\n" not in shown:
+        return shown
+    is_plain = type(value).__module__ == "builtins"
+    return f"{shown[:_MOST]}..." if is_plain else f"<{type(value).__name__}>"
+
+
+def _describe(hint: Any, plural: bool = False) -> str:
+    """`a text, a path or None`; in the plural, `texts`."""
+    kind, inner = get_origin(hint) or hint, get_args(hint)
+    inner = getattr(kind, "__constraints__", inner)
+    if kind in (Union, UnionType, Literal) or isinstance(kind, TypeVar):
+        words = [repr(x) if kind is Literal else _describe(x, plural) for x in inner]
+        *first, last = dict.fromkeys(words)
+        return f"{', '.join(first)} or {last}" if first else last
+    if issubclass(kind, Sequence) and inner:
+        return f"a {'tuple' if kind is tuple else 'list'} of {_describe(inner[0], plural=True)}"
+    is_array = kind.__name__.endswith(("array", "Array"))
+    word = "an array" if is_array else _WORDS.get(kind, f"a {kind.__name__}")
+    return f"{word.split(' ', 1)[1]}s" if plural and " " in word else word
+
+
+def _meaning(doc: str | None, name: str) -> str:
+    """What the docstring says of a parameter, as the way out."""
+    line = re.search(rf"^ +{name}: (.+?)(?=^ +\w+: |^ *$)", doc or "", _LINES)
+    return f" ({' '.join(line[1].split()).rstrip('.')})" if line else ""

@@ -1,0 +1,177 @@
+"""What the functions of the Python interface are given wrongly."""
+
+import pickle
+import signal
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import t5x_diffeq as td
+from t5x_diffeq.cli import train as train_verb
+from t5x_diffeq.cluster.signals import StopSignals
+from t5x_diffeq.system.arguments import checked
+from t5x_diffeq.system.errors import InputError
+
+
+@checked
+def example(
+    text: str | PathLike = "",
+    count: int | None = 1,
+    rate: float = 0.5,
+    flag: bool = False,
+    names: list[str] = [],  # noqa: B006
+    numbers: float | Sequence[float] | np.ndarray | jax.Array = 0,
+    pair: tuple[int, str] = (1, ""),
+    values: Mapping[str, object] | None = None,
+    which: int | Literal["best"] = "best",
+    call: Callable | None = None,
+) -> str:
+    """An example.
+
+    Args:
+      text: a file's name, or
+        its path.
+      count: how many.
+    """
+    return "called"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"text": Path("a"), "count": np.int64(3), "rate": np.float32(1), "flag": True},
+        {"rate": 1, "names": ("a",), "numbers": [1, np.float32(2)], "which": 1000},
+        {"numbers": np.ones((2, 2)), "values": {"a": 1}, "call": len, "count": None},
+        {"numbers": jnp.ones(2), "pair": (1, "a"), "names": []},
+    ],
+)
+def test_what_an_annotation_allows(given):
+    assert example(**given) == "called"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"text": None}, "text=None; it must be a text or a path (a file's name, or its path)"),
+        ({"text": b"a"}, "text=b'a'; it must be a text or a path (a file's name, or its path)"),
+        ({"count": "3"}, "count='3'; it must be a whole number or None (how many)"),
+        ({"count": True}, "count=True; it must be a whole number or None (how many)"),
+        ({"rate": "0.5"}, "rate='0.5'; it must be a number"),
+        ({"flag": "False"}, "flag='False'; it must be True or False"),
+        ({"names": "abc"}, "names='abc'; it must be a list of texts"),
+        ({"names": ["a", None]}, "names=['a', None]; it must be a list of texts"),
+        (
+            {"numbers": np.array(["a"])},
+            "numbers=array(['a'], dtype='<U1'); it must be a number, a list of numbers or an array",
+        ),
+        ({"pair": ("a", 1)}, "pair=('a', 1); it must be a tuple of whole numbers"),
+        ({"values": {3: 1}}, "values={3: 1}; it must be a dict or None"),
+        ({"which": "1000"}, "which='1000'; it must be a whole number or 'best'"),
+        ({"call": "len"}, "call='len'; it must be a function or None"),
+        (
+            {"text": object},
+            "text=<class 'object'>; it must be a text or a path (a file's name, or ",
+        ),
+        ({"rate": td.Sampling()}, "rate=Sampling(temperature=1.0, top_k=None, top_p=1.0); it must"),
+        ({"names": "x" * 99}, f"names='{'x' * 59}...; it must be a list of texts"),
+    ],
+)
+def test_what_it_does_not_allow(given, said):
+    with pytest.raises(InputError) as caught:
+        example(**given)
+    assert str(caught.value).startswith(said)
+
+
+def test_an_argument_that_does_not_exist():
+    with pytest.raises(
+        TypeError, match=r"example\(\): got an unexpected keyword argument 'name'; "
+    ):
+        example(name="a")
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: td.load_config(None), "file=None; it must be a text or a path"),
+        (lambda: td.load_config("configs/tiny.py", "compact"), "a variant is part of `file`"),
+        (
+            lambda: td.load_config("configs/tiny.py", {"train": 3}),
+            "'train' is a section of the con",
+        ),
+        (lambda: td.train(td.Config(), None), "workdir=None; it must be a text or a path"),
+        (lambda: td.train(td.Config(), ""), "workdir is empty; give a path"),
+        (lambda: td.train("configs/tiny.py", "w"), "it must be a Config or a ConfigDict"),
+        (lambda: td.load(""), "workdir is empty; give a path"),
+        (lambda: td.load("w", checkpoint="1000"), "it must be a whole number, 'best' or None"),
+        (lambda: td.compare("examples/smooth"), "it must be a list of texts, paths or TrainedRuns"),
+        (lambda: td.Sampling(temperature="hot"), "it must be a number (temperature of the softmax"),
+        (lambda: td.grid("euler", 10**12), "integration takes 1 to 10000 steps"),
+        (lambda: td.Scheme(None, (1.0,), 1, (1, 1)), "step=None; it must be a function"),
+        (lambda: integrate(field=td.VectorField(None, None)), "its f and g must be functions"),
+        (lambda: integrate(weights=None), "the weights None have no leaf"),
+        (lambda: integrate(y="one"), "y='one'; it must be a number, a list of numbers or an array"),
+    ],
+)
+def test_the_interface_checks_what_it_gets(call, said):
+    with pytest.raises(InputError) as caught:
+        call()
+    assert said in str(caught.value)
+
+
+def integrate(**other):
+    given = {"field": lambda t, y: y, "weights": lambda t: t, "y": [1, 2]}
+    return td.integrate(**{**given, **other}, num_steps=2)
+
+
+def test_whole_numbers_are_a_state():
+    np.testing.assert_allclose(integrate(), [2.25, 4.5])
+
+
+def test_values_of_other_types():
+    """Of NumPy and JAX, and nested as in a config file."""
+    values = {"train": {"total_steps": np.int64(5)}, "model.dtype": jnp.bfloat16}
+    config = td.load_config(Path("configs/tiny.py"), values)
+    assert (config.train.total_steps, config.model.dtype) == (5, "bfloat16")
+    assert type(config.train.total_steps) is int
+    values = {"model.dtype": np.dtype("float32"), "train.depths": np.array([2, 4])}
+    config = td.load_config("configs/tiny.py", values)
+    assert (config.model.dtype, config.train.depths) == ("float32", (2, 4))
+
+
+def test_a_run_can_not_be_pickled(run_on_lines):
+    run = td.load(run_on_lines)
+    with pytest.raises(TypeError, match=f"pass its workdir, '{run_on_lines}', and call td.load "):
+        pickle.dumps(run)
+    with pytest.raises(InputError, match=r"prompts=3; it must be a text or a list of texts"):
+        run.generate(3)
+
+
+def test_an_interrupt_is_raised_again_once_the_run_is_saved(tmp_path, monkeypatch):
+    monkeypatch.setattr(train_verb, "train_to_end", lambda config, workdir: 130)
+    with pytest.raises(KeyboardInterrupt, match=rf"load\('{tmp_path}'\) loads it"):
+        td.train(td.Config(), tmp_path)
+    monkeypatch.setattr(train_verb, "train_to_end", lambda config, workdir: 42)
+    with pytest.raises(SystemExit, match="42"):
+        td.train(td.Config(), tmp_path)
+
+
+def test_a_thread_gets_no_signals(capsys):
+    before = signal.getsignal(signal.SIGINT)
+
+    def train():
+        with StopSignals() as stop:
+            assert not stop.should_stop() and signal.getsignal(signal.SIGINT) is before
+            ended.append(stop)
+
+    ended = []
+    thread = threading.Thread(target=train)
+    thread.start()
+    thread.join()
+    assert len(ended) == 1 and "Ctrl-C and SIGTERM won't save the run" in capsys.readouterr().err
