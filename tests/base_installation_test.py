@@ -5,9 +5,9 @@ import re
 import shutil
 import subprocess
 import sys
-import zipfile
 import textwrap
 import tomllib
+import zipfile
 
 import pytest
 from compilation import QUICK
