@@ -10,6 +10,7 @@
 # After launch/notebooks.py, zensical builds it from the same mkdocs.yml (0.0.73, on 2026-11-27):
 #   pip install zensical 'mkdocstrings[python]' && zensical build --strict
 
+[ "${BASH##*/}" = bash ] || exec bash "$0" "$@" # as after `sh SCRIPT`
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 

@@ -34,6 +34,7 @@
 # The manifest is launch/gke/train.yaml; docs/launch/gke.md says how to create a cluster. A config file
 # of your own is sent along as a ConfigMap; configs/NAME.py of the project is the image's.
 
+[ "${BASH##*/}" = bash ] || exec bash "$0" "$@" # as after `sh SCRIPT`
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 source "$(dirname "${BASH_SOURCE[0]}")/kubernetes.sh"

@@ -10,6 +10,7 @@
 # network; --small uses sizes for a CPU. Sets itself up the first time; VENV=DIR names an environment
 # of yours instead.
 
+[ "${BASH##*/}" = bash ] || exec bash "$0" "$@" # as after `sh SCRIPT`
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 

@@ -22,6 +22,7 @@
 # Workdir and data must be on a file system that the machines share. The config is read on this machine, and
 # sent to the hosts.
 
+[ "${BASH##*/}" = bash ] || exec bash "$0" "$@" # as after `sh SCRIPT`
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 source "$(dirname "${BASH_SOURCE[0]}")/forward.sh"

@@ -26,6 +26,7 @@
 # scancel --signal=TERM JOB makes a run save and go back into the queue; with --signal=INT it saves and
 # ends; scancel JOB ends it.
 
+[ "${BASH##*/}" = bash ] || exec bash "$0" "$@" # as after `sh SCRIPT`
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 

@@ -10,6 +10,7 @@
 # Sets itself up the first time. The same command again continues the run in its workdir, which is
 # named after the config if it isn't given.
 
+[ "${BASH##*/}" = bash ] || exec bash "$0" "$@" # as after `sh SCRIPT`
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 source "$(dirname "${BASH_SOURCE[0]}")/forward.sh"
@@ -26,6 +27,10 @@ while [ $# -gt 0 ]; do
     --workdir) [ $# -ge 2 ] || die "--workdir needs a folder"; workdir="$2"; shift ;;
     --dry-run | --dry_run) dry_run=true ;;
     --processes=* | --devices_per_process=* | --restarts=*) several+=("$1") ;;
+    --config=*) set -- "$1" "${1#--config=}" "${@:2}" ;; # the name is optional here
+    --config) ;;
+    –* | —*) die "$1 begins with another kind of dash; write --${1#[–—]}" ;;
+    *://*) die "$1 is an address; download the file, and give its path" ;;
     -*) arguments+=("$1") ;;
     *) [ -z "$config" ] || die "two configs are given: $config and $1"; config="$1" ;;
   esac

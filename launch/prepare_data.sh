@@ -15,6 +15,7 @@
 #
 # When all parts are made, one more job checks them and finishes. All machines must see DIR.
 
+[ "${BASH##*/}" = bash ] || exec bash "$0" "$@" # as after `sh SCRIPT`
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 source "$(dirname "${BASH_SOURCE[0]}")/kubernetes.sh"

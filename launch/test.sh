@@ -7,6 +7,7 @@
 # and installs what they need where it may: libtpu (the TPU's compiler; no TPU is needed),
 # and the packages of launch/ci_packages.sh.
 
+[ "${BASH##*/}" = bash ] || exec bash "$0" "$@" # as after `sh SCRIPT`
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 

@@ -29,6 +29,7 @@
 # granted twice: a new request needs this script. The same command later continues from the last save; for
 # runs of days start it where nothing sleeps (tmux on a small VM).
 
+[ "${BASH##*/}" = bash ] || exec bash "$0" "$@" # as after `sh SCRIPT`
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 source "$(dirname "${BASH_SOURCE[0]}")/forward.sh"

@@ -69,7 +69,7 @@ def test_help_and_mistakes_are_answered_before_jax_is_imported():
                     for key in ("model.widht=3", "seed=-3")
                 ),
             ]
-            messages += ["'model.widht' does not exist; did you mean model.w", "seed is -3; it m"]
+            messages += ["'model.widht' does not exist; did you mean model.e", "seed is -3; it m"]
     program = ANSWERS.format(cases=cases, heavy=ANSWERED_WITHOUT)
     ended = run_to_end([sys.executable, "-c", program])
     assert ended.returncode == 0, ended.stderr
@@ -303,10 +303,29 @@ def test_local_sh_tells_a_mistake_before_it_installs_anything(tmp_path):
     assert ended.returncode == 2 and " configs/tiny.py" in line and not fresh.exists()
     command, here = [local, "configs/tiny.py", "--dry-run"], {**os.environ, "VENV": sys.prefix}
     ended = run_to_end([*command, "--config.model.widht=3"], env=here)
-    assert "did you mean model.w" in ended.stderr
+    assert "did you mean model.embed_dim?" in ended.stderr
     assert (ended.returncode, ended.stdout) == (2, "")
     ended = run_to_end([*command, "--config.model.embed_dim=8", f"--workdir={tmp_path}"], env=here)
     assert (ended.returncode, ended.stdout.count("+ ")) == (0, 3)
+
+
+@pytest.mark.parametrize(
+    ("command", "status", "said"),
+    [
+        (
+            ["sh", "launch/local.sh", "--dry-run", "--config=configs/tiny.py:smooth"],
+            0,
+            "tiny-smoot",
+        ),
+        (["launch/local.sh", "configs/tiny.py", "\u2014dry-run"], 2, "dash; write --dry-run"),
+        (["launch/local.sh", "https://a.b/tiny.py"], 2, "is an address; download the file"),
+        (["sh", "launch/reproduce/spectra.sh", "--help"], 0, "do spectra grow with depth?"),
+    ],
+)
+def test_a_launcher_is_started_in_another_way(command, status, said, tmp_path):
+    """By another shell, with the config as a flag, or with what a browser or a chat has changed."""
+    ended = run_to_end(command, env={**os.environ, "VENV": str(tmp_path / "venv")})
+    assert ended.returncode == status and said in ended.stderr + ended.stdout, ended.stderr
 
 
 @pytest.mark.parametrize(

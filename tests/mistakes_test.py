@@ -1,15 +1,21 @@
 """Mistakes of a new user: each ends with status 2 and one line that names it and the way out."""
 
+import re
 import sys
+from collections import defaultdict
 from importlib import import_module
 
 import pytest
-from helpers import forget_flags
+from helpers import ROOT, forget_flags
 
 from t5x_diffeq import __main__
 from t5x_diffeq.cli import VERBS, command_line
+from t5x_diffeq.config.config import keys_meant
 
 TINY = "--config=configs/tiny.py"
+NOT_KEYS = {  # of the table: classes, scripts, and parts of names
+    *("Trainer", "nanochat.dataset", "tok_train", "aspect_ratio", "head_dim"),
+}
 
 
 @pytest.fixture
@@ -58,7 +64,21 @@ def said(capsys, monkeypatch, tmp_path):
         (f"train {TINY} --config.train.total_steps=1e3", "=1e3 is invalid; it must be a whole nu"),
         (f"train {TINY} --config.train.total_steps=1.5", "=1.5 is invalid; it must be a whole nu"),
         (f"train {TINY} --config.train.total_steps = 5", "write --config.train.total_steps=VALUE"),
-        (f"train {TINY} --config.train.early_stopping=3", "did you mean train.total_steps?"),
+        (f"train {TINY} --config.train.early_stopping=3", "`train --help=keys` prints all keys"),
+        (f"train {TINY} --config.train.epochs=3", "did you mean train.total_steps?"),
+        (f"train {TINY} --config.model.num_layers=3", "did you mean model.num_steps?"),
+        (f"train {TINY} --config.model.hidden_size=3", "did you mean model.embed_dim?"),
+        (f"train {TINY} --config.optimizer.clip=3", "did you mean optimizer.max_grad_norm?"),
+        (f"train {TINY} --config.train.output_dir=w", "did you mean --workdir?"),
+        (f"train {TINY} --config.train=3", "'train' is a section of the config, and no key"),
+        (f"train {TINY} --lr=3", "did you mean --config.optimizer.learning_rate?"),
+        (f"train {TINY} --epochs=3", "did you mean --config.train.total_steps?"),
+        (f"train {TINY} --output_dir=w", "did you mean --workdir?"),
+        (f"train {TINY} --device=cpu", "did you mean JAX_PLATFORMS=cpu in the environment?"),
+        ("generate --workdir=w --max_new_tokens=3", "did you mean --max_tokens?"),
+        (f"train {TINY} \u2014workdir=w", "begins with another kind of dash; write --workdir=w"),
+        ("train --config=https://a.b/tiny.py", "is an address; download the file, and give its pa"),
+        ("generate --workdir=runs/mine/checkpoints/3", "is a part of the run "),
         (f"train {TINY} --early_stopping=3", "see --help, and --help=keys for the keys of a con"),
         (f"train {TINY} --config.train.total-steps=5", "did you mean train.total_steps?"),
         ("train --config.train.total_steps=5 --workdir=w", "none is given before it; give --conf"),
@@ -88,7 +108,7 @@ def said(capsys, monkeypatch, tmp_path):
             "--num_steps=3,,x has an empty entry; take it ou",
         ),
         (f"train {TINY} --config.train.remat=full", "did you mean model.remat?"),
-        (f"train {TINY} --config.train.=3", "config key 'train.' does not exist; did you mean tr"),
+        (f"train {TINY} --config.train.=3", "'train.' is a section of the config, and no key; "),
         (f"train {TINY} --config.optimizer.lr=1", "did you mean optimizer.learning_rate?"),
         (
             "status --workdir=a --workdir=",
@@ -116,7 +136,24 @@ def test_a_mistake_is_named_with_the_way_out(words, named, said, tmp_path):
     for runs in (tmp_path / "runs", tmp_path / "home" / "runs"):
         (runs / "tiny").mkdir(parents=True)
         (runs / "tiny" / "config.json").write_text("{}")
+        (runs / "mine" / "checkpoints" / "3").mkdir(parents=True)
+        (runs / "mine" / "config.json").write_text("{}")
     assert named in said(words)
+
+
+def test_names_in_other_projects_are_known():
+    """Those of the page's table, each by its own key, and each key by what it is called here."""
+    page = (ROOT / "docs" / "configuring.md").read_text()
+    table = page.partition("## Names in other projects")[2].partition("\n## ")[0]
+    rows = [line.split("|")[1:-1] for line in table.splitlines() if line.startswith("| `")]
+    assert len(rows) > 30
+    keys = defaultdict(set)
+    for row in rows:
+        own, *others = (re.findall(r"`(?:--)?([\w.-]+)`", cell) for cell in row)
+        for name in {name.replace("-", "_") for cell in others for name in cell} - NOT_KEYS:
+            keys[name].update(own)
+    for name, own in keys.items():
+        assert {each.removeprefix("--") for each in keys_meant(name)} & own, (name, own)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@
 #   launch/reproduce/cost.sh [--output=DIR] [--part=0/4]
 #   launch/reproduce/cost.sh --scale=paper
 
+[ "${BASH##*/}" = bash ] || exec bash "$0" "$@" # as after `sh SCRIPT`
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 reproduce figure15 "$@"

@@ -8,6 +8,7 @@
 # At the paper's scale its eleven tasks, without and with five examples, of models of GPT-large's shape; on a
 # laptop, two tasks of the text's own.
 
+[ "${BASH##*/}" = bash ] || exec bash "$0" "$@" # as after `sh SCRIPT`
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 EXTRAS=(analysis eval)

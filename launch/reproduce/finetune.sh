@@ -7,6 +7,7 @@
 #
 # At laptop scale the other text is Python's standard library.
 
+[ "${BASH##*/}" = bash ] || exec bash "$0" "$@" # as after `sh SCRIPT`
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 reproduce figure5 "$@"

@@ -10,6 +10,7 @@
 #   --at_once=4     trainings that share the GPU
 #   --rehearse      at a hundredth of the steps and of the parameters, for a CPU
 
+[ "${BASH##*/}" = bash ] || exec bash "$0" "$@" # as after `sh SCRIPT`
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../setup.sh"
 

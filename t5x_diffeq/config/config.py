@@ -19,6 +19,7 @@ from t5x_diffeq.config.keys.model import ModelKeys
 from t5x_diffeq.config.keys.optimizer import OptimizerKeys
 from t5x_diffeq.config.keys.run import MeshKeys, RunKeys
 from t5x_diffeq.config.keys.train import TasksKeys, TrainKeys
+from t5x_diffeq.config.other_names import OTHER_NAMES
 from t5x_diffeq.system.errors import InputError
 
 
@@ -86,23 +87,38 @@ def check_key(key: str) -> None:
 
 
 def explain_unknown_key(key: str) -> str:
-    """One line for a key that doesn't exist: the nearest that does.
-
-    That is a key of this name in another section, one whose words begin with these letters (`lr`),
-    or the most similar one.
-    """
-    if key in SECTIONS:
-        return f"{key!r} is a section of the config, and no key; its keys are {key}.NAME"
-    last = key.rpartition(".")[2].replace("-", "_")
-    words = {each: each.rpartition(".")[2] for each in KEYS}
-    same = [each for each, word in words.items() if last and last in (word, _initials(word))]
-    if same:
-        return f"config key {key!r} does not exist; did you mean {' or '.join(same)}?"
-    bare = {each.rpartition(".")[2]: each for each in KEYS} | {each: each for each in SECTIONS}
-    names = {each: each for each in KEYS} if "." in key else bare
-    near = get_close_matches(key.replace("-", "_"), names, n=1, cutoff=0.5)
-    hint = f"did you mean {names[near[0]]}?" if near else "`train --help=keys` prints all keys"
+    """One line for a key that doesn't exist: what may be meant."""
+    if key.rstrip(".") in SECTIONS:
+        return (
+            f"{key!r} is a section of the config, and no key; its keys are {key.rstrip('.')}.NAME"
+        )
+    meant = " or ".join(keys_meant(key) or _most_similar(key))
+    hint = f"did you mean {meant}?" if meant else "`train --help=keys` prints all keys"
     return f"config key {key!r} does not exist; {hint}"
+
+
+def keys_meant(name: str) -> list[str]:
+    """What a name means for certain: a key, a flag as `--workdir`, or what else sets it.
+
+    That is a key of this name, in any section; one that another project calls so; or one whose
+    words begin with these letters (`wd`).
+    """
+    last = name.rpartition(".")[2].replace("-", "_").lower()
+    words = {each: each.rpartition(".")[2] for each in KEYS}
+    same = [each for each, word in words.items() if last == word]
+    return (
+        same
+        or OTHER_NAMES.get(last)
+        or [each for each, word in words.items() if last and last == _initials(word)]
+    )
+
+
+def _most_similar(key: str) -> list[str]:
+    """What is meant by the most similar name, here or in another project, or section."""
+    names = {name: meant for name, (meant, *_) in OTHER_NAMES.items()}
+    names |= {each.rpartition(".")[2]: each for each in KEYS} | {each: each for each in SECTIONS}
+    last = key.replace("-", "_").rpartition(".")[2]
+    return [names[near] for near in get_close_matches(last, names, n=1)]
 
 
 def _initials(name: str) -> str:

@@ -122,6 +122,8 @@ def read_config_file(file: str) -> ConfigDict:
       InputError: if there is no such file, or it has a mistake, with its line.
     """
     offer_configs()
+    if "://" in file:
+        raise InputError(f"{file} is an address; download the file, and give its path")
     name, colon, variant = file.partition(":")
     ours = re.fullmatch(r"configs/(\w+\.py)", name)
     path = config_file(ours[1]) if ours else Path(os.path.expanduser(name))

@@ -10,7 +10,7 @@ from os.path import isdir
 from absl import flags
 from ml_collections.config_flags import config_flags
 
-from t5x_diffeq.config.config import KEYS, SECTIONS, check_key
+from t5x_diffeq.config.config import KEYS, check_key, keys_meant
 from t5x_diffeq.config.config_files import CONFIGS
 from t5x_diffeq.config.keys.values import Values
 from t5x_diffeq.system.errors import InputError
@@ -19,12 +19,11 @@ from t5x_diffeq.system.errors import InputError
 def explain_unknown_flag(name: str, verb_flags: flags.FlagValues) -> str:
     """One line for a flag that a verb doesn't have: the flags or keys that may be meant."""
     has_config = any(config_flags.is_config_flag(verb_flags[each]) for each in verb_flags)
-    keys = [key for key in KEYS if f".{key}".endswith(f".{name}")] if has_config else []
-    if has_config and "." in name:
-        keys = keys or nearest(name, KEYS)
-    keys_too = ", and --help=keys for the keys of a config" if has_config else ""
-    near = [f"--config.{key}" for key in keys]
+    meant = keys_meant(name) or (nearest(name, KEYS) if "." in name else [])
+    meant = [f"--config.{each}" if each in KEYS else each for each in meant]
+    near = [x for x in meant if x[:2] != "--" or x[2:].partition(".")[0] in verb_flags]
     near = near or [f"--{each}" for each in nearest(name.rpartition(".")[2], verb_flags)]
+    keys_too = ", and --help=keys for the keys of a config" if has_config else ""
     hint = f"did you mean {' or '.join(near)}?" if near else f"see --help{keys_too}"
     return f"--{name} is not a flag of this verb; {hint}"
 
@@ -38,7 +37,12 @@ def nearest(name: str, names: Iterable[str]) -> list[str]:
 def explain_argument(argument: str, verb_flags: flags.FlagValues) -> str:
     """One line for an argument that isn't a flag."""
     argument, hint = argument.replace(f"{CONFIGS}/", "configs/"), "flags are --name=value"
-    name = argument.partition("=")[0]
+    name, bare = (
+        argument.partition("=")[0],
+        argument.lstrip("-\u2010\u2011\u2012\u2013\u2014\u2212"),
+    )
+    if bare != argument:  # a dash of another kind, such as a word processor makes of two
+        return f"argument {argument!r} begins with another kind of dash; write --{bare}"
     if name != argument and (name in verb_flags or name.startswith("config.")):
         hint = f"did you mean --{argument}?"
     elif re.search(r"\.py(:\w*)?$", argument) and "config" in verb_flags:
@@ -74,8 +78,7 @@ def check_arguments(argv: list[str], verb_flags: flags.FlagValues) -> None:
     for argument in argv[1:]:
         without = without and not re.match("--?config(=|$)", argument)
         if key := re.fullmatch(r"--?config\.([\w.-]+)(=.*)?", argument, re.DOTALL):
-            if key[1] not in SECTIONS:
-                check_key(key[1])
+            check_key(key[1])
             if without:
                 raise InputError(
                     f"--config.{key[1]} changes a config, and none is given before it; give "

@@ -322,7 +322,10 @@ def _fingerprint_of_parts(parts: Sequence[tuple[str, float]]) -> str:
 
 
 def explain_no_run(workdir: AnyPath) -> str:
-    """An error message for a workdir without a run; it names runs in or beside the workdir."""
+    """An error message for a workdir without a run; it names runs above, in or beside it."""
+    above = next((each for each in workdir.parents if (each / _CONFIG_FILE).exists()), None)
+    if above and workdir.exists():
+        return f"{workdir} is a part of the run {above}; name that workdir"
     where = workdir if workdir.is_dir() else workdir.parent
     names = [path.parent.name for path in sorted(where.glob(f"*/{_CONFIG_FILE}"))]
     near = get_close_matches(workdir.name, names, n=1) or names[:3]
