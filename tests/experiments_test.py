@@ -17,9 +17,14 @@ from studies import (
     controls,
     equal_time,
     gpu_quarter,
+    grown_depth,
     hypotheses,
     ladder,
     many_depths,
+    read_twice,
+    repeated_text,
+    structures,
+    two_kernels,
 )
 from t5x_diffeq.cli import reproduce
 from t5x_diffeq.cli.make_tasks import documents, passage
@@ -40,7 +45,10 @@ from t5x_diffeq.experiments.runs import (
 )
 from t5x_diffeq.system.errors import InputError, RunError
 
-STUDIES = (budgets, controls, equal_time, gpu_quarter, hypotheses, ladder, many_depths)
+STUDIES = (
+    *(budgets, controls, equal_time, gpu_quarter, grown_depth, hypotheses, ladder, many_depths),
+    *(read_twice, repeated_text, structures, two_kernels),
+)
 EVERY = {
     "laptop": [*LAPTOP.values(), *(study.LAPTOP for study in STUDIES)],
     "paper": [*PAPER.values(), *(study.PAPER for study in STUDIES)],
@@ -366,6 +374,6 @@ def test_reproduce_refuses_an_empty_text_before_the_first_run(tmp_path):
 def test_a_study_is_started_by_its_name(study):
     command = [warm_python.executable(), "-m", study.__name__, "--text=stdlib", "--dry_run"]
     ended = run_to_end(command)
-    workdirs = f"-m t5x_diffeq.train --workdir={ROOT / 'reproduced'}/"
-    assert workdirs in ended.stdout, ended.stderr
+    starts = (f"train --workdir={ROOT / 'reproduced'}/", "benchmark --config=")
+    assert any(f"-m t5x_diffeq.{each}" in ended.stdout for each in starts), ended.stderr
     assert f"python -m {study.__name__} " in (ROOT / "studies" / "README.md").read_text()

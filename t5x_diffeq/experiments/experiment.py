@@ -157,8 +157,14 @@ class Sweep(Experiment):
     that one is the best, so the optimum is interior. A rate at which training diverges is the
     worst. The other seeds run only at the optimum. With `follow_up`, the loss that decides is the
     last follow-up's.
+
+    Attributes:
+      key: the key whose values are the rates; a sweep may try values of another one.
+      decides: the number of an outcome that decides; the lowest is the best.
     """
 
+    key: str = _RATE
+    decides: str = "loss"
     tables: tuple[TableSpec, ...] = (
         *(TableSpec(("model",), "text", value, RATE_NAME) for value in ("loss", "perplexity")),
         TableSpec(("text", "model"), RATE_NAME, "loss", log=True, same_seeds=True),
@@ -190,7 +196,7 @@ class Sweep(Experiment):
         groups = {(text, each.name): each for text, each in product(texts, self.trainings)}
 
         def runs_of(group: Group, rate: float, seed: int = seeds[0]) -> list[ExperimentRun]:
-            training = at_rate(groups[group], rate)
+            training = at_rate(groups[group], rate, self.key)
             return self.with_follow_up(training.run(group[0], texts[group[0]], seed))
 
         wanted: dict[Group, Sequence[float]] = {
@@ -204,7 +210,7 @@ class Sweep(Experiment):
             if any(each.name not in done for each in runs):
                 return runs, {}
             for group, rate in tried:
-                losses[group][rate] = done[runs_of(group, rate)[-1].name].get("loss", inf)
+                losses[group][rate] = done[runs_of(group, rate)[-1].name].get(self.decides, inf)
             wanted = {group: _next_rates(by_rate) for group, by_rate in losses.items()}
         best = {group: min(by_rate, key=by_rate.__getitem__) for group, by_rate in losses.items()}
         others = [
@@ -216,9 +222,9 @@ class Sweep(Experiment):
         return runs + others, best
 
 
-def at_rate(training: Training, rate: float) -> Training:
-    """The training with this learning rate."""
-    return replace(training, keys={**training.keys, _RATE: rate})
+def at_rate(training: Training, rate: float, key: str = _RATE) -> Training:
+    """The training with this learning rate, or with this value of another key."""
+    return replace(training, keys={**training.keys, key: rate})
 
 
 def _next_rates(losses: dict[float, float]) -> list[float]:

@@ -1,0 +1,50 @@
+"""Grown depth at equal FLOPs: does W(t) grow better than a stack of layers?
+
+    python -m studies.grown_depth --text=stdlib
+
+Growing from one layer saves compute at equal loss (arXiv 2511.04981). Here a model of 12 steps has
+one step for 0.7 of its training. It then takes 2.8 times the optimizer steps of a model that is
+not grown, for the same FLOPs. The control is one stack of 12 layers, of which one step reads the
+last (`examples.depth.nested_layers`): if W(t) is not ahead of it, a lead is that of growing.
+"""
+
+from studies.study import run_study
+from t5x_diffeq.experiments.experiment import RATE_NAME, Keys, Sweep, Training
+from t5x_diffeq.experiments.present import TableSpec
+
+_N, _UNTIL, _STEPS = 12, 0.7, "train.total_steps"
+_TIMES = 1 / (_UNTIL / _N + (1 - _UNTIL))  # the optimizer steps that a grown model may take
+_EVERY: Keys = {
+    "optimizer.name": "muon",
+    "optimizer.weight_decay": 0.1,
+    "optimizer.schedule": "wsd",
+    "optimizer.role_multipliers": (),  # e(t) stays as it was initialised
+    "model.num_steps": _N,
+    "train.velocity_penalty": 0.0,
+}
+_GROWN: Keys = {
+    "train.depths": (1,),
+    "train.depths_until": _UNTIL,
+    _STEPS: lambda values: round(_TIMES * values[_STEPS]),
+}
+_NESTED: Keys = {"model.weights": f"examples.depth.nested_layers:NestedLayers(layers={_N})"}
+_MODELS: dict[str, tuple[str, Keys]] = {
+    "ode, grown": ("ode", _GROWN),
+    "smooth, grown": ("smooth", _GROWN),
+    "nested layers, grown": ("euler", {**_NESTED, **_GROWN}),
+    "GPT": ("baseline", {}),
+    "GPT, Euler's scheme": ("euler", {}),
+}
+_RATES = (1.6e-2, 8e-3, 3.2e-2)
+
+LAPTOP = PAPER = Sweep(
+    trainings=tuple(
+        Training(f"{variant}-{width}", {**_EVERY, **keys}, f"{name}, {width}", "ladder.py", _RATES)
+        for width in (48, 64)
+        for name, (variant, keys) in _MODELS.items()
+    ),
+    tables=(TableSpec(("model",), "text", "loss", RATE_NAME),),
+)
+
+if __name__ == "__main__":
+    run_study("grown_depth", __doc__, LAPTOP, PAPER)

@@ -1,0 +1,73 @@
+"""Little text, many passes: are W(t)'s many parameters worth something with strong weight decay?
+
+    python -m studies.repeated_text --text=shakespeare=tinyshakespeare.txt
+
+Over-parametrised models with strong decay win on fixed data (arXiv 2509.14786), and `:ode` has
+eight times GPT's parameters at equal FLOPs. Models of width 64 read 1 MB of text 18 times. The
+first seed tries the weight decays of each, then the learning rates at its best decay, and the
+optimum of both is inside what was tried. What decides is the lowest validation loss of a training,
+so that all stop early alike. Name a text of half the size, too, to see where the lead goes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from studies.study import run_study
+from t5x_diffeq.experiments.experiment import RATE_NAME, Keys, Sweep, Texts, Training, at_rate
+from t5x_diffeq.experiments.present import TableSpec
+from t5x_diffeq.experiments.runs import ExperimentRun
+
+_DECAY, _RATE = "optimizer.weight_decay", f"optimizer.{RATE_NAME}"
+_DECAYS, _FIRST_RATE = (0.1, 0.5, 1.5), 1.6e-2
+_BYTES, _PASSES = 1_000_000, 18  # of training text
+_TOKENS_PER_STEP = 32 * 128  # of configs/ladder.py at width 64
+_STEPS = _PASSES * _BYTES // _TOKENS_PER_STEP
+_EVERY: Keys = {
+    "optimizer.name": "muon",
+    "train.total_steps": _STEPS,
+    "train.eval_every": _STEPS // 24,
+    "train.checkpoint_every": 500,
+}
+_MODELS: dict[str, tuple[str, Keys]] = {
+    "GPT": ("baseline", {}),
+    "GPT, dropout 0.1": ("baseline", {"model.dropout_rate": 0.1}),
+    "GPT, Euler's scheme": ("euler", {}),
+    "ode": ("ode", {}),
+    "compact": ("compact", {}),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecayThenRate(Sweep):
+    """A sweep of the weight decay at one learning rate, then of the rate at the best decay."""
+
+    decides: str = "lowest"
+    tables: tuple[TableSpec, ...] = (
+        TableSpec(("text", "model"), "weight_decay", "lowest", RATE_NAME, same_seeds=True),
+        TableSpec(("text", "model"), RATE_NAME, "lowest", "weight_decay", log=True),
+    )
+
+    def runs(
+        self, texts: Texts, seeds: Sequence[int], done: dict[str, dict]
+    ) -> list[ExperimentRun]:
+        """The runs that the outcomes so far determine."""
+        models = {each.name: at_rate(each, _FIRST_RATE) for each in self.trainings}
+        of_decay = Sweep(trainings=tuple(models.values()), key=_DECAY, decides=self.decides)
+        runs, decays = of_decay.progress(texts, seeds[:1], done)
+        for (text, name), decay in decays.items():
+            training = at_rate(models[name], decay, _DECAY)
+            of_rate = Sweep(trainings=(training,), decides=self.decides)
+            rates = {(text, name): (_FIRST_RATE / 2, _FIRST_RATE, 2 * _FIRST_RATE)}
+            runs += of_rate.progress({text: texts[text]}, seeds, done, rates)[0]
+        return list({run.name: run for run in runs}.values())
+
+
+LAPTOP = PAPER = DecayThenRate(
+    trainings=tuple(
+        Training(f"{variant}-64", {**_EVERY, **keys}, name, "ladder.py", _DECAYS)
+        for name, (variant, keys) in _MODELS.items()
+    )
+)
+
+if __name__ == "__main__":
+    run_study("repeated_text", __doc__, LAPTOP, PAPER)
