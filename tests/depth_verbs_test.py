@@ -19,6 +19,7 @@ from t5x_diffeq.hf.families import family_of
 from t5x_diffeq.inference.explorer.answers import Explorer
 from t5x_diffeq.model.block_checks import check_block
 from t5x_diffeq.model.config import ModelConfig
+from t5x_diffeq.model.flops import forward_flops
 from t5x_diffeq.model.language_model import in_one_document
 from t5x_diffeq.model.ode.solvers import SCHEMES, find_scheme, lie_trotter
 from t5x_diffeq.model.ode.sources import SOURCES
@@ -106,6 +107,13 @@ def test_the_watched_states_are_those_of_the_trajectory(name):
     curves, states = both(params)
     np.testing.assert_allclose(curves["state"], np.square(states).mean((1, 2, 3)) ** 0.5, rtol=1e-5)
     assert curves["f"].shape == curves["g"].shape == (3,)
+
+
+def test_the_products_of_a_scheme_are_counted():
+    """A loop multiplies the embedded tokens by a matrix of its own, in each of three steps."""
+    loop, plain = small(**STRUCTURES["loop"]).config, small(weights="shared").config
+    D = plain.embed_dim
+    assert forward_flops(loop) - forward_flops(plain) == 3 * 2 * D * D
 
 
 # ------------------------------------------------------------------------------ devices

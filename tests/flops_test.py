@@ -49,7 +49,6 @@ def count(setup):
         ("ode", {"architecture": "gpt", "scheme": "heun", "attention_time_embed_dim": 5}),
         ("ode", {"time_basis": "legendre:16", "time_embedding": "common"}),
         ("baseline", {"architecture": "gpt"}),
-        ("baseline", {"scheme": "examples.depth.loop:injected"}),
         ("baseline", {**EVERY_OPTION, "head_dim": 64}),
     ],
 )
