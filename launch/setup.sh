@@ -72,9 +72,30 @@ setup() {
     return
   fi
   python="$(find_python)"
+  mkdir -p "$VENV"
+  {
+    wait_for_lock "$python"
+    has_extras "$@" || make_environment
+  } 9>"$VENV/.lock"
+}
+
+# Locks file 9, so that of two commands that set up at once the second finds what the first has made.
+wait_for_lock() {
+  "$1" - <<'END' || true # some network disks have no locks
+import fcntl, sys
+try:
+    fcntl.flock(9, fcntl.LOCK_EX | fcntl.LOCK_NB)
+except BlockingIOError:
+    print("another command is installing; waiting for it ...", file=sys.stderr)
+    fcntl.flock(9, fcntl.LOCK_EX)
+END
+}
+
+# The installation of `setup`, whose variables it has.
+make_environment() {
   echo "installing into $VENV, once ..." >&2
   if [ ! -x "$VENV/bin/python" ]; then
-    mkdir -p "$VENV" && : >"$stamp-begun"
+    : >"$stamp-begun"
     "$python" -m venv "$VENV" || die "$python can't make a virtual environment (on Debian: apt install python3-venv)"
   fi
   install "$ROOT${extras:+[$extras]}" || die "the installation into $VENV failed; the lines above say why"

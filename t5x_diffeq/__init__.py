@@ -1,9 +1,14 @@
 """A training system for neural ODE transformers."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING
+from t5x_diffeq.system.failed_imports import IMPORT_ERRORS, raise_explained
 
-from t5x_diffeq.system.extras import __version__
+try:
+    from importlib import import_module
+    from typing import TYPE_CHECKING
+
+    from t5x_diffeq.system.extras import __version__
+except IMPORT_ERRORS as error:
+    raise_explained(error)
 
 if TYPE_CHECKING:
     from t5x_diffeq.cli.train import train
@@ -70,7 +75,10 @@ if not TYPE_CHECKING:  # else each misspelt name would have a type
         if name not in _HOMES:
             raise AttributeError(f"module 't5x_diffeq' has no attribute {name!r}")
         module, attribute = _HOMES[name]
-        return getattr(import_module(f"t5x_diffeq.{module}"), attribute)
+        try:
+            return getattr(import_module(f"t5x_diffeq.{module}"), attribute)
+        except IMPORT_ERRORS as error:
+            raise_explained(error)
 
 
 def __dir__() -> list[str]:

@@ -292,6 +292,20 @@ def test_of_the_platform():
     assert platform_error(AssertionError("of the program")) is None
 
 
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("JAX_ENABLE_X64", "invalid truth value 'maybe' for environment 'JAX_ENABLE_X64'"),
+        ("JAX_NUM_CPU_DEVICES", 'Invalid value "maybe" for JAX flag jax_num_cpu_devices'),
+    ],
+)
+def test_a_variable_of_jax_is_named_with_its_value(name, message, monkeypatch):
+    """The messages are those of JAX 0.10.2, which is imported after they are read."""
+    monkeypatch.setenv(name, "maybe")
+    error = platform_error(ValueError(message))
+    assert str(error) == f"{name}=maybe: {message}; correct or unset it"
+
+
 def test_a_hub_out_of_reach():
     httpx = pytest.importorskip("httpx2")
     assert is_infrastructure_failure(httpx.ConnectError("Name or service not known"))

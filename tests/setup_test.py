@@ -1,6 +1,7 @@
 """launch/setup.sh: which environment it installs into, and which it leaves as it is."""
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,29 @@ def test_another_is_installed_into_once(before, tmp_path):
     assert not set_up(tmp_path)
     assert not set_up(tmp_path, "data")
     assert set_up(tmp_path, "data docs") == f"install {ROOT}[data,docs]\n"
+
+
+def test_of_two_at_once_one_installs(tmp_path):
+    """The other waits for it, and then finds everything there."""
+    add_python(tmp_path, WITHOUT_PROJECT)
+    slow = SCRIPT.replace('"install $1"', '"install $1"; sleep 1')
+    given = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": ROOT}
+    environment = {**clean_environment(), "VENV": str(tmp_path)}
+    both = [
+        subprocess.Popen(["bash", "-euc", f"{slow} data"], env=environment, **given) for _ in "ab"
+    ]
+    said = [each.communicate() for each in both]
+    assert sorted(out for out, _ in said) == ["", f"install {ROOT}[data]\n"]
+    assert "another command is installing; waiting for it ..." in said[0][1] + said[1][1]
+    assert [each.returncode for each in both] == [0, 0]
+
+
+def test_a_clone_has_the_line_ends_of_linux(tmp_path):
+    (tmp_path / ".gitattributes").write_bytes((ROOT / ".gitattributes").read_bytes())
+    (tmp_path / "local.sh").write_bytes(b"set -e\n")
+    for command in ("init -q", "config core.autocrlf true", "add .", "checkout-index -fa"):
+        run_to_end(["git", "-C", tmp_path, *command.split()], check=True)
+    assert (tmp_path / "local.sh").read_bytes() == b"set -e\n"
 
 
 def test_what_installs_and_what_builds_have_the_locked_versions(tmp_path):

@@ -9,6 +9,8 @@ import sys
 from contextlib import suppress
 from importlib import import_module
 
+from t5x_diffeq.system.failed_imports import IMPORT_ERRORS, explain_import
+
 VERBS = (
     "train",
     "finetune",
@@ -48,13 +50,10 @@ def run_verb(verb: str, name: str = "__main__") -> None:
         from t5x_diffeq.cli import command_line
 
         module = import_module(f"t5x_diffeq.cli.{verb}")
-    except ModuleNotFoundError as error:
-        if str(error.name).startswith("t5x_diffeq"):
+    except IMPORT_ERRORS as error:
+        if (why := explain_import(error)) is None:
             raise
-        message = (
-            f"error: the package {error.name} isn't installed for this Python, {sys.executable}; "
-        )
-        sys.stderr.write(f"{message}launch/local.sh sets one up in .venv\n")
+        sys.stderr.write(f"error: {why}\n")
         sys.exit(2)
     sys.argv = module.FLAGS.name_positional(sys.argv)
     try:

@@ -25,6 +25,7 @@ from t5x_diffeq.system.errors import (
     is_of_server,
     platform_error,
 )
+from t5x_diffeq.system.failed_imports import IMPORT_ERRORS, explain_import
 from t5x_diffeq.system.files import describe_error
 
 _SECONDS_FOR_OTHERS = 3  # for other processes to say why they ended, before we blame this one
@@ -110,7 +111,8 @@ def _fail_unforeseen(error: Exception) -> int:
         who = "a bucket or another server does not answer: " if is_of_server(error) else ""
         message = f"{who}{describe_error(error)}{advice(error)}"
         return fail(EXIT_INFRASTRUCTURE, f"{message}; the same command continues the run")
-    if refused := platform_error(error):
+    unusable = isinstance(error, IMPORT_ERRORS) and explain_import(error)
+    if refused := platform_error(error) or unusable:
         return fail(2, refused)
     with suppress(OSError):
         traceback.print_exception(error)

@@ -1,7 +1,7 @@
 """The environment variables that have a form: each with its values, and the way out of others.
 
-`read` is the only way to their values. Texts that belong to other programs, such as XLA_FLAGS,
-WANDB_MODE and JAX_PLATFORMS, are used as they are.
+`read` is the only way to their values. Texts that belong to other programs, such as WANDB_MODE and
+JAX_PLATFORMS, are used as they are; `errors.platform_error` names those that JAX doesn't take.
 """
 
 import os
@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import inf
+from pathlib import Path
 from typing import Generic, TypeVar
 
 from t5x_diffeq.system.errors import InputError
@@ -98,10 +99,28 @@ def _parse_hosts(text: str) -> list[str]:
     return [_parse_address(each)[0] for each in split_words(text)]
 
 
+def _parse_folder(text: str) -> Path:
+    if "://" in text:
+        raise ValueError(text)
+    return Path(text).expanduser()
+
+
+def _parse_flags(text: str) -> list[str]:
+    """The flags of XLA, which may also be the name of a file of flags."""
+    flags = text.split()
+    for flag in flags:
+        name, _, value = flag.partition("=")
+        is_count = name == "--xla_force_host_platform_device_count"
+        if not (name.startswith("--") or os.path.isfile(text)) or (is_count and not int(value) > 0):
+            raise ValueError(text)
+    return flags
+
+
 # ------------------------------------------------------------------------------ of this package
 
 _SECONDS = "give a number of seconds, such as 300"
 KEEP_MEMORY = Variable("T5X_DIFFEQ_KEEP_MEMORY", _integer(0, 1), "give 0 or 1, or unset it")
+CACHE = Variable("T5X_DIFFEQ_CACHE", _parse_folder, "give a folder of this machine")
 CACHE_GIB = Variable("T5X_DIFFEQ_CACHE_GIB", _parse_number, "give a number of GiB, such as 100")
 ARRIVAL_SECONDS = Variable("T5X_DIFFEQ_ARRIVAL_SECONDS", _parse_number, _SECONDS)
 SILENCE_SECONDS = Variable("T5X_DIFFEQ_SILENCE_SECONDS", _parse_number, _SECONDS)
@@ -111,6 +130,9 @@ SPARSE_CORE = Variable("T5X_DIFFEQ_SPARSE_CORE", _integer(0, 1), "give 0 or 1, o
 COMBINE_MIB = Variable(
     "T5X_DIFFEQ_COMBINE_MIB", _integer(1, 2**20), "give a number of MiB, such as 64"
 )
+
+# ------------------------------------------------------------------------------ of JAX
+
 # JAX's, which it takes for the default where it can't read them; and the older name of the same.
 MEMORY_FRACTION = Variable(
     "XLA_CLIENT_MEM_FRACTION", _parse_fraction, "give a fraction of a GPU's memory, such as 0.92"
@@ -120,9 +142,17 @@ _OLD_MEMORY_FRACTION = Variable(
     _parse_old_fraction,
     f"give a fraction of a GPU's memory, such as 0.92, and only in {MEMORY_FRACTION.name}",
 )
+XLA_FLAGS = Variable(
+    "XLA_FLAGS",
+    _parse_flags,
+    "give flags as --xla_force_host_platform_device_count=8, separated by spaces, or unset it",
+)
+CPU_DEVICES = Variable(
+    "JAX_NUM_CPU_DEVICES", _integer(1), "give the number of CPU devices, or unset it"
+)
 OF_EVERY_VERB = (
-    *(KEEP_MEMORY, CACHE_GIB, ARRIVAL_SECONDS, SILENCE_SECONDS, LEASE_SECONDS, PARENT),
-    *(SPARSE_CORE, COMBINE_MIB, MEMORY_FRACTION, _OLD_MEMORY_FRACTION),
+    *(KEEP_MEMORY, CACHE, CACHE_GIB, ARRIVAL_SECONDS, SILENCE_SECONDS, LEASE_SECONDS, PARENT),
+    *(SPARSE_CORE, COMBINE_MIB, MEMORY_FRACTION, _OLD_MEMORY_FRACTION, XLA_FLAGS, CPU_DEVICES),
 )
 
 # ------------------------------------------------------------------------------ of processes

@@ -83,6 +83,7 @@ _FINAL = re.compile(
     r"|Anonymous caller"  # of a bucket's answers with status 401 the one of no expired token
 )
 
+_REFUSED = re.compile(r"JAX flag \w+|environment 'JAX_\w+'")  # of the values of JAX's variables
 # Texts of jaxlib 0.11.2 on an H100 whose memory another process held.
 _GPU_FULL = re.compile(
     r"no supported devices found for platform CUDA|cuBlas allocation failure"
@@ -213,7 +214,7 @@ def advice(error: BaseException) -> str:
 
 
 def platform_error(error: BaseException) -> InputError | None:
-    """The error if JAX_PLATFORMS names a platform that this machine doesn't have; else None.
+    """The error if a variable of JAX has a value that it, or this machine, doesn't take; else None.
 
     For `cuda` without a GPU JAX (0.10.2 and 0.12.0) raises an AssertionError without words.
     """
@@ -221,6 +222,10 @@ def platform_error(error: BaseException) -> InputError | None:
     wordless = isinstance(error, AssertionError) and any(
         frame.filename.endswith("jax/_src/xla_bridge.py") for frame in frames[-1:]
     )
+    if refused := _REFUSED.search(str(error)):
+        name = refused[0].split()[-1].strip("'").upper()
+        if name in os.environ:
+            return InputError(f"{name}={os.environ[name]}: {error}; correct or unset it")
     if not wordless and (not str(error).startswith(_BACKEND) or is_infrastructure_failure(error)):
         return None
     from t5x_diffeq.system.extras import install_command  # which imports this module

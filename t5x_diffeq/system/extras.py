@@ -2,8 +2,11 @@
 
 import importlib.util
 import os
+import re
 import shlex
 import sys
+from contextlib import suppress
+from importlib import metadata
 from pathlib import Path
 
 from t5x_diffeq.system.errors import InputError
@@ -36,11 +39,32 @@ def need_package(name: str, asked_by: str, otherwise: str = "") -> None:
         )
 
 
-def install_command(extra: str) -> str:
-    """The command that installs an extra: into the clone, if the package is one's, else by name."""
+def find_lacking() -> list[str]:
+    """What nothing runs without, and is missing or too old: `numpy>=2.0 (it has 1.26.4)`."""
+    with suppress(metadata.PackageNotFoundError):  # run from a folder, which names none
+        return [*filter(None, map(_lack, metadata.requires("t5x_diffeq") or ()))]
+    return []
+
+
+def _lack(requirement: str) -> str | None:
+    named = re.match(r"([\w-]+)[^;]*?>=([\d.]+)[^;]*$", requirement)  # those of extras have a ;
+    if not named:
+        return None
+    name, least = named.groups()
+    try:
+        there = metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return f"{name}>={least}"
+    numbers, needed = ([*map(int, re.findall(r"\d+", each)[:3])] for each in (there, least))
+    return f"{name}>={least} (it has {there})" if numbers < needed else None
+
+
+def install_command(extra: str = "") -> str:
+    """The command that installs the package with an extra: a clone, if it is one's, or by name."""
     clone = Path(__file__).parents[2]
     is_clone = (clone / "pyproject.toml").exists()
-    what = f"-e {shlex.quote(f'{clone}[{extra}]')}" if is_clone else f"'t5x_diffeq[{extra}]'"
+    what = f"{clone if is_clone else 't5x_diffeq'}{f'[{extra}]' if extra else ''}"
+    what = f"{'-e ' if is_clone else ''}{shlex.quote(what)}"
     return f"{python_command()} -m pip install {what}"
 
 

@@ -6,7 +6,6 @@ reports, or the known hash of the object. Copies stay until a person deletes the
 """
 
 import base64
-import os
 import shutil
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +16,7 @@ import google_crc32c
 
 from t5x_diffeq.system import files
 from t5x_diffeq.system.console import format_count, log
-from t5x_diffeq.system.environment import CACHE_GIB
+from t5x_diffeq.system.environment import CACHE, CACHE_GIB
 from t5x_diffeq.system.errors import InfrastructureError, InputError, RunError
 from t5x_diffeq.system.files import AnyPath
 from t5x_diffeq.system.locks import hold_local_lock
@@ -89,7 +88,7 @@ def _copy_of(path: AnyPath, sha256: str | None) -> Copy:
 
 def cache_folder() -> Path:
     """The folder of the cache."""
-    return Path(os.path.expanduser(os.environ.get("T5X_DIFFEQ_CACHE") or _FOLDER))
+    return CACHE.read() or Path(_FOLDER).expanduser()
 
 
 def _cache_bytes(cached: int) -> int:
