@@ -10,7 +10,6 @@ from patience import patience
 
 from t5x_diffeq.checkpoints.checkpoint_folder import whole_steps
 from t5x_diffeq.cli.train import train_to_end
-from t5x_diffeq.cluster.agreement import Request
 from t5x_diffeq.cluster.signals import StopSignals
 from t5x_diffeq.config.config import Config
 from t5x_diffeq.training import loop, requests
@@ -42,16 +41,9 @@ def test_a_file_asks_for_a_checkpoint_once(saves, tmp_path, monkeypatch, capsys)
     )
     assert saves.is_due(7)
     saves.run(LoopPosition(7, state_at(7), 7))
-    ((step, _, _, locally), _) = saves.training.checkpoints.save.call_args
-    assert (step, locally) == (7, False)
+    ((step, _, _), _) = saves.training.checkpoints.save.call_args
+    assert step == 7
     assert not saves.is_due(8) and saves.is_due(50)
-
-
-def test_a_save_on_a_local_disk_is_not_what_was_asked_for(saves):
-    saves.training.stop.ask(Request(0, "save"))
-    assert not saves.training.stop.should_stop()
-    saves._save(LoopPosition(7, state_at(7), 7), locally=True)
-    assert saves.is_due(8)
 
 
 def test_a_request_that_cannot_be_taken_up_is_a_warning(saves, tmp_path, capsys):

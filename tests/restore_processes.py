@@ -19,7 +19,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import tensorstore
-from fault_checkpoints import name_run
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from t5x_diffeq.checkpoints import checksums
@@ -139,31 +138,12 @@ def restore_in_all_ways(folder):
         checksums.sums_of = refuse
     found["1 lacks a permission"] = restore(workdir, 2)
     checksums.sums_of = sums_of
-    found["local"] = restore_locally(folder, workdir)
     if first:
         path = max((workdir / "checkpoints" / "4" / "state").rglob("d/*"))
         path.write_bytes(bytes(path.stat().st_size))
     processes.wait_for_all("the checkpoint is damaged")
     found["damaged"] = restore(workdir, 2)
     return found
-
-
-def restore_locally(folder, workdir):
-    """Process 1 can't read the newest local checkpoint."""
-    local = str(folder / "local")
-    if jax.process_index() == 0:
-        name_run(workdir)
-    processes.wait_for_all("the run has an id")
-    checkpoints = Checkpoints(workdir, keep=9, local=local)
-    for step in (5, 6):
-        checkpoints.save(step, arrays_of(step, data=2), RunFacts(FINGERPRINT), locally=True)
-        checkpoints.local.wait()
-    path = checkpoints.local.folder / "6" / "arrays" / "1.bin"
-    if jax.process_index() == 1:
-        path.unlink()
-        path.mkdir()
-    checkpoints.manager.close()
-    return restore(workdir, 2, local=local)
 
 
 def wait_long(seconds):

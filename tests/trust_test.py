@@ -27,7 +27,7 @@ from t5x_diffeq.training.teacher import check_teacher
 
 SHELL = "subprocess:run(args='touch pwned', shell=True)"
 READ_AS_DATA = {  # keys with texts that are looked up, or name what is read as data
-    *("init_from", "train.distill_from", "train.local_checkpoints", "train.sample_prompts"),
+    *("init_from", "train.distill_from", "train.sample_prompts"),
     *("data.path", "data.validation_path", "data.text_field", "data.data_dir", "data.tokenizer"),
     *("data.train_split", "data.validation_split", "data.end_of_text", "tasks.names"),
     *("optimizer.role_multipliers", "mesh.rules", "model.rope_scaling", "model.adapter_kernels"),

@@ -1,7 +1,7 @@
 """Checkpoints: train state and data state, saved together and asynchronously by Orbax.
 
 They are verified by checksums before anything is read from them (see `checksums`). `Retention` says
-which ones are kept, and `local_checkpoints` saves more of them on a local disk or in memory.
+which ones are kept.
 """
 
 import threading
@@ -22,7 +22,6 @@ from t5x_diffeq.checkpoints.checkpoint_folder import (
     mark_milestones,
 )
 from t5x_diffeq.checkpoints.identity import new_id, run_of
-from t5x_diffeq.checkpoints.local_checkpoints import LocalCheckpoints
 from t5x_diffeq.checkpoints.restoring import read_newest
 from t5x_diffeq.checkpoints.stored import RestoredCheckpoint, RunFacts, TrainState, parts_of
 from t5x_diffeq.checkpoints.writing import FinishedSave
@@ -32,7 +31,6 @@ from t5x_diffeq.system.console import log
 from t5x_diffeq.system.errors import InputError, RunError
 from t5x_diffeq.system.files import AnyPath, absolute_path, describe_error, move_folder
 
-_LONG = 1.0  # seconds for which training should not wait
 _SECONDS_AFTER_FAILURE = 60  # for a save to finish after the run has failed
 
 
@@ -41,19 +39,15 @@ class Checkpoints:
 
     Args:
       keep: which ones to keep; a number is that of the newest.
-      local: a folder on a local disk or in memory for local checkpoints; None: there are none.
     """
 
-    def __init__(
-        self, workdir: AnyPath, keep: int | Retention, verify: bool = True, local: str | None = None
-    ):
+    def __init__(self, workdir: AnyPath, keep: int | Retention, verify: bool = True):
         check_path(workdir)
         self.folder = absolute_path(workdir) / "checkpoints"  # Orbax takes no relative path
         self.retention = Retention(keep) if isinstance(keep, int) else keep
         self.verify = verify
         self.saving: int | None = None  # the step whose save may not have finished
         self._finished: deque[FinishedSave] = deque()  # which other threads append to
-        self._has_logged_local = False
         self._watching: threading.Thread | None = None  # measures the last save
         self._unreadable: RunError | None = None
         made = run_of(workdir) or new_id()
@@ -61,7 +55,6 @@ class Checkpoints:
             mark_copies(self.folder)
             mark_milestones(self.folder, self.retention.milestones)
         self.run_id: str = gather("the run, and its milestones", made)[0]
-        self.local = LocalCheckpoints(local, workdir, self.run_id, verify) if local else None
         self.manager = self.open()
 
     @classmethod
@@ -74,9 +67,7 @@ class Checkpoints:
             train_config.milestones,
             train_config.checkpoint_every if train_config.on_spike == "rollback" else None,
         )
-        return cls(
-            workdir, retention, train_config.verify_checkpoints, train_config.local_checkpoints
-        )
+        return cls(workdir, retention, train_config.verify_checkpoints)
 
     def open(self) -> ocp.CheckpointManager:
         """Orbax's view of the folder as it is now."""
@@ -97,11 +88,10 @@ class Checkpoints:
 
     # -------------------------------------------------------------------------- saving
 
-    def save(self, step: int, state: TrainState, facts: RunFacts, locally: bool = False) -> None:
+    def save(self, step: int, state: TrainState, facts: RunFacts) -> None:
         """Starts to save, once the previous save has finished.
 
-        When it returns, the state's buffers may be reused. With `locally`, the checkpoint goes to
-        the local folder instead, and one that can't be written is a warning.
+        When it returns, the state's buffers may be reused.
 
         Raises:
           RunError: if this or the previous checkpoint can't be written.
@@ -109,10 +99,6 @@ class Checkpoints:
         """
         started = time.perf_counter()
         data_state = facts._replace(run_id=self.run_id).as_json(step)
-        if locally:
-            assert self.local, "there is no folder for local checkpoints"
-            self.local.save(step, parts_of(state), data_state, self._finished.append)
-            return
         with self._explain():
             self.manager.wait_until_finished()
         self.saving = step
@@ -146,7 +132,7 @@ class Checkpoints:
         if step in self.retention.milestones:
             mark_milestones(self.folder, [step])
         size = sum(checksums.sizes_in(self.folder / str(step)).values())
-        self._finished.append(FinishedSave(step, "workdir", size, waited, seconds))
+        self._finished.append(FinishedSave(step, size, waited, seconds))
 
     def _find_fault(self, step: int, arrays: int) -> str | None:
         """Why so many arrays can't be found in a checkpoint; None if they can."""
@@ -158,24 +144,20 @@ class Checkpoints:
         return None if count == arrays else f"{count} of its {arrays} arrays are there"
 
     def finished_saves(self) -> list[FinishedSave]:
-        """The saves that have finished since the last call; only local ones except on process 0.
+        """The saves that have finished since the last call; none except on process 0.
 
-        Prints a line for each, of quick local ones only for the first. Call it once more after the
-        context has ended, which waits for the last save.
+        Prints a line for each. Call it once more after the context has ended, which waits for the
+        last save.
         """
         finished = [self._finished.popleft() for _ in range(len(self._finished))]
         for save in finished:
-            if save.tier == "workdir" or save.waited > _LONG or not self._has_logged_local:
-                log(save.line())
-            self._has_logged_local |= save.tier == "local"
+            log(save.line())
         return finished
 
     def wait(self) -> None:
         """Returns when the last save has finished; raises what `save` does."""
         with self._explain():
             self.manager.wait_until_finished()
-        if self.local:
-            self.local.wait()
 
     def check(self) -> None:
         """Raises what `save` does if the last save has failed; waits for nothing."""
@@ -203,18 +185,15 @@ class Checkpoints:
         step = self.rollback_step()
         for later in [n for n in self.manager.all_steps() if step is None or n > step]:
             self.manager.delete(later)
-        if self.local:
-            self.local.remove_after(-1)
         restored = self.restore(abstract_state, fingerprint)
         assert restored is not None  # the checkpoint of `rollback_step`, or an older one
         return restored
 
     def restore(self, abstract_state: TrainState, fingerprint: str) -> RestoredCheckpoint | None:
-        """The newest checkpoint that is undamaged, local or not; None if there never was one.
+        """The newest checkpoint that is undamaged; None if there never was one.
 
-        A local checkpoint counts if all processes have it. Once an older one has been read, damaged
-        ones of the workdir are moved to `unreadable_checkpoints/` with a warning; otherwise nothing
-        is touched there.
+        Once an older one has been read, damaged ones are moved to `unreadable_checkpoints/` with a
+        warning; otherwise nothing is touched there.
 
         Raises:
           RunError: if there are checkpoints and none can be read.
@@ -223,9 +202,7 @@ class Checkpoints:
         """
         # Those that process 0 sees, so that all look at the same ones.
         steps = gather("checkpoints", list(self.manager.all_steps()))[0]
-        restored, failures = read_newest(
-            self.folder, steps, self.local, abstract_state, self.verify
-        )
+        restored, failures = read_newest(self.folder, steps, abstract_state, self.verify)
         if restored is None:
             if not failures:
                 return None
@@ -239,8 +216,6 @@ class Checkpoints:
                 "data or choose a new --workdir"
             )
         self._set_aside(failures)
-        if self.local:
-            self.local.remove_after(restored.step)
         return restored
 
     def _set_aside(self, failures: dict[int, str]) -> None:
@@ -262,19 +237,13 @@ class Checkpoints:
         return self
 
     def __exit__(self, kind: type | None, *exception: object) -> None:
-        """Waits for the save even if the run failed: the state being saved is good.
-
-        A run that has saved its last state in the workdir needs no local checkpoints any more.
-        """
+        """Waits for the save even if the run failed: the state being saved is good."""
         if kind is None:
             self.wait()
             if self._watching:
                 self._watching.join()
             self.check()
-            newest = self.latest_step
             self.manager.close()
-            if self.local and newest is not None and max(self.local.steps(), default=-1) <= newest:
-                self.local.remove()
             return
 
         def close() -> None:

@@ -1,4 +1,4 @@
-"""Verifies and reads a checkpoint, in as few processes as needed, with one outcome for all.
+"""Verifies and reads a checkpoint, with one outcome for all processes.
 
 If one process finds damage, the checkpoint is damaged for all processes. A process that can't read
 what the others can read (a lost disk, a missing permission) ends the run, and all processes say
@@ -18,13 +18,10 @@ from flax.traverse_util import flatten_dict
 from t5x_diffeq.checkpoints import checksums
 from t5x_diffeq.checkpoints.checkpoint_folder import best_step, whole_steps
 from t5x_diffeq.checkpoints.identity import check_owner
-from t5x_diffeq.checkpoints.local_checkpoints import LocalCheckpoints
-from t5x_diffeq.checkpoints.replicas import replicas_of
 from t5x_diffeq.checkpoints.stored import ITEMS, RestoredCheckpoint, RunFacts, TrainState, parts_of
 from t5x_diffeq.checkpoints.writing import root_cause
 from t5x_diffeq.cluster.processes import gather
 from t5x_diffeq.config.keys.values import BEST
-from t5x_diffeq.system.console import log
 from t5x_diffeq.system.errors import InfrastructureError, InputError, is_infrastructure_failure
 from t5x_diffeq.system.files import AnyPath, absolute_path, digest, parse_json
 from t5x_diffeq.system.foreign_files import check_inside, read_inside
@@ -39,38 +36,25 @@ class DamagedError(Exception):
 
 
 def read_newest(
-    folder: AnyPath,
-    steps: Collection[int],
-    local: LocalCheckpoints | None,
-    abstract_state: TrainState,
-    verify: bool,
+    folder: AnyPath, steps: Collection[int], abstract_state: TrainState, verify: bool
 ) -> tuple[RestoredCheckpoint | None, dict[int, str]]:
-    """The newest undamaged checkpoint, local or not, and the damage of newer ones in the workdir.
+    """The newest undamaged checkpoint of a workdir, and the damage of newer ones.
 
-    Every process must call it. The workdir's `steps` must be the same on all processes.
+    Every process must call it. `steps` must be the same on all processes.
     """
     failures: dict[int, str] = {}
-    local_steps = _agree_on_steps(local) if local else set()
-    for step in sorted({*steps, *local_steps}, reverse=True):
-        if local and step in local_steps:
-            restored = _read_locally(local, step, abstract_state)
-            if restored:
-                return restored, failures
-        if step in steps:
-            try:
-                return _read_checkpoint(folder / str(step), abstract_state, verify), failures
-            except DamagedError as error:
-                failures[step] = str(error)
+    for step in sorted(steps, reverse=True):
+        try:
+            return _read_checkpoint(folder / str(step), abstract_state, verify), failures
+        except DamagedError as error:
+            failures[step] = str(error)
     return None, failures
-
-
-# ------------------------------------------------------------------------------ of the workdir
 
 
 def _read_checkpoint(
     folder: AnyPath, abstract_state: TrainState, verify: bool
 ) -> RestoredCheckpoint:
-    """What a checkpoint of the workdir holds; every process must call it.
+    """What a checkpoint holds; every process must call it.
 
     The averages and the recent steps are None if the checkpoint lacks them.
     """
@@ -87,8 +71,6 @@ def _read_checkpoint(
 def read_parts(folder: AnyPath, choose: Callable[[Mapping[str, Any]], dict], verify: bool) -> dict:
     """Some parts of a saved train state; every process must call it.
 
-    Of several replicas of the state, only one is read from storage (see `replicas`).
-
     Args:
       choose: gives shapes, dtypes and shardings by part, given the metadata of what is there.
 
@@ -97,37 +79,25 @@ def read_parts(folder: AnyPath, choose: Callable[[Mapping[str, Any]], dict], ver
       InfrastructureError: if a process can't reach it, or sees other files than the others.
     """
 
-    def read() -> tuple[dict, dict | None]:
+    def read() -> dict:
         # Only the handler: a checkpointer would wait for processes that have failed.
         handler = ocp.PyTreeCheckpointHandler()
         there = handler.metadata(folder / "state").tree
         asked = choose(there)
         if "params" in asked:  # and not the averages alone
             _check_shapes(folder, asked["params"], there["params"])
-        replicas = replicas_of(asked)
-        if replicas and jax.process_index() not in replicas.readers:
-            return asked, None
-        to_read = replicas.on_first(asked) if replicas else asked
         args = ocp.args.PyTreeRestore(
-            to_read,
-            restore_args=ocp.checkpoint_utils.construct_restore_args(to_read),
+            asked,
+            restore_args=ocp.checkpoint_utils.construct_restore_args(asked),
             partial_restore=asked.keys() != there.keys(),
         )
-        return asked, handler.restore(folder / "state", args=args)
+        parts: dict = handler.restore(folder / "state", args=args)
+        return parts
 
     _do_together(folder, lambda: check_inside(folder))
     if verify:
         _do_together(folder, lambda: _verify_files(folder))
-    asked, parts = _do_together(folder, read)
-    replicas = replicas_of(asked)
-    if replicas is None:
-        assert parts is not None  # each process reads its own parts
-        return parts
-    log(
-        f"checkpoint {folder.name} was read by {len(replicas.readers)} of {jax.process_count()} "
-        f"processes; the others get it over the network, along {' and '.join(replicas.axes)}"
-    )
-    return replicas.broadcast(asked, parts)
+    return _do_together(folder, read)
 
 
 def _check_shapes(folder: AnyPath, asked: dict, there: Mapping[str, Any]) -> None:
@@ -214,40 +184,7 @@ def _is_the_same_everywhere(folder: AnyPath) -> bool:
     return len(set(seen)) == 1
 
 
-# ------------------------------------------------------------------------------ local ones
-
-
-def _agree_on_steps(local: LocalCheckpoints) -> set[int]:
-    """The steps whose local checkpoints all processes have; says if some are missing."""
-    steps = [set(each) for each in gather("local checkpoints", local.steps())]
-    agreed = set.intersection(*steps)
-    newest = max(set.union(*steps), default=None)
-    if newest is not None and newest not in agreed:
-        lacking = [str(process) for process, there in enumerate(steps) if newest not in there]
-        log(
-            f"local checkpoint {newest} can't be used: process {', '.join(lacking)} of "
-            f"{len(steps)} does not have it (another machine, or it was lost while writing)"
-        )
-    run = local.folder.parent
-    if others := [x.name for x in local.root.iterdir() if x != run and any(x.glob("*/*"))]:
-        listed = ", ".join(others)
-        log(f"note: {local.root} also holds {listed}, of other runs; delete what no run needs")
-    return agreed
-
-
-def _read_locally(
-    local: LocalCheckpoints, step: int, abstract_state: TrainState
-) -> RestoredCheckpoint | None:
-    """What a local checkpoint holds; None, with a warning, if a process can't read it."""
-    content = local.read(step, parts_of(abstract_state))
-    reasons = gather(f"local checkpoint {step}", content if isinstance(content, str) else None)
-    failures = [f"process {process}: {each}" for process, each in enumerate(reasons) if each]
-    if failures or isinstance(content, str):
-        log(f"warning: local checkpoint {step} can't be read ({failures[0]}); trying another")
-        return None
-    log(f"checkpoint {step} is restored from {local.root}")
-    parts, data = content
-    return RestoredCheckpoint(TrainState(**parts), step, RunFacts.of(data))
+# ------------------------------------------------------------------------------ of other runs
 
 
 def restore_params(

@@ -23,6 +23,8 @@ from t5x_diffeq.system.locks import hold_lock
 _VERSION = "t5x_diffeq"  # the key for the version that wrote the config
 _PLUGINS = "plugins"  # the key for what identifies the packages that the config names
 _SECTIONS = SECTIONS.keys() - {"tasks"}  # which older runs lack
+# Keys of earlier versions, which runs don't need any more.
+_FORMER_KEYS = ("train.local_checkpoints", "train.local_checkpoint_every")
 _logged: set[tuple[AnyPath, str]] = set()  # the notes that this process has printed
 
 
@@ -131,6 +133,7 @@ def _usable_values(config: dict) -> dict[str, object]:
         if not isinstance(config[section], dict):
             raise InputError(f"{section} is {config[section]!r}; it must be a JSON object of keys")
     values = flatten_dict(config, sep=".")
+    values = {key: value for key, value in values.items() if key not in _FORMER_KEYS}
     for key in values:
         if key not in KEYS:
             raise InputError(f"its key {key} does not exist here; use the version that wrote it")

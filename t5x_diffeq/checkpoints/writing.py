@@ -4,7 +4,7 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import jax
 import orbax.checkpoint as ocp
@@ -27,17 +27,15 @@ class FinishedSave(NamedTuple):
     """A checkpoint that is completely written."""
 
     step: int
-    tier: Literal["workdir", "local"]  # local: in `train.local_checkpoints`
-    size: int  # bytes; of a local one, those of this process
+    size: int  # bytes
     waited: float  # seconds that the training thread was blocked, also by the save before it
     seconds: float  # from the call of `save` to the end of writing
 
     def line(self) -> str:
         """`checkpoint 500 saved: 63 MB; training waited 0.02 s, written in 0.8 s`."""
         return (
-            f"{'local ' if self.tier == 'local' else ''}checkpoint {self.step} saved: "
-            f"{_format_bytes(self.size)}; training waited {self.waited:.2f} s, "
-            f"written in {self.seconds:.1f} s"
+            f"checkpoint {self.step} saved: {_format_bytes(self.size)}; training waited "
+            f"{self.waited:.2f} s, written in {self.seconds:.1f} s"
         )
 
 

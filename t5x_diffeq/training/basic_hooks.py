@@ -126,8 +126,8 @@ def _memory_in_use() -> dict[str, float]:
 class Saves(Hook):
     """Saves the train state and the position in the data, after all other hooks of the step.
 
-    It saves periodically, at milestones, more often on a local disk, when a run stops, and when a
-    person asks for it by a file `save` in the workdir.
+    It saves periodically, at milestones, when a run stops, and when a person asks for it by a file
+    `save` in the workdir.
     """
 
     name: ClassVar[str] = "checkpoint"
@@ -147,12 +147,7 @@ class Saves(Hook):
         self.training.stop.ask(Request(0, SAVE_REQUEST))
 
     def is_due(self, step: int) -> bool:
-        """Whether a checkpoint is due, in the workdir or locally."""
-        train_config = self.training.config.train
-        locally = train_config.local_checkpoints and step % train_config.local_checkpoint_every == 0
-        return self._is_due_in_workdir(step) or bool(locally)
-
-    def _is_due_in_workdir(self, step: int) -> bool:
+        """Whether a checkpoint is due: periodically, at a milestone, or because it is asked for."""
         is_milestone = step in self.training.config.train.milestones
         return super().is_due(step) or is_milestone or self.training.stop.save_asked
 
@@ -166,20 +161,12 @@ class Saves(Hook):
         training.history.write_saves(training.checkpoints.finished_saves())
 
     def run(self, position: LoopPosition) -> None:
-        """Saves in the workdir or, between those checkpoints, locally."""
-        self._save(position, locally=not self._is_due_in_workdir(position.step))
-
-    def stop(self, position: LoopPosition) -> None:
-        """Saves in the workdir."""
-        self._save(position, locally=False)
-
-    def _save(self, position: LoopPosition, locally: bool) -> None:
+        """Saves."""
         training, step = self.training, position.step
-        if not locally:
-            training.stop.save_asked = False
+        training.stop.save_asked = False
         check_writable(training.workdir)
-        # The workdir's checkpoints need the lines up to their step in the same bucket.
-        training.writer.try_flush() if locally else training.writer.flush()
+        # A checkpoint needs the lines up to its step in the same bucket.
+        training.writer.flush()
         facts = RunFacts(
             fingerprint=training.corpus.fingerprint,
             drawn=position.batches_consumed,
@@ -188,5 +175,9 @@ class Saves(Hook):
             hooks=training.hook_states(),
             position=training.data.position(),
         )
-        training.checkpoints.save(step, position.state, facts, locally)
-        training.history.write_time(step, at_once=not locally)
+        training.checkpoints.save(step, position.state, facts)
+        training.history.write_time(step, at_once=True)
+
+    def stop(self, position: LoopPosition) -> None:
+        """Saves."""
+        self.run(position)

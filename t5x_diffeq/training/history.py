@@ -212,7 +212,7 @@ class History:
         """Writes what saves have cost."""
         for save in saves:
             cost = {"waited": round(save.waited, 3), "seconds": round(save.seconds, 3)}
-            self.write("save", save.step, tier=save.tier, bytes=save.size, **cost)
+            self.write("save", save.step, bytes=save.size, **cost)
 
     def _give_up(self, error: Exception) -> None:
         """Says that writing has failed; the history is not worth a run."""

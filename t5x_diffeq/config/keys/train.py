@@ -121,11 +121,6 @@ class TrainKeys(Section):
     )
     """steps whose checkpoints are always saved and never deleted, even if this key changes. The
     checkpoints get a file `MILESTONE`, which you may also add or remove by hand"""
-    local_checkpoints: values.TextOrNone = _key(None, resume=True, asks=reads_as_data)
-    """a folder on a local disk or in memory, such as `/dev/shm/checkpoints`, for frequent
-    checkpoints beside those of the workdir. `None`: no local checkpoints"""
-    local_checkpoint_every: values.Size = _key(50, resume=True)
-    """optimizer steps between local checkpoints. The newest two are kept"""
     verify_checkpoints: values.Switch = _key(True, resume=True)
     """whether a checkpoint's checksums are compared before it is restored"""
     watch_every: values.SizeOrNone = _key(None, resume=True)

@@ -12,8 +12,7 @@ import jax
 import numpy as np
 from jaxtyping import UInt8
 
-from t5x_diffeq.system.console import log
-from t5x_diffeq.system.errors import InfrastructureError, InputError, RunError
+from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.extras import need_package
 from t5x_diffeq.system.files import AnyPath, parse_json, write_whole
 from t5x_diffeq.system.foreign_files import read_inside
@@ -110,13 +109,6 @@ class RunWriter:
         """Returns when every line of the files is stored."""
         if self.files:
             self.files.flush()
-
-    def try_flush(self) -> None:
-        """Flushes; if a bucket doesn't take the files, that is a warning, and they are kept."""
-        try:
-            self.flush()
-        except (RunError, InfrastructureError) as error:
-            log(f"warning: {error}; the run goes on, and tries again later")
 
     def close(self) -> None:
         """Stores everything; waits at most half a minute for the trackers."""
