@@ -29,6 +29,7 @@ from t5x_diffeq.training.config_checks import check_combinations
 
 _PACKAGE = "examples.depth"
 _N, _D = 4, 6
+_NARROW = {"dtype": "bfloat16", "state_dtype": "bfloat16"}
 SCHEMES = {
     "averages": f"{_PACKAGE}.averages_over_depth:averages",
     "adams_bashforth": f"{_PACKAGE}.adams_bashforth:adams_bashforth",
@@ -183,16 +184,17 @@ def test_a_scheme_is_the_formula_of_its_paper(name):
 
 @pytest.mark.parametrize("name", SCHEMES)
 def test_schemes_pass_the_check(name):
-    check_scheme(_model_config(scheme=SCHEMES[name]))
+    """With states of fewer bits, which a number of the scheme's own could widen."""
+    check_scheme(_model_config(scheme=SCHEMES[name], **_NARROW))
 
 
-def _refused_by_a_check(**facts) -> str:
+def _refused_by_a_check(keys=None, **facts) -> str:
     """What the check says of a scheme with these facts, in place of Euler's."""
     scheme = replace(td.Scheme(euler, nodes=(1.0,), order=1, evaluations=(1, 1)), **facts)
     vars(sys.modules[__name__])["tried"] = scheme
     load_plugin.cache_clear()
     with pytest.raises(InputError) as refused:
-        check_scheme(_model_config(scheme=f"{__name__}:tried"))
+        check_scheme(_model_config(scheme=f"{__name__}:tried", **(keys or {})))
     return str(refused.value)
 
 
@@ -208,6 +210,10 @@ def _reads_gain(mixes):
     return step
 
 
+def _widening(field, W, y, dt):
+    return (y + dt * field(W[0], y)).astype(jnp.float32)
+
+
 @pytest.mark.parametrize(
     ("facts", "message"),
     [
@@ -217,6 +223,11 @@ def _reads_gain(mixes):
         ({"layer": "sequential"}, "says layer='sequential', and its steps aren't those of lie_tr"),
         ({"remembers": "nothing"}, "a scheme says what it remembers exactly if it has its own"),
         ({"leaves": _leaf, "step": lambda *_: 1 / 0}, "can't take 4 steps: ZeroDivisionError"),
+        (
+            {"keys": _NARROW, "step": _widening, "remembers": "y", "begin": lambda y, _: y}
+            | {"grows": True},
+            "returns float32[1, 3, 4] for a state bfloat16[1, 3, 4]",
+        ),
     ],
 )
 def test_what_the_check_refuses(facts, message):

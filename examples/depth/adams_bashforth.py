@@ -24,6 +24,6 @@ adams_bashforth = td.Scheme(
     order=2,
     evaluations=(1, 1),
     remembers="the field's value at the step before",
-    begin=lambda y, num_steps: (y, 0.0 * y, jnp.zeros((), jnp.float32)),
+    begin=lambda y, num_steps: (y, 0.0 * y, jnp.zeros((), y.dtype)),
     end=lambda memory: memory[0],
 )

@@ -41,7 +41,10 @@ def check_scheme(config: ModelConfig) -> None:
         W = leaves_of(small)
         y = jax.random.normal(jax.random.key(1), (1, _LENGTH, _WIDTH))
         counted = count_evaluations(scheme, W, y)
-        end, pull_back = jax.vjp(partial(_integrate, small, config.scheme), W, y)
+        solve = partial(_integrate, small, config.scheme)
+        end, pull_back = jax.vjp(solve, W, y)
+        state = jax.ShapeDtypeStruct(y.shape, jnp.dtype(config.state_dtype))
+        returned = jax.eval_shape(solve, W, state)
     except InputError:
         raise
     except Exception as error:  # another package's code may raise anything
@@ -53,9 +56,11 @@ def check_scheme(config: ModelConfig) -> None:
             f"says that a step evaluates f and g {scheme.evaluations} times, and it does so "
             f"{counted} times; correct its evaluations",
         )
-    if (end.shape, end.dtype) != (y.shape, y.dtype):
+    if (returned.shape, returned.dtype) != (state.shape, state.dtype):
         raise _refused(
-            config, f"returns {end.dtype}{list(end.shape)} for a state {y.dtype}{list(y.shape)}"
+            config,
+            f"returns {returned.dtype}{list(returned.shape)} for a state "
+            f"{state.dtype}{list(state.shape)}",
         )
     if not np.isfinite(end).all():
         raise _refused(config, "returns a state that isn't finite")

@@ -179,7 +179,7 @@ def _load_scheme(name: str) -> Scheme:
     if scheme.leaves is not None:  # a step can't be taken without them: see `scheme_checks`
         return scheme
     try:
-        counted = count_evaluations(scheme, {}, np.zeros(()))
+        counted = count_evaluations(scheme, {}, np.zeros((), np.float32))
     except (TypeError, ValueError) as error:
         raise InputError(
             f"model.scheme={name} with {len(scheme.nodes)} nodes can't take a step: {error}"
