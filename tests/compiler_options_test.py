@@ -25,11 +25,11 @@ def options_of(monkeypatch):
     """The options for devices of a kind whose compiler takes all options."""
     monkeypatch.setattr(compiler_options, "_known", lambda device, options: dict(options))
 
-    def options(kind, count=1, **environment):
+    def options(kind, **environment):
         device = SimpleNamespace(device_kind=kind, platform=kind.split()[0].lower()[:3])
         if kind.startswith("NVIDIA"):
             device.platform = "gpu"
-        return step_options(device, count, environment)
+        return step_options(device, environment)
 
     return options
 
@@ -55,12 +55,12 @@ def test_the_user_has_the_last_word(options_of):
     """By flags, and by one variable that turns SparseCore off."""
     assert VMEM not in options_of("TPU v5", LIBTPU_INIT_ARGS=f"--{VMEM}=32768")
     off = options_of("TPU7x", T5X_DIFFEQ_SPARSE_CORE="0")  # which has it on without a flag
-    assert list(off.values()) == [48 * 1024, *[False] * 4]
+    assert list(off.values()) == [48 * 1024, *[False] * 5]
     assert "sparse" not in str(options_of("TPU v4", T5X_DIFFEQ_SPARSE_CORE="0"))
-    one, flag = "xla_gpu_enable_pipelined_all_gather", "--xla_gpu_enable_pipelined_all_gather=false"
-    assert options_of("NVIDIA H100 80GB HBM3", 2)[one] is True
-    assert one not in options_of("NVIDIA H100 80GB HBM3", 2, XLA_FLAGS=flag)
-    assert options_of("NVIDIA H100 80GB HBM3") == {}  # which has nobody to communicate with
+    assert options_of("NVIDIA H100 80GB HBM3") == {}
+    flag = "--xla_gpu_all_reduce_combine_threshold_bytes=1"
+    combined = options_of("NVIDIA B200", T5X_DIFFEQ_COMBINE_MIB="64", XLA_FLAGS=flag)
+    assert len(combined) == 2 and "xla_gpu_all_reduce_combine_threshold_bytes" not in combined
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def loss(weights, batch):
     return (jax.lax.scan(lambda y, w: (jax.numpy.tanh(y @ w), None), batch, weights)[0] ** 2).mean()
 
 shardings = NamedSharding(mesh, P()), columns
-options = step_options(mesh.devices.flat[0], mesh.size)
+options = step_options(mesh.devices.flat[0])
 step = jax.jit(jax.value_and_grad(loss), out_shardings=shardings, compiler_options=options)
 moved = traffic(collectives(step.lower(weights, batch).compile().as_text()))
 print(json.dumps([options, moved["all-gather"].executions, moved["all-gather"].synchronous]))
@@ -118,4 +118,4 @@ def test_programs_compile_with_ours(topology):
     ended = run_to_end([sys.executable, "-c", SHARDED, topology], env=given)
     assert ended.returncode == 0 and "warning" not in ended.stderr, ended.stderr
     options, gathers, synchronous = json.loads(ended.stdout)
-    assert gathers and (synchronous == 0) == (SPARSE_CORE in options)
+    assert gathers and (synchronous == 0) == (options.keys() != {VMEM})

@@ -23,15 +23,6 @@ Options = dict[str, bool | int]
 # of a small ODE's step (docs/lab/step_cost.md).
 _CPUS: Options = {"xla_cpu_copy_insertion_use_region_analysis": True}
 
-# FSDP's gathers and scatters are hidden behind the solver step that is computed meanwhile.
-_SEVERAL_GPUS: Options = {
-    "xla_gpu_enable_latency_hiding_scheduler": True,
-    "xla_gpu_enable_pipelined_all_gather": True,
-    "xla_gpu_enable_pipelined_reduce_scatter": True,
-    "xla_gpu_enable_pipelined_all_reduce": True,
-    "xla_gpu_enable_while_loop_double_buffering": True,
-}
-
 # An operation may use 16 MiB of VMEM by default, and a product with which others are fused can take
 # 1.7 times as long as one with enough (docs/lab/tpu_step.md). A core of a v4 has no more.
 _VMEM: Options = {"xla_tpu_scoped_vmem_limit_kib": 48 * 1024}
@@ -40,10 +31,11 @@ _OFFLOAD = "xla_tpu_enable_sparse_core_collective_offload_"
 # On TPU7x that is the compiler's default.
 _SPARSE_CORE: Options = {
     f"{_OFFLOAD}{kind}": True
-    for kind in ("all_gather", "3d_all_gather", "reduce_scatter", "all_reduce")
+    for kind in ("all_gather", "2d_all_gather", "3d_all_gather", "reduce_scatter", "all_reduce")
 }
+# A GPU has none: its compiler hides collectives by itself (docs/lab/tpu_step.md).
 _TPUS: dict[str, Options] = {
-    "TPU v4": {},
+    "TPU v4": {"xla_enable_async_all_gather": True},
     "TPU v5 lite": _VMEM,
     "TPU v5": _VMEM | _SPARSE_CORE,
     "TPU v5p": _VMEM | _SPARSE_CORE,
@@ -61,9 +53,7 @@ _COMBINED = {
 }
 
 
-def step_options(
-    device: Any, num_devices: int, environment: Mapping[str, str] = os.environ
-) -> Options:
+def step_options(device: Any, environment: Mapping[str, str] = os.environ) -> Options:
     """XLA's options for the train step on such devices, without those that the user's flags set.
 
     T5X_DIFFEQ_SPARSE_CORE=0 keeps collectives off the SparseCores, and T5X_DIFFEQ_COMBINE_MIB=64
@@ -72,15 +62,15 @@ def step_options(
     platform = device.platform
     if platform == "cpu":
         return _CPUS
-    several_gpus = _SEVERAL_GPUS if num_devices > 1 else {}
-    options = several_gpus if platform == "gpu" else _TPUS.get(device.device_kind, {})
+    options = _TPUS.get(device.device_kind, {})
     if SPARSE_CORE.read(environment) == 0:
         options = options | dict.fromkeys(_SPARSE_CORE.keys() & options, False)
     if mib := COMBINE_MIB.read(environment):
         options = options | dict.fromkeys(_COMBINED[platform], mib * 2**20)
     flags = (environment.get(name, "") for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS"))
     given = re.findall(r"--(\w+)", " ".join(flags))
-    return _known(device, tuple((name, x) for name, x in options.items() if name not in given))
+    left = tuple((name, value) for name, value in options.items() if name not in given)
+    return _known(device, left) if left else {}
 
 
 @cache

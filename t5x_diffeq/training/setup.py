@@ -62,7 +62,7 @@ class Setup(PlacedModel):
     def step_options(self) -> Options:
         """XLA's options for the train step."""
         device, *_ = self.mesh.local_devices or self.mesh.devices.flat
-        return step_options(device, self.mesh.size)
+        return step_options(device)
 
     def complete(self, state: TrainState) -> TrainState:
         """The state with the parts that the config asks for and an older checkpoint lacks.
