@@ -84,7 +84,7 @@ def test_damaged_files_are_named(tmp_path, name):
 
 
 def test_other_columns_are_named(tmp_path):
-    with pytest.raises(InputError, match=r"has no column 'body', but text; set"):
+    with pytest.raises(InputError, match=r"has no 'body', but text; set"):
         FileDocuments([write(tmp_path, "a.parquet")], "body")
 
 

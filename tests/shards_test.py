@@ -177,6 +177,32 @@ def test_enormous_documents_are_tokenised_in_pieces(monkeypatch):
     ]
 
 
+def test_one_long_document_is_made_by_all_threads(data, tmp_path, monkeypatch):
+    """A piece each; the progress counts characters, since there is one document for each split."""
+    monkeypatch.setattr(encoding, "PIECE_CHARACTERS", 100)
+    monkeypatch.setattr(preparation, "PIECE_CHARACTERS", 100)
+    monkeypatch.setattr(preparation, "BATCH_CHARACTERS", 1)
+    monkeypatch.setattr(preparation.os, "cpu_count", lambda: 3)
+    (tmp_path / "long.txt").write_text("some words of a line\n" * 200)
+    shown, batches, totals, init = [], [], [], preparation.Progress.__init__
+    monkeypatch.setattr(preparation.Progress, "update", lambda self, done: shown.append(done))
+    monkeypatch.setattr(
+        preparation.Progress,
+        "__init__",
+        lambda self, title, total=None, unit="": totals.append((total, unit)) or init(self, title),
+    )
+    encode = TextEncoder.encode
+    monkeypatch.setattr(
+        TextEncoder,
+        "encode",
+        lambda self, pieces: batches.append(len(pieces)) or encode(self, pieces),
+    )
+    data.path, data.tokenizer = str(tmp_path / "long.txt"), "bytes"
+    prepare(data, tmp_path / "made", shards=4, workers=3)
+    assert totals[-1] == (4200, "characters") and shown[-1] == 4200
+    assert sorted(shown) == shown and len(shown) > 5 and max(batches) >= 6
+
+
 def test_another_tokenizer_needs_another_folder(data, shards_folder):
     data.tokenizer_vocab_size = 310
     with pytest.raises(InputError, match=r"made with data.tokenizer_vocab_size 300, not 310"):

@@ -48,6 +48,56 @@ def test_last_tenth_of_the_text_validates(tmp_path):
     assert len({source.fingerprint, glob.fingerprint, named.fingerprint}) == 3
 
 
+def test_what_a_folder_has_besides_is_counted(tmp_path, capsys):
+    for name in ("README.md", "a.py", "b/c.py", "d.toml", ".git/e.py", "LICENSE"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("some text\n" * 20)
+    source_of(tmp_path)
+    said = capsys.readouterr().err
+    assert f"data.path={tmp_path}: read 1 of 5 files; 2 .py, 1 .toml left out; " in said
+    pattern = f"{tmp_path}/**/*.py"
+    assert f"--config.data.path='{pattern}' reads .py\n" in said
+    assert len(source_of(pattern).train) == 2 and capsys.readouterr().err == ""
+    (tmp_path / "README.md").unlink()
+    with pytest.raises(InputError, match=r"plain or with .gz or .zst; 2 .py, 1 .toml left out; "):
+        source_of(tmp_path)
+
+
+@pytest.mark.parametrize("other", ["a.txt", "copy.txt", "*.txt", "b.txt"])
+def test_a_validation_text_that_is_trained_on_is_told(tmp_path, other, capsys):
+    for name, text in (
+        ("a.txt", "text " * 40),
+        ("copy.txt", "text " * 40),
+        ("b.txt", "words " * 9),
+    ):
+        (tmp_path / name).write_text(text)
+    source_of(tmp_path / "a.txt", validation_path=str(tmp_path / other))
+    said = "has text that the run trains on" in capsys.readouterr().err
+    assert said == (other != "b.txt")
+
+
+@pytest.mark.parametrize(
+    ("record", "way_out"),
+    [
+        ({"body": "x"}, "set --config.data.text_field (1 of"),
+        (
+            {"messages": [{"role": "user", "content": "x"}]},
+            "or train on conversations: --config.data.loss_on=completion and "
+            "--config.data.chat_template=plain, or FILE.jinja (1 of",
+        ),
+        (
+            {"prompt": "x", "completion": "y"},
+            "or train on conversations: --config.data.loss_on=completion (1 of",
+        ),
+    ],
+)
+def test_conversations_are_known_by_their_fields(record, way_out, tmp_path):
+    (tmp_path / "a.jsonl").write_text(json.dumps(record))
+    with pytest.raises(InputError) as caught:
+        source_of(tmp_path / "a.jsonl")
+    assert way_out in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [(b"good\xff", "byte 0xff at offset 4 is not UTF-8"), (b"ab\0c", "byte 0x00 at offset 2")],
@@ -137,7 +187,7 @@ def test_any_tfds_builder(tfds_folder):
     assert by_folder.fingerprint == source.fingerprint != source.former
     with pytest.raises(InputError, match=r"data.validation_split=validation: haiku has train"):
         source_of("haiku", "tfds", data_dir=str(tfds_folder))
-    with pytest.raises(InputError, match=r"data.text_field=body: haiku/1.0.0 has text"):
+    with pytest.raises(InputError, match=r"data.path=haiku has no 'body', but text; set"):
         source_of("haiku", "tfds", data_dir=str(tfds_folder), text_field="body")
     with pytest.raises(InputError, match=r"data.path=nosuch .* Dataset nosuch not found"):
         source_of("nosuch", "tfds")

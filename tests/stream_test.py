@@ -167,7 +167,7 @@ def test_splits_of_a_folder(tmp_path):
     [
         ({"path": "nosuch/*.parquet"}, "data.path=nosuch"),
         ({"train_split": "rest", "path": "FILES/*.jsonl"}, None),
-        ({"text_field": "body"}, "data.text_field=body: the train split .* has text, number"),
+        ({"text_field": "body"}, "train has no 'body', but text, number"),
         ({"path": "gs://bucket/folder"}, "data.path=gs://bucket/folder names no files of a known"),
         (
             {"path": "FILES", "validation_path": "x"},

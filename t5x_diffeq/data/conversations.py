@@ -18,6 +18,25 @@ _ROLES = {"human": "user", "gpt": ANSWERER}  # ShareGPT's names
 KEYS = ("messages", "conversations", "prompt", "completion", "tools")
 
 
+def fields_of(names: Collection[str], field: str | None, where: str) -> list[str]:
+    """The fields that make a document of a record: its text, or (None) those of a conversation.
+
+    Raises:
+      InputError: if the record hasn't got them.
+    """
+    if field is None:
+        return keys_of_conversations(names, where)
+    if field in names:
+        return [field]
+    way_out, template = "set --config.data.text_field", ""
+    if not {"messages", "conversations"}.isdisjoint(names):
+        template = " and --config.data.chat_template=plain, or FILE.jinja"
+    if template or {"prompt", "completion"} <= {*names}:
+        way_out += f", or train on conversations: --config.data.loss_on=completion{template}"
+    has = ", ".join(names)[:200] or "nothing at all"
+    raise InputError(f"{where} has no {field!r}, but {has}; {way_out}")
+
+
 def keys_of_conversations(names: Collection[str], where: str) -> list[str]:
     """The fields that make a conversation of a record; an InputError if they make none."""
     keys = [key for key in KEYS if key in names]

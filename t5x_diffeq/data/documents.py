@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, runtime_checkable
 
-from t5x_diffeq.data.conversations import keys_of_conversations
+from t5x_diffeq.data.conversations import fields_of
 from t5x_diffeq.data.rows import Skipped, document_of, document_of_line, document_of_text
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.extras import need_package
@@ -280,15 +280,8 @@ def _open_parquet(path: Path) -> "pyarrow.parquet.ParquetFile":
 
 def _read_rows(chunk: Chunk, field: str | None) -> list[str]:
     file = _open_parquet(chunk.path)
-    names, where = file.schema_arrow.names, f"data.path: {chunk.path}"
-    if field is None:
-        columns = keys_of_conversations(names, where)
-    elif field in names:
-        columns = [field]
-    else:
-        raise InputError(
-            f"{where} has no column {field!r}, but {', '.join(names)}; set --config.data.text_field"
-        )
+    where = f"data.path: {chunk.path}"
+    columns = fields_of(file.schema_arrow.names, field, where)
     try:
         table = file.read_row_group(chunk.start, columns=columns)
         rows = table.cast(text_as_bytes(table.schema)).to_pylist()

@@ -12,7 +12,7 @@ from multiprocessing.sharedctypes import Synchronized
 import numpy as np
 from jaxtyping import Integer
 
-from t5x_diffeq.data.encoding import TextEncoder, encoder_of
+from t5x_diffeq.data.encoding import PIECE_CHARACTERS, TextEncoder, encoder_of
 from t5x_diffeq.data.manifest import MASKS, SPLITS
 from t5x_diffeq.data.rows import Skipped
 from t5x_diffeq.data.shards import RECORD_TOKENS, merge_shards, read_shard_facts, stem, write_shard
@@ -23,9 +23,9 @@ from t5x_diffeq.system.console import Progress, log
 from t5x_diffeq.system.errors import InputError, RunError
 from t5x_diffeq.system.files import AnyPath, digest
 
-BATCH_CHARACTERS = 4_000_000  # tokenised at once
+BATCH_CHARACTERS = 4_000_000  # tokenised at once, or more if there are more threads
 _Job = tuple[str, int]  # the split and number of a shard
-_Report = Callable[[int], None]  # reports the number of documents taken so far
+_Report = Callable[[int], None]  # reports the number of characters, or documents, made so far
 
 
 def prepare_shards(
@@ -60,7 +60,9 @@ def prepare_shards(
     missing = [(s, n) for s, n in mine if not _is_made(folder, stem(s, n, shards), facts)]
     if len(missing) < len(mine):
         log(f"{source.name}: {len(mine) - len(missing)} of {len(mine)} shards are there already")
-    _make_shards(source, folder, shards, missing, facts, min(workers, len(missing) or 1))
+    full = [job for job in missing if job[0] == "train" and _documents_of(source, job, shards)]
+    # The pieces of a long document are made by the threads of one worker.
+    _make_shards(source, folder, shards, missing, facts, min(workers, len(full) or 1))
     if part[1] > 1:
         log("this part is complete; when all parts are, run the command without --shard to finish")
         return None
@@ -102,11 +104,14 @@ def _is_made(folder: AnyPath, name: str, facts: dict) -> bool:
 def _make_shards(
     source: Source, folder: AnyPath, shards: int, missing: list[_Job], facts: dict, workers: int
 ) -> None:
-    total = sum(len(_documents_of(source, job, shards)) for job in missing)
+    total, unit = sum(len(_documents_of(source, job, shards)) for job in missing), "documents"
+    if source.characters:
+        share = total / max(1, len(source.train) + len(source.validation))
+        total, unit = round(share * source.characters), "characters"
     context = get_context("spawn")
     done, threads = context.Value("q", 0), max(1, (os.cpu_count() or 1) // workers)
     worker = _Worker(source, folder, shards, facts, done, threads)
-    with Progress(f"tokenising {source.name}", total, "documents") as progress:
+    with Progress(f"tokenising {source.name}", total, unit) as progress:
         if workers == 1:
             for job in missing:
                 worker.make(job, progress.update)
@@ -132,7 +137,8 @@ def _make_shards(
 class _Worker:
     """Makes shards, one after the other; each process has one worker.
 
-    `done` is the number of documents taken so far, by all workers.
+    `done` is the number of characters made so far by all workers; or of documents, where those of
+    the source aren't known.
     """
 
     source: Source
@@ -151,26 +157,31 @@ class _Worker:
         return encoder_of(tokenizer, self.source.conversations)
 
     def make(self, job: _Job, report: _Report = lambda _: None) -> None:
-        """Tokenises and writes one shard; calls `report` with the number of documents taken.
+        """Tokenises and writes one shard; calls `report` with what is done.
 
         A file of the source that has changed can also be why it can't be read.
         """
         skipped = Skipped()
-        codes = tokenise_documents(self._take(job, report, skipped), self.encoder, skipped)
+
+        def count(pieces: list[tuple]) -> None:
+            in_characters = self.source.characters > 0
+            amount = sum(len(piece) if in_characters else is_last for piece, is_last in pieces)
+            with self.done.get_lock():
+                self.done.value += amount
+            report(self.done.value)
+
+        codes = tokenise_documents(self._take(job, skipped), self.encoder, skipped, count)
         try:
             write_shard(self.folder, stem(*job, self.shards), codes, self.facts, skipped)
         except Exception:
             self.source.check_unchanged()
             raise
 
-    def _take(self, job: _Job, report: _Report, skipped: Skipped) -> Iterator[str]:
-        """Yields the shard's documents, counting each when it is taken; then checks their files."""
+    def _take(self, job: _Job, skipped: Skipped) -> Iterator[str]:
+        """Yields the shard's documents; then checks their files."""
         for rows, number in enumerate(_documents_of(self.source, job, self.shards), 1):
             yield getattr(self.source, job[0])[number]
             skipped.check_so_far(rows, self.source.max_unreadable)
-            with self.done.get_lock():
-                self.done.value += 1
-            report(self.done.value)
         self.source.check_unchanged()
 
 
@@ -193,15 +204,21 @@ def _documents_of(source: Source, job: _Job, shards: int) -> range:
 
 
 def tokenise_documents(
-    documents: Iterable[str], encoder: TextEncoder, skipped: Skipped
+    documents: Iterable[str],
+    encoder: TextEncoder,
+    skipped: Skipped,
+    count: Callable[[list[tuple]], None] = lambda pieces: None,
 ) -> Iterator[Integer[np.ndarray, " length"]]:
     """The codes of each document with `end_of_text`, in the dtype of the files.
 
-    Documents that can't be trained on are counted in `skipped`, by reason.
+    Documents that can't be trained on are counted in `skipped`, by reason; `count` gets the pieces
+    of documents that are done, each with whether it is its document's last.
     """
+    characters = max(BATCH_CHARACTERS, 2 * PIECE_CHARACTERS * encoder.tokenizer.threads)
     end, parts = np.array([encoder.end_of_text], encoder.dtype), []
-    for batch in _batches(encoder.cut(documents, skipped)):
+    for batch in _batches(encoder.cut(documents, skipped), characters):
         encoded = encoder.encode([piece for piece, _ in batch])
+        count(batch)
         for codes, (_, is_last) in zip(encoded, batch, strict=True):
             parts.append(codes.astype(encoder.dtype))
             if is_last:
@@ -209,12 +226,13 @@ def tokenise_documents(
                 parts = []
 
 
-def _batches(pieces: Iterable[tuple]) -> Iterator[list[tuple]]:
+def _batches(pieces: Iterable[tuple], most: int) -> Iterator[list[tuple]]:
+    """The pieces in lists of at least so many characters."""
     batch, characters = [], 0
     for piece in pieces:
         batch.append(piece)
         characters += len(piece[0])
-        if characters >= BATCH_CHARACTERS:
+        if characters >= most:
             yield batch
             batch, characters = [], 0
     if batch:

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from t5x_diffeq.data.conversations import conversation_of, find_text_fault
+from t5x_diffeq.data.conversations import conversation_of, fields_of, find_text_fault
 from t5x_diffeq.system.console import log
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.files import parse_json
@@ -86,9 +86,7 @@ def document_of_text(content: bytes, where: str) -> str:
 def _text_in(record: Mapping[str, Any], field: str | None, where: str) -> str:
     if field is None:
         return conversation_of(record, where)
-    if field not in record:
-        keys = ", ".join(record)[:200] or "nothing at all"
-        raise InputError(f"{where} has no {field!r}, but {keys}; set --config.data.text_field")
+    fields_of(record, field, where)
     value = record[field]
     if isinstance(value, bytes):
         value = value.decode("utf-8", "surrogateescape")

@@ -7,7 +7,8 @@ depends only on the data; and a fingerprint, by which a resumed run recognises i
 import os
 import platform
 import sysconfig
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from etils import epath
 
 from t5x_diffeq.config.config import DataKeys
 from t5x_diffeq.data.contents import hash_of_ends, hash_of_table
-from t5x_diffeq.data.conversations import KEYS, keys_of_conversations
+from t5x_diffeq.data.conversations import KEYS, fields_of
 from t5x_diffeq.data.documents import (
     DECOMPRESSORS,
     FILE_KINDS,
@@ -32,6 +33,7 @@ from t5x_diffeq.system.console import log
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.extras import need_package
 from t5x_diffeq.system.files import (
+    AnyPath,
     check_links,
     describe_error,
     digest,
@@ -64,6 +66,7 @@ class Source:
     files: tuple[FileDocuments, ...] = ()  # read whenever a document is taken
     max_unreadable: float = 0.0  # the largest share of rows that may be unreadable (`rows`)
     former: str | None = None  # the fingerprint in earlier versions, if it was another
+    characters: int = 0  # of both splits; 0: unknown, or of conversations
     left_out: str = ""  # what its folder has besides, which earlier versions read
 
     def check_unchanged(self) -> None:
@@ -123,13 +126,17 @@ def text_files(data: DataKeys) -> Source:
     keys = _field_of(data), data.max_unreadable
     paths, left_out = find_text_files("path", str(data.path))
     documents = FileDocuments(paths, *keys)
-    fingerprint, files = documents.fingerprint, [documents]
+    fingerprint, files, characters = documents.fingerprint, [documents], documents.characters
     train: Documents = documents
     validation: Documents
     if data.validation_path:
         paths, more = find_text_files("validation_path", data.validation_path)
         validation, left_out = FileDocuments(paths, *keys), left_out or more
+        is_same = validation.fingerprint == documents.fingerprint
+        shared = is_same or not {*validation.states}.isdisjoint(documents.states)
+        _warn_if_shared(shared, "validation_path", data.validation_path)
         files.append(validation)
+        characters += validation.characters
         fingerprint = digest([fingerprint.encode(), validation.fingerprint.encode()])
     else:
         cut = documents.character(int(documents.characters * (1 - _VALIDATION_PART)))
@@ -149,6 +156,7 @@ def text_files(data: DataKeys) -> Source:
         conversations=data.loss_on == "completion",
         files=tuple(files),
         former=former,
+        characters=0 if data.loss_on == "completion" else characters,
         left_out=left_out,
     )
 
@@ -169,12 +177,18 @@ def find_text_files(key: str, path: str) -> tuple[list[Path], str]:
         return stage([root]), left_out
     if root.is_dir():
         endings = tuple(kind + ending for kind in FILE_KINDS for ending in ("", *DECOMPRESSORS))
-        all_files = [x for x in files_in(root, hidden=True) if x.name.endswith(endings)]
-        files = [file for file in all_files if not is_hidden(file, root)]
-        if hidden := [file for file in all_files if is_hidden(file, root)]:
+        found = files_in(root, hidden=True)
+        seen = [file for file in found if not is_hidden(file, root)]
+        files = [file for file in seen if file.name.endswith(endings)]
+        hidden = [x for x in found if x.name.endswith(endings) and is_hidden(x, root)]
+        if hidden:
             left_out = f"{len(hidden)} hidden file(s), such as {hidden[0].relative_to(root)}"
             log(f"data.{key}={path}: {left_out}: not read")
+        others = _describe_others(key, path, {*seen} - {*files})
+        if others and files:
+            log(f"data.{key}={path}: read {len(files)} of {len(seen)} files; {others}")
         kinds = f"are no files ending in {', '.join(FILE_KINDS)}, plain or with .gz or .zst"
+        kinds += f"; {others}" if others else ""
     else:
         files = files_matching(root)
         kinds = "is no file or folder of that name, and nothing that matches it as a glob"
@@ -182,6 +196,24 @@ def find_text_files(key: str, path: str) -> tuple[list[Path], str]:
         raise InputError(f"data.{key}={path}: there {kinds}; check the path")
     check_links(files, f"data.{key}={path}")
     return stage(files), left_out
+
+
+def _describe_others(key: str, path: str, files: Collection[AnyPath]) -> str:
+    """`245 .py left out; ... reads them`: the files of a folder that are of other kinds."""
+    kinds = Counter(file.suffix for file in files if file.suffix).most_common(3)
+    if not kinds:
+        return ""
+    counted = ", ".join(f"{count} {kind}" for kind, count in kinds)
+    pattern = f"{path.rstrip('/')}/**/*{kinds[0][0]}"
+    return f"{counted} left out; --config.data.{key}='{pattern}' reads {kinds[0][0]}"
+
+
+def _warn_if_shared(shared: bool, key: str, value: str) -> None:
+    if shared:
+        log(
+            f"warning: data.{key}={value} has text that the run trains on, so the validation loss "
+            "doesn't tell how well it predicts other text"
+        )
 
 
 def tfds_source(data: DataKeys) -> Source:
@@ -318,13 +350,12 @@ def _library_source(
     def texts(key: str) -> _RecordTexts:
         split = getattr(data, key)
         records, fields = read(key, split)
-        if data.loss_on == "completion":
-            keys_of_conversations(fields, f"data.path={data.path}")
-        elif data.text_field not in fields:
-            raise InputError(f"data.text_field={data.text_field}: {name} has {', '.join(fields)}")
+        fields_of(fields, _field_of(data), f"data.path={data.path}")
         return _RecordTexts(records, _field_of(data), f"{name}, {split}")
 
     train, validation = texts("train_split"), texts("validation_split")
+    is_same = data.train_split == data.validation_split
+    _warn_if_shared(is_same, "validation_split", data.validation_split)
     facts = [name, *facts, data.train_split, data.validation_split, data.text_field]
     fingerprint, former = (digest(map(str.encode, each)) for each in (contents(), facts))
     large, chat = len(train) > 10_000, data.loss_on == "completion"

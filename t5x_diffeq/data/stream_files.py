@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from t5x_diffeq.config.config import DataKeys
 from t5x_diffeq.data.contents import hash_of_ends
-from t5x_diffeq.data.conversations import keys_of_conversations
+from t5x_diffeq.data.conversations import fields_of
 from t5x_diffeq.data.documents import Documents, text_as_bytes
 from t5x_diffeq.data.rows import document_of, document_of_line
 from t5x_diffeq.system.errors import InputError, is_infrastructure_failure
@@ -307,15 +307,8 @@ def _absolute(path: str) -> str:
 def _files_of(data: DataKeys, split: str, builder: "datasets.DatasetBuilder") -> StreamFiles:
     dataset, are_lines = builder.as_streaming_dataset(split), builder.name == "text"
     columns = _columns_of(dataset, are_lines, str(data.path))
-    if data.loss_on == "completion":
-        fields, field = keys_of_conversations(columns, f"data.path={data.path}"), None
-    elif data.text_field in columns:
-        fields, field = [data.text_field], data.text_field
-    else:
-        raise InputError(
-            f"data.text_field={data.text_field}: the {split} split of {data.path} has "
-            f"{', '.join(columns)}"
-        )
+    field = None if data.loss_on == "completion" else data.text_field
+    fields = fields_of(columns, field, f"data.path={data.path}, {split}")
     listed = (builder.config.data_files or {}).get(split)
     names = [str(x) for x in listed or (f"file {n}" for n in range(dataset.num_shards))]
     versions = {str(x) for x in getattr(listed, "origin_metadata", [])}  # commits of the Hub
