@@ -45,6 +45,47 @@ search.onmessage = ({data}) => {
 fetch("search/search_index.json").then((index) => index.json()).then(
   (index) => search.postMessage({type: 0, data: {...index, options: {}}}));
 """  # what the page's own search finds for each query: pages, best first, each with its hits
+TOPICS = {  # what a reader may look for, and the page that comes first
+    "ImportError": "troubleshooting",
+    "nan": "troubleshooting",
+    "OOM": "troubleshooting",
+    "sharding": "meshes",
+    "llama": "choosing",
+    **dict.fromkeys(
+        (
+            *("looped", "recurrent depth", "weight sharing", "Universal Transformer"),
+            *("hyper-connections", "value residual", "early exit", "elastic depth"),
+        ),
+        "structures",
+    ),
+}
+FAINT = """
+const canvas = document.createElement("canvas").getContext("2d", {willReadFrequently: true});
+const rgba = (colour) => {
+  canvas.clearRect(0, 0, 1, 1);
+  canvas.fillStyle = colour;
+  canvas.fillRect(0, 0, 1, 1);
+  return [...canvas.getImageData(0, 0, 1, 1).data];
+};
+const linear = (c) => (c /= 255) <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4;
+const light = ([r, g, b]) => 0.2126 * linear(r) + 0.7152 * linear(g) + 0.0722 * linear(b) + 0.05;
+const behind = (element) => {
+  for (; element; element = element.parentElement) {
+    const colour = rgba(getComputedStyle(element).backgroundColor);
+    if (colour[3] == 255) return colour;
+  }
+  return [255, 255, 255, 255];
+};
+const faint = new Set();
+for (const element of document.querySelectorAll(".md-content a[href], .md-content code *")) {
+  if (!element.getClientRects().length || element.matches(".headerlink, .md-content__button"))
+    continue;
+  const both = [light(rgba(getComputedStyle(element).color)), light(behind(element))];
+  if (Math.max(...both) / Math.min(...both) < 4.5)
+    faint.add(`${element.className} ${element.textContent}`);
+}
+return [...faint];
+"""  # the links and the code of a page whose contrast is below 4.5:1
 LOADING = {"src", "srcset", "poster", "data"}  # attributes whose address is loaded
 STATUSES = ("1", "2", "42", "130", "175")
 LOADED_LINKS = {"stylesheet", "icon", "preload", "modulepreload", "preconnect", "manifest"}
@@ -150,7 +191,7 @@ def found(site):
     with browser.open_browser() as page:
         page.driver.get(f"http://127.0.0.1:{server.server_port}/index.html")
         page.driver.set_script_timeout(patience(120))
-        found = page.driver.execute_async_script(ASK, [*names, *KEYS, *VERBS, *STATUSES])
+        found = page.driver.execute_async_script(ASK, [*names, *KEYS, *VERBS, *STATUSES, *TOPICS])
     server.shutdown()
     return found
 
@@ -179,6 +220,24 @@ def test_search_finds_every_verb_and_exit_status(found):
         assert f"verbs.html#{verb}" in {hits[0] for hits in found[verb][:2]}, found[verb]
     for status in STATUSES:
         assert found[status][0][0] == "operating.html#exit-statuses", found[status]
+
+
+@pytest.mark.slow
+@pytest.mark.every_case
+@pytest.mark.skipif(bool(browser.why_not()), reason=browser.why_not())
+def test_search_finds_topics(found):
+    for topic, page in TOPICS.items():
+        assert found[topic] and found[topic][0][0].startswith(f"{page}.html"), found[topic]
+
+
+@pytest.mark.slow
+@pytest.mark.every_case
+@pytest.mark.skipif(bool(browser.why_not()), reason=browser.why_not())
+def test_links_and_code_can_be_read_in_the_dark(site):
+    with browser.open_browser() as page:
+        for name in ("api", "quickstart"):
+            page.show(site / f"{name}.html", 1280, "dark")
+            assert page.run(FAINT) == [], name
 
 
 @pytest.mark.slow
