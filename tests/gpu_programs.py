@@ -39,10 +39,10 @@ CASES = {  # topology, variant, keys
     "ode": ("h100:2x8", "ode", {}),
     "baseline": ("h100:2x8", "baseline", {}),
     "grouped queries": ("h100:8", "ode", {"model.num_kv_heads": 2, "mesh.tensor": 2}),
-    "documents, tensor, int8 moments": (
+    "documents, tensor, bfloat16 moments": (
         "h100:8",
         "ode",
-        {"data.cross_documents": False, "mesh.tensor": 2, "optimizer.moments": "int8"},
+        {"data.cross_documents": False, "mesh.tensor": 2, "optimizer.moments": "bfloat16"},
     ),
     "wide heads": ("h100:8", "ode", {"model.num_heads": 1}),
     "context, microbatches": ("h100:8", "ode", {"mesh.context": 2, "train.microbatches": 2}),

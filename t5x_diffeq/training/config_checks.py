@@ -7,7 +7,6 @@ files of others with what reads them.
 from jax.sharding import Mesh
 
 from t5x_diffeq.config.config import Config, DataKeys, TrainKeys
-from t5x_diffeq.config.plugins import is_plugin
 from t5x_diffeq.data.named_source import check_paths, part_configs
 from t5x_diffeq.data.sources import STREAM
 from t5x_diffeq.model.block import can_split_length
@@ -29,7 +28,6 @@ def check_combinations(config: Config, new: bool = True) -> None:
     """
     if new:
         _check_model(config)
-        _check_moments(config)
         check_paths(config.data)
     _check_depths(config)
     _check_several_depths(config.train)
@@ -59,23 +57,6 @@ def _check_model(config: Config) -> None:
         raise InputError(
             f"model.adapter_rank={model.adapter_rank} is more than model.embed_dim="
             f"{model.embed_dim}, the rank that a kernel can have; lower it"
-        )
-
-
-def _check_moments(config: Config) -> None:
-    """Checks that `optimizer.moments` applies to parameters that train."""
-    trainable = config.train.trainable
-    if config.optimizer.moments != "int8" or is_plugin(config.optimizer.name):
-        return
-    if source_of(config.model).constant:
-        raise InputError(
-            "optimizer.moments=int8 needs weights of several times or layers, and "
-            f"model.weights={config.model.weights} has one set; set optimizer.moments=bfloat16"
-        )
-    if trainable and "source" not in trainable:
-        raise InputError(
-            "optimizer.moments=int8 applies to the kernels of the source, and train.trainable="
-            f"{trainable} leaves the source out; set optimizer.moments=bfloat16"
         )
 
 

@@ -37,8 +37,7 @@ class OptimizerKeys(Section):
     """Muon's decay of the mean of the gradients"""
     moments: Annotated[str, one_of(*MOMENTS)] = _key("float32", branch=False)
     """how Adam stores its two means. `float32`: as they are. `bfloat16`: rounded stochastically.
-    `int8`: in blocks of 8-bit numbers, for kernels of time-dependent and per-layer weights. Muon
-    takes `float32` only"""
+    Muon takes `float32` only"""
     weight_decay: values.NotNegative = _key(0.1)
     """coefficient of the decoupled weight decay"""
     decay: Annotated[str, one_of("embeddings", "kernels", "all")] = _key("kernels")

@@ -12,7 +12,7 @@ decay and the schedule follow it, as they follow Adam. If its `update` takes ext
 
 from collections.abc import Callable, Collection
 from math import isfinite
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,10 +21,11 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxtyping import Array
 
 from t5x_diffeq.config.config import OptimizerKeys
+from t5x_diffeq.config.keys.values import MOMENTS
 from t5x_diffeq.config.plugins import check_returns, is_plugin, load_plugin
-from t5x_diffeq.model.layers.parameter import ROLES, Parameter, flatten_parameters, map_parameters
+from t5x_diffeq.model.layers.parameter import ROLES, map_parameters
 from t5x_diffeq.system.errors import InputError
-from t5x_diffeq.training.optimizers.moments import Coded, MomentStore, Whole, scale_by_moments
+from t5x_diffeq.training.optimizers.moments import scale_by_bfloat16_moments
 from t5x_diffeq.training.optimizers.muon import kernels_of_block, scale_by_muon
 
 # The roles that weight decay applies to, for each value of `optimizer.decay`.
@@ -106,9 +107,14 @@ def make_optimizer(
       InputError: if `optimizer.name`, `optimizer.moments` or `optimizer.role_multipliers` is
         invalid.
     """
-    make = _plugin if is_plugin(optimizer.name) else OPTIMIZERS[optimizer.name]
+    kind = _PLUGIN if is_plugin(optimizer.name) else OPTIMIZERS[optimizer.name]
+    if optimizer.moments not in kind.moments:
+        raise InputError(
+            f"optimizer.moments={optimizer.moments} is for Adam; with optimizer.name="
+            f"{optimizer.name} it can only be {', '.join(kind.moments)}"
+        )
     steps = map_parameters(lambda leaf: leaf.step_multiplier, declared)
-    directions, multipliers = make(optimizer, declared, steps)
+    directions, multipliers = kind.make(optimizer, declared, steps)
     decays = map_parameters(lambda leaf: leaf.role in DECAYED[optimizer.decay], declared)
     factors = {
         **_FACTORS.get(optimizer.name, {}),
@@ -165,11 +171,6 @@ Directions = tuple[optax.GradientTransformation, dict]  # and the multiplier of 
 
 def _muon_and_adam(optimizer: OptimizerKeys, declared: dict, multipliers: dict) -> Directions:
     """Muon for the block's kernels, whose steps have their size already, and Adam for the rest."""
-    if optimizer.moments != "float32":
-        raise InputError(
-            f"optimizer.moments={optimizer.moments} is for Adam; with optimizer.name="
-            f"{optimizer.name} it can only be float32"
-        )
     kernels = kernels_of_block(declared)
     muon = scale_by_muon(kernels, optimizer.momentum)
     paths = {path for kernel in kernels for path in (kernel.path, kernel.offset)}
@@ -182,11 +183,18 @@ def _muon_and_adam(optimizer: OptimizerKeys, declared: dict, multipliers: dict) 
     return optax.partition(parts, names), step_multipliers
 
 
-# By `optimizer.name`: from the keys, the declared parameters and the multipliers of their steps to
-# the directions and the multipliers that these need.
-OPTIMIZERS: dict[str, Callable[[OptimizerKeys, dict, dict], Directions]] = {
-    "adam": lambda optimizer, declared, multipliers: (_adam(optimizer, declared), multipliers),
-    "muon": _muon_and_adam,
+class _Kind(NamedTuple):
+    """What an `optimizer.name` stands for."""
+
+    # from the keys, the declared parameters and the multipliers of their steps to the directions
+    # and the multipliers that these need
+    make: Callable[[OptimizerKeys, dict, dict], Directions]
+    moments: tuple[str, ...] = ("float32",)  # the values of `optimizer.moments` that it obeys
+
+
+OPTIMIZERS = {
+    "adam": _Kind(lambda keys, declared, steps: (_adam(keys, declared), steps), MOMENTS),
+    "muon": _Kind(_muon_and_adam),
 }
 
 
@@ -195,17 +203,7 @@ def _adam(optimizer: OptimizerKeys, declared: dict) -> optax.GradientTransformat
     betas = optimizer.beta1, optimizer.beta2, optimizer.epsilon
     if optimizer.moments == "float32":
         return optax.scale_by_adam(*betas)
-    leaves = flatten_parameters(declared)
-    stores = {path: _moment_store(optimizer.moments, leaf) for path, leaf in leaves.items()}
-    return scale_by_moments(stores, *betas)
-
-
-def _moment_store(moments: str, leaf: Parameter) -> MomentStore:
-    if moments == "bfloat16":
-        return Whole(leaf.names, "bfloat16")
-    if leaf.role == "kernel" and leaf.names[0] in ("time_embed", "steps"):
-        return Coded(leaf.names)
-    return Whole(leaf.names)
+    return scale_by_bfloat16_moments(*betas)
 
 
 def _plugin(optimizer: OptimizerKeys, declared: dict, multipliers: dict) -> Directions:
@@ -219,6 +217,9 @@ def _plugin(optimizer: OptimizerKeys, declared: dict, multipliers: dict) -> Dire
             "optax.GradientTransformation"
         )
     return made, multipliers
+
+
+_PLUGIN = _Kind(_plugin)
 
 
 def _clip(max_norm: float) -> optax.GradientTransformationExtraArgs:
