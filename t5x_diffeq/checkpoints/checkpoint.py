@@ -72,7 +72,7 @@ class Checkpoints:
     def open(self) -> ocp.CheckpointManager:
         """Orbax's view of the folder as it is now."""
         handlers = ocp.handlers.DefaultCheckpointHandlerRegistry()
-        handlers.add("state", ocp.args.StandardSave, checksums.StateHandler())
+        handlers.add("state", ocp.args.PyTreeSave, checksums.StateHandler())
         handlers.add("data", ocp.args.JsonSave, checksums.DataHandler())
         self.retention.look_up(self.folder)
         options = ocp.CheckpointManagerOptions(

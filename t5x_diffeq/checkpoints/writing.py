@@ -19,7 +19,7 @@ from t5x_diffeq.system.errors import (
 )
 from t5x_diffeq.system.files import AnyPath, describe_error, is_in_bucket
 
-CHUNK_BYTES = 256 * 10**6  # the most that a chunk of a stored array has before its compression
+CHUNK_BYTES = 256 * 10**6  # the most that a chunk of a stored array has
 _FULL = "No space left on device"
 
 
@@ -50,13 +50,13 @@ def _format_bytes(size: int) -> str:
 def items_of(state: TrainState, data_state: dict) -> ocp.args.Composite:
     """The items of a checkpoint, as Orbax takes them.
 
-    An array is cut into chunks of at most `CHUNK_BYTES`, however it is sharded. A chunk is
-    compressed, written and read as a whole, by one thread.
+    An array is cut into chunks of at most `CHUNK_BYTES`, however it is sharded. A chunk is written
+    and read as a whole, by one thread.
     """
     parts = parts_of(_to_be_kept(state))
     chunked = jax.tree.map(lambda _: ocp.SaveArgs(chunk_byte_size=CHUNK_BYTES), parts)
     return ocp.args.Composite(
-        state=ocp.args.StandardSave(parts, save_args=chunked), data=ocp.args.JsonSave(data_state)
+        state=ocp.args.PyTreeSave(parts, save_args=chunked), data=ocp.args.JsonSave(data_state)
     )
 
 
