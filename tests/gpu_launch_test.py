@@ -86,9 +86,11 @@ def test_one_process_under_a_launcher(stand_ins):
         '#!/usr/bin/env bash\n[ "$1" = -m ] && env | grep ^JAX_ | sort || true\n'
     )
     place = ("--rank=1", "--size=2", "--coordinator=head", "--local-rank=3")
-    ended = stand_ins.run("gpu_nodes.sh", *RUN, *place)
+    run = (RUN[0], f"--workdir={stand_ins.folder}/runs/a", RUN[2])
+    ended = stand_ins.run("gpu_nodes.sh", *run, *place)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.split() == [
+        f"JAX_COMPILATION_CACHE_DIR={stand_ins.folder}/runs/compilation_cache",
         "JAX_COORDINATOR_ADDRESS=head:8476",
         "JAX_LOCAL_DEVICE_IDS=3",
         "JAX_NUM_PROCESSES=2",
