@@ -51,7 +51,8 @@ class _Keys(ConfigDict):
 
     def __setitem__(self, name: str, value: object) -> None:
         try:
-            super().__setitem__(name, plain_value(value))
+            section = isinstance(value, ConfigDict)
+            super().__setitem__(name, value if section else plain_value(value))
         except TypeError as error:
             key = next((each for each in KEYS if each.rpartition(".")[2] == name), None)
             if key is None:
