@@ -64,9 +64,9 @@ def test_parts_meet_within_a_document(tmp_path):
     ("line", "message"),
     [
         (b"{broken", r"a.jsonl, line at byte 15 is not JSON"),
-        (b"[1, 2]", r"line at byte 15 is not a JSON object but list"),
+        (b"[1, 2]", r"at byte 15 is not a JSON object but list; write one obj"),
         (b'{"body": "x"}', r"has no 'text', but body; set --config.data.text_field"),
-        (b'{"text": 7}', r"its 'text' is 7, not text"),
+        (b'{"text": 7}', r"its 'text' is 7, not text; set --config.data.text_field"),
     ],
 )
 def test_lines_that_are_no_documents(tmp_path, line, message):

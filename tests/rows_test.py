@@ -153,6 +153,7 @@ def test_a_column_that_holds_no_text_ends_the_preparation(source, tmp_path):
     parquet.write_table(pyarrow.table({"text": list(range(5000))}), path)
     keys = keys_of(source, path, tokenizer="bytes")
     with pytest.raises(
-        InputError, match=r"(row|record) [01]: its 'text' is [01], not text \(\d+ of"
+        InputError,
+        match=r"(row|record) [01]: its 'text' is [01], not text; set .*text_field \(\d+ of",
     ):
         prepare_corpus(keys, tmp_path / "run", new=True)

@@ -48,6 +48,11 @@ def test_last_tenth_of_the_text_validates(tmp_path):
     assert len({source.fingerprint, glob.fingerprint, named.fingerprint}) == 3
 
 
+def test_a_name_of_the_hub_is_no_file():
+    with pytest.raises(InputError, match=r"--config.data.source=stream reads a dataset of the Hug"):
+        source_of("owner/dataset")
+
+
 def test_what_a_folder_has_besides_is_counted(tmp_path, capsys):
     for name in ("README.md", "a.py", "b/c.py", "d.toml", ".git/e.py", "LICENSE"):
         (tmp_path / name).parent.mkdir(exist_ok=True)

@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Iterator
 from itertools import pairwise
 
-from t5x_diffeq.config.config import KEYS, SECTIONS
+from t5x_diffeq.config.config import KEYS, SECTIONS, keys_meant
 from t5x_diffeq.config.keys.key import Section, keys_of
 from t5x_diffeq.config.keys.run import RunKeys
 from t5x_diffeq.config.keys.values import INT32, Values
@@ -78,7 +78,7 @@ def help_of(word: str, columns: int) -> str:
                 lines.append("")
     if not lines:
         bare = sorted({key.rpartition(".")[2] for key in KEYS})
-        near = nearest(name, KEYS if "." in name else [*SECTIONS, *bare])
+        near = keys_meant(name) or nearest(name, KEYS if "." in name else [*SECTIONS, *bare])
         hint = f"did you mean {' or '.join(near)}?" if near else "--help=keys prints all keys"
         raise InputError(f"--help={word}: there is no such key or section; {hint}")
     return "\n".join([*lines, *textwrap.wrap(_DIFFERS, columns)])

@@ -89,6 +89,8 @@ def check_arguments(argv: list[str], verb_flags: flags.FlagValues) -> None:
 def explain_parse_error(message: str) -> str:
     """One line for an error of the flag and config libraries."""
     message = " ".join(message.split())
+    if missing := re.fullmatch(r"Missing value for flag (--\S+)", message):
+        return f"{missing[1]} has no value; write {missing[1]}=VALUE"
     value = re.match(r"flag --config\.([\w.]+)=(.*?): ", message)
     if not value or value[1] not in KEYS:
         return message

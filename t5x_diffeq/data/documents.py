@@ -246,7 +246,8 @@ def _read_bytes(chunk: Chunk) -> bytes:
         ) from error
     except (OSError, EOFError, zlib.error) as error:
         raise InputError(
-            f"data.path: {chunk.path} can't be read: {getattr(error, 'strerror', None) or error}"
+            f"data.path: {chunk.path} can't be read: {getattr(error, 'strerror', None) or error}; "
+            "restore it, or leave it out"
         ) from error
 
 

@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -99,6 +100,12 @@ class SentencePieceTokenizer(FileTokenizer):
             if "sentences_.empty()" in str(error):
                 raise InputError(
                     "the documents have no text to train a tokenizer on; check what data.path names"
+                ) from error
+            if needed := re.search(r"smaller than required_chars\. (\d+) vs (\d+)", str(error)):
+                least = max(map(int, needed.groups()))
+                raise InputError(
+                    f"data.tokenizer_vocab_size={vocab_size}: this text has {least} characters and "
+                    f"special tokens; set at least {least}, or data.tokenizer=bytes"
                 ) from error
             raise InputError(
                 f"data.tokenizer_vocab_size={vocab_size}: sentencepiece can't train it on this "

@@ -14,6 +14,7 @@ from t5x_diffeq.system.console import log
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.files import parse_json
 
+_ONE_PER_LINE = "write one object per line, or delete it"
 _ENOUGH_ROWS = 1000  # to see that the most can't be read, and the rest needn't be tried
 _ENOUGH_UNREADABLE = 100  # to judge an endless source by
 FAULTS = "unreadable"  # in a shard's facts
@@ -60,9 +61,9 @@ def document_of_line(line: bytes, field: str | None, where: str) -> str:
     try:
         record = parse_json(line.decode("utf-8", "surrogateescape"))
     except ValueError as error:
-        return Unreadable("not JSON", f"{where} is not JSON: {error}; fix or delete it")
+        return Unreadable("not JSON", f"{where} is not JSON: {error}; {_ONE_PER_LINE}")
     if not isinstance(record, dict):
-        fault = f"{where} is not a JSON object but {type(record).__name__}; fix or delete it"
+        fault = f"{where} is not a JSON object but {type(record).__name__}; {_ONE_PER_LINE}"
         return Unreadable("not a JSON object", fault)
     return document_of(record, field, where)
 
@@ -91,7 +92,9 @@ def _text_in(record: Mapping[str, Any], field: str | None, where: str) -> str:
     if isinstance(value, bytes):
         value = value.decode("utf-8", "surrogateescape")
     if not isinstance(value, str | None):
-        raise InputError(f"{where}: its {field!r} is {value!r:.60}, not text")
+        raise InputError(
+            f"{where}: its {field!r} is {value!r:.60}, not text; set --config.data.text_field"
+        )
     return (value or "").removeprefix(_BYTE_ORDER_MARK)
 
 

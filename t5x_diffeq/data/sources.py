@@ -6,6 +6,7 @@ depends only on the data; and a fingerprint, by which a resumed run recognises i
 
 import os
 import platform
+import re
 import sysconfig
 from collections import Counter
 from collections.abc import Callable, Collection
@@ -192,6 +193,8 @@ def find_text_files(key: str, path: str) -> tuple[list[Path], str]:
     else:
         files = files_matching(root)
         kinds = "is no file or folder of that name, and nothing that matches it as a glob"
+        if re.fullmatch(r"[\w.-]+/[\w.-]+", path):
+            kinds += "; --config.data.source=stream reads a dataset of the Hugging Face Hub"
     if not files:
         raise InputError(f"data.{key}={path}: there {kinds}; check the path")
     check_links(files, f"data.{key}={path}")

@@ -6,6 +6,7 @@ import signal
 from collections.abc import MutableMapping
 from contextlib import suppress
 
+from t5x_diffeq.system.console import log
 from t5x_diffeq.system.environment import PARENT
 
 _PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
@@ -28,5 +29,6 @@ def end_with_parent(environment: MutableMapping[str, str]) -> None:
     del environment[PARENT.name]
     with suppress(AttributeError, OSError):  # another system
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:  # it has ended already
+    if os.getppid() != parent:
+        log(f"error: {PARENT.name}={parent}: that process has ended, and this one ends with it")
         os.kill(os.getpid(), signal.SIGTERM)
