@@ -24,6 +24,7 @@ def test_a_file_that_hides_a_module_is_named(name, arguments, status, tmp_path):
     file.parent.mkdir(exist_ok=True)
     file.write_text("x = 1")
     given = {**os.environ, "PYTHONPATH": str(ROOT)}
+    given.pop("PYTHONSAFEPATH", None)  # which verbs set for the processes that they start
     ended = run_to_end([sys.executable, *arguments], cwd=tmp_path, env=given)
     assert ended.returncode == status
     said = f"{file} hides the module {name.partition('/')[0]}; rename it, or work in another folder"

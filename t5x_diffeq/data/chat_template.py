@@ -100,7 +100,7 @@ def read_template(path: AnyPath, tokens: Mapping[str, str]) -> ChatFormat:
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(
             f"the chat template {path} can't be read as text: {error}; set "
-            "--config.data.chat_template=FILE.jinja"
+            "--config.data.chat_template=plain, or FILE.jinja"
         ) from error
 
 
