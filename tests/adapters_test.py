@@ -2,12 +2,14 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import jax
 import numpy as np
 import pytest
 from exported_models import ADAPTED, random_run
 
+from t5x_diffeq.model.language_model import LanguageModel
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.training.load import load_adapters, save_adapters
 
@@ -102,3 +104,14 @@ def test_facts_that_are_none(saved, tmp_path, facts):
     path.write_text(json.dumps({**json.loads(path.read_text()), **facts}))
     with pytest.raises(InputError, match="holds no adapters"):
         load(run, tmp_path / "adapters")
+
+
+def test_the_product_of_the_factors_is_scaled_by_alpha_over_r(saved):
+    run, _ = saved
+    config = replace(run.placed.model.config, dtype="float32", adapter_alpha=6.0)
+    model, stored = LanguageModel(config), run.params["adapters"]
+    made = model.apply({"params": run.params}, method="weights")["adapters"]
+    factors = made["attention"]["qkv"]
+    np.testing.assert_array_equal(factors["a"], stored["attention.qkv"]["a"])
+    expected = 6.0 / config.adapter_rank * stored["attention.qkv"]["b"]
+    np.testing.assert_allclose(factors["b"], expected, rtol=1e-6)

@@ -2,14 +2,16 @@
 
 from functools import cache
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from clu.metrics import Average
 from helpers import corpus_of, numbered_lines, setup_of, small_config
 
 from t5x_diffeq.config.config import Config
 from t5x_diffeq.data.batches import eval_batches
 from t5x_diffeq.data.examples import eval_examples
-from t5x_diffeq.training.evaluation import evaluate_loss, make_eval_step
+from t5x_diffeq.training.evaluation import EvalMetrics, evaluate_loss, make_eval_step
 
 
 @pytest.fixture(scope="module")
@@ -51,3 +53,19 @@ def test_perplexity_for_any_batch_size_and_devices(perplexity):
         found = perplexity(devices, batch_size)
         assert found["tokens"] == expected["tokens"]
         np.testing.assert_allclose(found["perplexity"], expected["perplexity"], rtol=1e-6)
+
+
+def test_what_the_sums_of_batches_become():
+    """Two batches of 2 and 3 tokens, 4 and 8 bytes, 1 and 5 nats in all."""
+    batches = iter([{"loss": 1.0, "tokens": 2, "bytes": 4}, {"loss": 5.0, "tokens": 3, "bytes": 8}])
+
+    def eval_step(params, batch):
+        loss = Average(total=jnp.asarray(batch["loss"]), count=jnp.asarray(batch["tokens"]))
+        return EvalMetrics(loss, jnp.asarray(batch["bytes"]))
+
+    assert evaluate_loss(eval_step, {}, batches) == {
+        "loss": 1.2,
+        "perplexity": pytest.approx(3.320117),
+        "bits_per_byte": pytest.approx(6 / 12 * 1.442695),
+        "tokens": 5,
+    }

@@ -12,6 +12,7 @@ from small_models import LLAMA, SMALL, TOKENS, random_params, small
 
 from t5x_diffeq.model.language_model import in_one_document
 from t5x_diffeq.model.layers.array_types import Places
+from t5x_diffeq.model.layers.norm import Norm
 from t5x_diffeq.system.errors import InputError
 
 
@@ -198,3 +199,14 @@ def test_places_are_an_ordinary_named_tuple():
     assert [*places._asdict()] == ["positions", "segments", "order"] and len([*places]) == 3
     moved = places._replace(positions=places.order)
     assert moved.positions is moved.order is places.order
+
+
+@pytest.mark.parametrize("centred", [True, False])
+def test_a_norm_equals_numpy(centred):
+    """LayerNorm, and RMSNorm, of what has a mean."""
+    x = 3 + np.random.default_rng(0).standard_normal((2, 8)).astype(np.float32)
+    norm = Norm(centred, False, 1e-5)
+    found = norm.apply({"params": {"scale": np.ones(8, np.float32)}}, x)
+    y = x - x.mean(-1, keepdims=True) if centred else x
+    expected = y / np.sqrt(np.square(y).mean(-1, keepdims=True) + 1e-5)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)

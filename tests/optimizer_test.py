@@ -19,6 +19,7 @@ from t5x_diffeq.training.optimizers.optimizer import learning_rate_schedule, mak
 from t5x_diffeq.training.partitioning import unbox
 from t5x_diffeq.training.placed_model import declared_params
 from t5x_diffeq.training.step import lower_train_step
+from t5x_diffeq.training.tracking.jsonl import read_metrics
 
 
 def updates(optimizer, gradient):
@@ -168,3 +169,10 @@ def test_a_step_on_cpus_replaces_adams_moments_in_place(small):
     copied = re.findall(r" copy\(%([^)]+)\)", program)
     assert len(moments) >= 8
     assert not set(moments) & set(copied)
+
+
+def test_each_step_reports_the_rate_that_it_took(finished):
+    config, workdir = Config.of(finished[0]), finished[1]
+    schedule = learning_rate_schedule(config.optimizer, config.train.total_steps)
+    rates = [line["train/learning_rate"] for line in read_metrics(workdir, "train/learning_rate")]
+    np.testing.assert_allclose(rates, [schedule(step) for step in range(6)], rtol=1e-6)

@@ -17,8 +17,10 @@ from t5x_diffeq.cli import plan
 from t5x_diffeq.config.config import Config
 from t5x_diffeq.model.flops import step_flops
 from t5x_diffeq.planner import planning, search, tables
+from t5x_diffeq.planner.collectives import Traffic
 from t5x_diffeq.planner.estimate import StepTimes
 from t5x_diffeq.planner.planning import plan_setup
+from t5x_diffeq.planner.program_cost import ProgramCost
 from t5x_diffeq.planner.search import POLICIES, meshes
 from t5x_diffeq.planner.topology import Topology, make_topology
 from t5x_diffeq.system.chips import CHIPS, GIB, Chip
@@ -230,6 +232,69 @@ def test_what_does_not_fit_is_said(monkeypatch):
     made = plan.make_plan("model", config, Topology("h100:1", 1, jax.devices()[:1], H100, "cpu"))
     assert made.memory.fits is False
     assert re.match("does not fit: .*; --sweep looks for", tables.verdict(made))
+
+
+def test_every_figure_of_a_plan(monkeypatch, capsys):
+    made = one_setup()
+    flops = step_flops(made.model.config, 16)
+    peak = flops.model / 8 / 0.02 / 0.25  # a quarter of it is reached in 20 ms
+    monkeypatch.setitem(CHIPS, H100, Chip(peak, 16 * GIB, 1, 1, 1, 1))
+    memory = planning.DeviceMemory(
+        GIB, 2 * GIB, 4 * GIB, 2**20, 8 * GIB, 2**21, 16 * GIB, 12.5 * GIB
+    )
+    moved = {"all-gather": Traffic(3, 3 * GIB), "all-reduce": Traffic(2, GIB, 1, 1, 2**29)}
+    times = StepTimes(0.001, 0.002, 0.003, 0.004, 0.005, 0.01, 0.02)
+    one = planning.Plan(
+        *(made, 16, EIGHT, memory, flops, ProgramCost(5 * GIB, None)),
+        *(moved, {"all-reduce": Traffic(1, GIB // 4)}, times),
+    )
+    record = json.loads(json.dumps(tables.plan_record(one)))
+    low, high = record.pop("mfu")
+    assert (low, high) == (pytest.approx(0.25), pytest.approx(0.5))
+    seconds = {"compute": 0.001, "kernels": 0.002, "waited": 0.003, "overlapped": 0.004}
+    flop_record = {**dataclasses.asdict(flops), "model": flops.model, "total": flops.total}
+    nothing = {"synchronous": 0, "padded": 0, "padding": 0}
+    assert record == {
+        **{"topology": "h100:8", "slices": 1, "nodes": 1, "mesh": mesh_shape(fsdp=8)},
+        **{"device_kind": H100, "compiled_by": "cpu", "remat": made.model.config.remat},
+        **{"microbatches": 1, "attention": made.model.config.attention, "batch_size": 16},
+        **{"compiler_options": made.step_options, "fits": True, "flops": flop_record},
+        "memory": {
+            **{"parameters": GIB, "moments": 2 * GIB, "arguments": 4 * GIB, "outputs": 2**20},
+            **{"temporaries": 8 * GIB, "program": 2**21, "available": 16 * GIB},
+            "needed": 12.5 * GIB,
+        },
+        "memory_traffic": 5 * GIB,
+        "collectives": {
+            "all-gather": {"executions": 3, "bytes": 3 * GIB, **nothing},
+            "all-reduce": Traffic(2, GIB, 1, 1, 2**29)._asdict(),
+        },
+        "between_nodes": {"all-reduce": {"executions": 1, "bytes": GIB // 4, **nothing}},
+        "seconds": {**seconds, "latency": 0.005, "low": 0.01, "high": 0.02},
+        "tokens_per_second": [pytest.approx(25600), pytest.approx(51200)],
+    }
+    half = dataclasses.replace(one, memory=dataclasses.replace(memory, parameters=GIB // 2))
+    tables.print_plans({"model": one, "other": half})
+    lines = [re.split("  +", line) for line in capsys.readouterr().err.splitlines()]
+    shown = {line[0]: line[1:] for line in lines if len(line) == 4}
+    assert shown.pop("parameters") == ["1 GiB", "512 MiB", "2.000"]
+    assert all(first == second and ratio == "1.000" for first, second, ratio in shown.values())
+    assert {name: first for name, (first, *_) in shown.items()} == {
+        **{"optimizer moments": "2 GiB", "state and batch, padded": "4 GiB"},
+        **{"outputs beside the state": "1 MiB", "temporaries": "8 GiB", "program": "2 MiB"},
+        **{"needed": "12.5 GiB", "there is": "16 GiB", "to and from memory": "5 GiB"},
+        **{"all-gather": "3 GiB", "all-reduce": "1 GiB", "zeros in all-reduces": "512 MiB"},
+        "of these, between slices or nodes": "256 MiB",
+        "model, all devices": f"{flops.model / 1e12:.4g} TFLOP",
+        **({"computed again backward": f"{flops.recomputed / 1e12:.4g} TFLOP"}),
+        **{"compute": "1 ms", "attention kernels": "2 ms", "collectives waited for": "3 ms"},
+        **{"their latency": "5 ms", "collectives overlapped": "4 ms"},
+        **{"step, low": "10 ms", "step, high": "20 ms", "MFU, low": "25 %", "MFU, high": "50 %"},
+    }
+    assert tables.verdict(one) == (
+        "fits: 12.50 GiB of 16.00 per device; 10 to 20 ms a step, 25.6k to 51.2k tokens/s, "
+        "MFU 25 to 50%"
+    )
 
 
 def test_jax_must_be_told_to_take_most_of_a_gpu():

@@ -7,6 +7,7 @@ import pytest
 from small_models import EVERY_OPTION, random_params, small
 
 from t5x_diffeq.inference.sampling import Sampling, generate
+from t5x_diffeq.model.layers import attention
 from t5x_diffeq.system.errors import InputError
 
 PROMPTS = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3]]
@@ -61,3 +62,13 @@ def test_ids_that_pad_the_vocabulary_are_never_drawn():
     for temperature in (1e-3, 1.0, 1e3):
         drawn = jax.vmap(lambda key: Sampling(temperature)(logits, key)[0])(keys)  # noqa: B023
         assert set(np.asarray(drawn).tolist()) <= {0, 1}
+
+
+def test_a_token_attends_to_the_cached_ones_and_to_itself():
+    q, k, v = jax.random.normal(jax.random.key(0), (3, 1, 4, 2, 8))
+    positions = jnp.arange(4)[None]
+    room = [(0, 0), (0, 3), (0, 0), (0, 0)]  # of tokens that aren't there yet
+    cache = {"keys": jnp.pad(k, room), "values": jnp.pad(v, room)}
+    found = attention._attend_to_cache(q, cache, positions)
+    expected = jax.nn.dot_product_attention(q, k, v, is_causal=True)
+    np.testing.assert_allclose(found, expected, atol=1e-6)

@@ -1,13 +1,16 @@
 """Spikes: found against NumPy, skipped, rolled back; averages; what is kept of them on resume."""
 
 import json
+from unittest.mock import create_autospec
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
-from helpers import metrics_of, stop_after
+from helpers import config_with_train, metrics_of, stop_after
 
+from t5x_diffeq.checkpoints.stored import TrainState
 from t5x_diffeq.cli.status import RunStatus
 from t5x_diffeq.cli.train import train_to_end
 from t5x_diffeq.config.config import Config
@@ -17,7 +20,9 @@ from t5x_diffeq.system.errors import InputError, RunError
 from t5x_diffeq.training.goodput import LOST
 from t5x_diffeq.training.history import read_events
 from t5x_diffeq.training.load import load_run
+from t5x_diffeq.training.setup import Setup
 from t5x_diffeq.training.spikes import RecentSteps, look_for_spike
+from t5x_diffeq.training.step import _update
 
 pytestmark = pytest.mark.in_turns
 WINDOW = 8
@@ -36,7 +41,8 @@ def reference(values, new, k):
     return bool(new - median > k * scale)
 
 
-def test_spikes_are_found_as_in_numpy():
+@pytest.mark.parametrize("k", [6.0, 1.5])  # noise comes near the lower one
+def test_spikes_are_found_as_in_numpy(k):
     random = np.random.default_rng(0)
     losses = (3 + 0.1 * random.standard_normal(60)).astype(np.float32)
     norms = (1 + 0.2 * random.standard_normal(60)).astype(np.float32)
@@ -46,14 +52,14 @@ def test_spikes_are_found_as_in_numpy():
     take = jax.jit(look_for_spike, static_argnums=5)
     before = recent
     for step, (loss, norm) in enumerate(zip(losses, norms, strict=True)):
-        is_spike, recent, _ = take(recent, jnp.int32(step), loss, norm, 8.0, 6.0)
+        is_spike, recent, _ = take(recent, jnp.int32(step), loss, norm, 8.0, k)
         found.append(bool(is_spike))
     expected = [
-        reference(losses[:n], losses[n], 6.0) or reference(norms[:n], norms[n], 6.0)
-        for n in range(60)
+        reference(losses[:n], losses[n], k) or reference(norms[:n], norms[n], k) for n in range(60)
     ]
     assert found == expected
-    assert {20, 30, 40, 41, 50} <= set(np.flatnonzero(found)) and not any(found[56:])
+    assert {20, 30, 40, 41, 50} <= set(np.flatnonzero(found))
+    assert k < 6 or not any(found[56:])
     assert int(recent.spikes) == sum(expected)
     is_spike, empty, _ = take(before, jnp.int32(0), 0.0, 0.0, 0.0, 6.0)  # a batch without targets
     assert not is_spike and np.isnan(empty.values).all()
@@ -187,3 +193,15 @@ def test_averages(small, tmp_path):
     assert evaluated[-1]["eval_averages/loss"] != lines[-1].get("eval/loss")
     small.train.update(ema_decay=0.0, total_steps=7)
     assert train_to_end(Config.of(small), tmp_path) == 0  # and they can be given up
+
+
+@pytest.mark.parametrize(("step", "expected"), [(0, 0.1), (10_000, 0.9)])
+def test_averages_move_slowly_once_the_run_is_old(step, expected):
+    """The parameter goes from 1 to 0: of the average, a tenth is left at first, later 0.9."""
+    setup = create_autospec(Setup, instance=True, config=config_with_train(ema_decay=0.9))
+    setup.trains.return_value = True
+    setup.optimizer = optax.with_extra_args_support(optax.sgd(1.0))
+    w = {"w": jnp.ones(())}
+    before = TrainState(jnp.int32(step), w, setup.optimizer.init(w), averages=w)
+    after = _update(setup, before, w, norm=1.0)
+    assert (float(after.params["w"]), float(after.averages["w"])) == (0, pytest.approx(expected))

@@ -1,22 +1,32 @@
 """Goodput and status, from histories whose right answers are known."""
 
 import json
+import re
+import resource
 import time
 from unittest.mock import create_autospec
 
 import jax
 import jax.numpy as jnp
 import pytest
-from helpers import call, config_with_train, training_of
+from helpers import call, config_with_train, setup_of, training_of
 
 from t5x_diffeq.analysis import run_plots
 from t5x_diffeq.cli import status
 from t5x_diffeq.cli.status import RunStatus
+from t5x_diffeq.model.flops import step_flops
+from t5x_diffeq.system.chips import Chip
 from t5x_diffeq.system.errors import InputError, RunError
 from t5x_diffeq.system.growing_file import GrowingFile
-from t5x_diffeq.training import basic_hooks
+from t5x_diffeq.training import basic_hooks, progress
 from t5x_diffeq.training.basic_hooks import MetricsLog
-from t5x_diffeq.training.goodput import attempts_of, goodput, seconds_left, total_columns
+from t5x_diffeq.training.goodput import (
+    COLUMNS,
+    attempts_of,
+    goodput,
+    seconds_left,
+    total_columns,
+)
 from t5x_diffeq.training.history import FILE, Clock, History, Stopwatch, read_events
 from t5x_diffeq.training.hooks import DoneStep
 from t5x_diffeq.training.setup import Setup
@@ -144,6 +154,16 @@ def test_states(tmp_path, events, now, state):
     assert RunStatus(tmp_path / "run", now).state == state
 
 
+def test_what_a_running_run_still_needs_and_its_spikes(tmp_path):
+    spikes = [event("spike", 1036.0, 22, loss=9.0, count=n) for n in (1, 2, 2)]
+    write_history(tmp_path / "run", ROLLED_BACK[:3] + spikes + ROLLED_BACK[3:])
+    run = RunStatus(tmp_path / "run", 1050.0)
+    assert (run.spikes, run.rollbacks) == (2, 1)
+    assert run.seconds_left == pytest.approx(70 * 31 / 30)
+    end = time.strftime("%Y-%m-%d %H:%M", time.localtime(1050 + 70 * 31 / 30))
+    assert status._end_of(run) == f", 1:12 left, until {end}"
+
+
 def test_the_verb_on_a_run_and_on_a_folder_of_runs(tmp_path, capsys):
     write_history(tmp_path / "one", CRASHED)
     write_history(tmp_path / "two", ROLLED_BACK)
@@ -152,20 +172,39 @@ def test_the_verb_on_a_run_and_on_a_folder_of_runs(tmp_path, capsys):
     (tmp_path / "four" / "checkpoints" / "0").mkdir(parents=True)
     (tmp_path / "four" / "config.json").write_text("{}")
     call(status, f"--workdir={tmp_path / 'one'}")
-    said = capsys.readouterr().out
-    assert "one: done at step 100 of 100" in said
-    assert "lowest 3.0000 at step 50; 1.5000 bits per byte" in said
-    assert "goodput 38.2% of 4:22" in said
-    assert "{" not in said
+    first, losses, *table, last = capsys.readouterr().out.splitlines()
+    assert first == f"{tmp_path / 'one'}: done at step 100 of 100"
+    assert losses == (
+        "validation loss 7.5000 -> 3.0000, lowest 3.0000 at step 50; 1.5000 bits per byte"
+    )
+    began = [time.strftime("%Y-%m-%d %H:%M", time.localtime(at)) for at in (1000, 1172)]
+    assert [re.split("  +", line) for line in table] == [
+        ["began", "steps", "startup", "compile", "steps", "checkpoint", "lost", "down", "ended"],
+        [began[0], "0 to 20", "0:05", "0:05", "0:20", "0:02", "0:40", "1:40", "unknown"],
+        [began[1], "20 to 100", "0:05", "0:05", "1:20", "0:00", "0:00", "0:00", "normally"],
+        ["all", "0 to 100", "0:10", "0:10", "1:40", "0:02", "0:40", "1:40"],
+    ]
+    assert last == "goodput 38.2% of 4:22"
     call(status, f"--workdir={tmp_path / 'one'}", "--json")
-    assert json.loads(capsys.readouterr().out)["goodput"] == pytest.approx(100 / 262)
+    facts = json.loads(capsys.readouterr().out)
+    first, second = facts.pop("attempts")
+    nothing = dict.fromkeys(COLUMNS, 0.0)
+    began = nothing | {"startup": 5.0, "compile": 5.0}
+    assert first == began | {"steps": 20.0, "checkpoint": 2.0, "lost": 40.0, "down": 100.0}
+    assert second == began | {"steps": 80.0}
+    assert facts.pop("seconds") == {name: first[name] + second[name] for name in COLUMNS}
+    assert facts == {
+        **{"workdir": str(tmp_path / "one"), "state": "done", "step": 100, "total_steps": 100},
+        **{"loss": 3.0, "lowest": 3.0, "bits_per_byte": 1.5},
+        **{"goodput": pytest.approx(100 / 262), "spikes": 0, "rollbacks": 0, "seconds_left": None},
+    }
     call(status, f"--workdir={tmp_path / 'four'}")
     assert capsys.readouterr().out == f"{tmp_path / 'four'}: converted, and not trained since\n"
     call(status, f"--workdir={tmp_path}")
     head, four, one, *_ = capsys.readouterr().out.splitlines()
-    assert head.split()[4:6] == ["lowest", "bits/byte"]
-    assert four.split()[:3] == ["four", "converted", "0"]
-    assert one.split()[:6] == ["one", "done", "100/100", "3.0000", "3.0000", "1.5000"]
+    assert " ".join(head.split()) == "run state step loss lowest bits/byte goodput time left"
+    assert " ".join(four.split()) == "four converted 0 - - - - - -"
+    assert " ".join(one.split()) == "one done 100/100 3.0000 3.0000 1.5000 38.2% 4:22 -"
     call(status, f"--workdir={tmp_path}", "--json")
     facts = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [(each["state"].partition(" ")[0], each["step"]) for each in facts] == [
@@ -241,6 +280,40 @@ def test_what_is_compiled_while_a_batch_is_waited_for_counts_once():
         jax.jit(lambda x: x * 5.25 - 1.125)(jnp.ones(7))
     seconds = clock.stopwatch.seconds()
     assert seconds["compile"] > 0 and seconds["steps"] > -1e-6
+
+
+def test_every_figure_of_a_step(small, tmp_path, monkeypatch, capsys):
+    """Four steps of 2000 tokens took 3 s, and the wait for their batches 1 s more."""
+    small.train.update(total_steps=300, log_every=8)
+    training = training_of(setup_of(small), tmp_path)  # on eight devices
+    seconds = {"startup": 9.0, "steps": 100.0, "data": 10.0}
+    watch = create_autospec(Stopwatch, instance=True)
+    watch.seconds.side_effect = lambda: dict(seconds)
+    training.clock = Clock(300, 2000, 196, watch)
+    training.history.goodput.return_value = 0.9
+    seconds |= {"steps": 103.0, "data": 11.0, "evaluation": 50.0}
+    stats = [{"bytes_in_use": 2**30, "peak_bytes_in_use": 2**32}, {"bytes_in_use": 2**31}]
+    devices = [create_autospec(jax.Device, instance=True) for _ in stats]
+    for device, each in zip(devices, stats, strict=True):
+        device.memory_stats.return_value = each
+    (tmp_path / "statm").write_text(f"9 {2**30 // resource.getpagesize()} 3")
+    monkeypatch.setattr(basic_hooks, "_STATM", tmp_path / "statm")
+    monkeypatch.setattr(basic_hooks.jax, "local_devices", lambda: devices)
+    monkeypatch.setattr(progress, "chip", lambda kind: Chip(1e9, 1, 1, 1, 1, 1))
+    values = {"loss": 3.5, "grad_norm": 0.25, "learning_rate": 1e-3, "targets": 2000.0}
+    done = create_autospec(DoneStep, instance=True, step=200)
+    MetricsLog(training).report(done, dict(values))
+    _, written = training.writer.write_scalars.call_args.args
+    model_flops = step_flops(training.setup.model.config, 1).model / 16  # per token
+    figures = {
+        **{"tokens_per_second": 2000.0, "step_seconds": 1.0, "data_wait": 0.25, "goodput": 0.9},
+        **{"mfu": pytest.approx(model_flops * 2000 / (8 * 1e9)), "host_memory_gib": 1.0},
+        **{"device_memory_gib": 2.0, "device_memory_peak_gib": 4.0},
+    }
+    assert written == {f"train/{name}": x for name, x in (values | figures).items()}
+    assert capsys.readouterr().err == (
+        "step 200/300   67%  loss 3.5000  gradient 0.25  lr 1.0e-03  2.0k tokens/s  1:40 left\n"
+    )
 
 
 def test_a_batch_without_targets_measures_nothing(tmp_path):
