@@ -93,6 +93,7 @@ REPLACED = {
         "inference.trained_run.load": result(),
         "inference.explorer.answers.Explorer": result(),
         "inference.explorer.app.make_app": result(),
+        "secrets.token_urlsafe": result("token"),
         "uvicorn.Server": result(SimpleNamespace(run=result())),
     },
     "prepare_data": {"cli.prepare_data.prepare_data": result()},
@@ -188,7 +189,7 @@ generate --workdir=RUN --prompt=ab
   --averages | load_run.averages=True
   --adapters=DIR | load_run.adapters=DIR
 explore --workdir=RUN
-  --workdir=DIR/run | load.workdir=DIR/run; Explorer.name=run
+  --workdir=DIR/run | load.workdir=DIR/run; Explorer.name=run; make_app.explorers.run=None
   --host=::1 | _bind.host=::1
   --port=9 | _bind.port=9
   --checkpoint=4 | load.checkpoint=4
@@ -220,7 +221,8 @@ analyze --what=all --workdir=RUN --prompt=ab
   --what=spectra | lyapunov_section,clustering_section=not called; \
     write_report.page=spectra.html; write_report.title=Spectra of RUN; write_report.missing=[]
   --workdir=DIR/run | load_run.workdir=DIR/run; write_report.title=Analysis of run; \
-    make_folder,write_section,write_report.folder=DIR/run/analysis
+    write_section,write_report.facts.run=DIR/run; \
+        make_folder,write_section,write_report.folder=DIR/run/analysis
   --output=DIR/o | make_folder,write_section,write_report.folder=DIR/o
   --prompt=cd | lyapunov_section.prompts=[[99, 100]]; lyapunov_section.pieces=[["c", "d"]]
   --convention=full | lyapunov_section.convention=full
@@ -238,7 +240,7 @@ export --workdir=RUN --output=DIR/out
   --averages | load_run.averages=True
 convert --config=configs/default.py --input=DIR --workdir=DIR/new
   --input=DIR/run | read_config_json,with_tokenizer,pretrained_params.folder=DIR/run
-  --workdir=DIR/b | write_run,load_corpus,load_run.workdir=DIR/b
+  --workdir=DIR/new2 | write_run,load_corpus,load_run.workdir=DIR/new2
   --to_ode | to_ode=called; write_run.config.model.time_basis=table:12; \
     write_run.config.model.time_embed_dim=12
   --sequence_length=8 | with_model.length=8
@@ -259,7 +261,7 @@ reproduce --experiment=appendixE --output=DIR --text=stdlib
   --tokenizers | paper_settings_test
   --seeds=1 | carry_out,_remaining.runs=RUNS_OF_SEED_0
   --part=1/2 | carry_out.runs=RUNS_OF_BASELINE; carry_out.results=results-1.jsonl
-  --dry_run | carry_out=not called
+  --dry_run | carry_out,_remaining=not called
 make_tasks --workdir=RUN --output=DIR
   --workdir=DIR/run | make_tasks.workdir=DIR/run
   --output=DIR/o | make_tasks.output=DIR/o
@@ -483,9 +485,12 @@ def test_every_figure_of_evaluate(folder, finished, capsys):
 def test_flags_of_every_verb(verb, monkeypatch):
     monkeypatch.setattr(console, "quiet", False)
     monkeypatch.setattr(plugins, "trust_all", False)
-    parse(module_of(verb), [verb])
-    assert (console.quiet, plugins.trust_all) == (False, False)
-    parse(module_of(verb), [verb, "--quiet"])
-    assert (console.quiet, plugins.trust_all) == (True, False)
-    parse(module_of(verb), [verb, "--trust_plugins"])
-    assert (console.quiet, plugins.trust_all) == (False, True)
+    flags = module_of(verb).FLAGS
+    words = [verb, *(["--config=configs/tiny.py"] if "config" in flags else [])]
+    for more, expected in (
+        ([], (False, False)),
+        (["--quiet"], (True, False)),
+        (["--trust_plugins"], (False, True)),
+    ):
+        parse(module_of(verb), [*words, *more])
+        assert (console.quiet, plugins.trust_all) == expected

@@ -206,7 +206,7 @@ def test_a_norm_equals_numpy(centred):
     """LayerNorm, and RMSNorm, of what has a mean."""
     x = 3 + np.random.default_rng(0).standard_normal((2, 8)).astype(np.float32)
     norm = Norm(centred, False, 1e-5)
-    found = norm.apply({"params": {"scale": np.ones(8, np.float32)}}, x)
+    found = norm.apply({"params": {"scale": jnp.ones(8)}}, jnp.asarray(x))
     y = x - x.mean(-1, keepdims=True) if centred else x
     expected = y / np.sqrt(np.square(y).mean(-1, keepdims=True) + 1e-5)
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    np.testing.assert_allclose(found, expected, atol=1e-5)

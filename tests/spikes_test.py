@@ -198,10 +198,10 @@ def test_averages(small, tmp_path):
 @pytest.mark.parametrize(("step", "expected"), [(0, 0.1), (10_000, 0.9)])
 def test_averages_move_slowly_once_the_run_is_old(step, expected):
     """The parameter goes from 1 to 0: of the average, a tenth is left at first, later 0.9."""
-    setup = create_autospec(Setup, instance=True, config=config_with_train(ema_decay=0.9))
-    setup.trains.return_value = True
-    setup.optimizer = optax.with_extra_args_support(optax.sgd(1.0))
+    sgd = optax.with_extra_args_support(optax.sgd(1.0))
+    facts = {"config": config_with_train(ema_decay=0.9), "trains": lambda _: True}
+    setup = create_autospec(Setup, instance=True, optimizer=sgd, **facts)
     w = {"w": jnp.ones(())}
-    before = TrainState(jnp.int32(step), w, setup.optimizer.init(w), averages=w)
+    before = TrainState(jnp.int32(step), w, sgd.init(w), averages=w)
     after = _update(setup, before, w, norm=1.0)
     assert (float(after.params["w"]), float(after.averages["w"])) == (0, pytest.approx(expected))
