@@ -51,8 +51,9 @@ class _Keys(ConfigDict):
 
     def __setitem__(self, name: str, value: object) -> None:
         try:
-            section = isinstance(value, ConfigDict)
-            super().__setitem__(name, value if section else plain_value(value))
+            # A section isn't a number, though one has a key `dtype`.
+            is_section = isinstance(value, ConfigDict)
+            super().__setitem__(name, value if is_section else plain_value(value))
         except TypeError as error:
             key = next((each for each in KEYS if each.rpartition(".")[2] == name), None)
             if key is None:
