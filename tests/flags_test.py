@@ -59,105 +59,46 @@ def evaluate_run_on_tasks(run, tokenizer, batch_size, tasks, folder):
     """Of the harness."""
 
 
-RUN = {
-    "training.load.load_run": lambda *_, **__: LOADED["run"],
-    "training.load.Run.at_depth": same,
-    "inference.validation.evaluate_split": result({"loss": 1.0, "perplexity": 2.0, "tokens": 3}),
-}
 SECTION = SimpleNamespace(numbers={})
 CHAT = SimpleNamespace(ask=result([1, 2]), end_of_answer=result("END"))
 SUMMARY = SimpleNamespace(notes=[], model_class="", parameters=1, logits="")
-
-# What replaces the functions that a verb calls.
-REPLACED = {
-    "train": {
-        "cli.train.train_to_end": result(0),
-        "training.loop.check": result(),
-        "training.branch.branch_off": lambda *_: Config.of(LOADED["config"]),
-    },
-    "finetune": {"cli.finetune.finetune": result(0)},
-    "evaluate": {
-        **RUN,
-        "inference.notebook.write_figure": result(),
-        "inference.harness.load_tasks": result(SimpleNamespace(methods=())),
-        "inference.harness.evaluate_run_on_tasks": result({}),
-    },
-    "generate": {
-        **RUN,
-        "inference.sampling.generate": result(()),
-        "inference.sampling.Continuation": Continuation,
-        "cli.generate._chat_of": result(CHAT),
-    },
-    "explore": {
-        "cli.explore._bind": result(SimpleNamespace(getsockname=result(("", 1)))),
-        "inference.trained_run.load": result(),
-        "inference.explorer.answers.Explorer": result(),
-        "inference.explorer.app.make_app": result(),
-        "secrets.token_urlsafe": result("token"),
-        "uvicorn.Server": result(SimpleNamespace(run=result())),
-    },
-    "prepare_data": {"cli.prepare_data.prepare_data": result()},
-    "benchmark": {
-        "cli.benchmark.show_comparison": result(),
-        "cli.benchmark.show_generation": result(),
-    },
-    "plan": {
-        "planner.topology.make_topology": result(),
-        "cli.plan.sweep": result(),
-        "cli.plan.show_plans": result(),
-    },
-    "analyze": {
-        **RUN,
-        "analysis.spectra_section.spectra_section": result(SECTION),
-        "analysis.lyapunov_section.lyapunov_section": result(SECTION),
-        "analysis.clustering_section.clustering_section": result(SECTION),
-        "analysis.report.write_section": result(),
-        "analysis.report.write_report": result(),
-        "cli.analyze._write_page": result("page"),
-        "cli.analyze.make_folder": result(),
-    },
-    "export": {**RUN, "hf.save_pretrained.save_pretrained": result(SUMMARY)},
-    "convert": {
-        **RUN,
-        "hf.from_pretrained.read_config_json": result({}),
-        "hf.from_pretrained.with_model": lambda config, *_: (config, None),
-        "hf.from_pretrained.with_tokenizer": lambda config, *_: (
-            config,
-            LOADED["corpus"].tokenizer,
-        ),
-        "hf.from_pretrained.check_vocabulary": result(0),
-        "hf.from_pretrained.pretrained_params": result({}),
-        "hf.to_ode.to_ode": result({}),
-        "cli.convert.write_run": result(),
-        "data.corpus.load_corpus": lambda *_: LOADED["corpus"],
-    },
-    "sweep": {
-        "experiments.runs.carry_out": result(),
-        "experiments.runs.read_results": result(AllDone(any={})),
-        "cli.sweep._present": result(),
-    },
-    "reproduce": {
-        "experiments.runs.carry_out": result(),
-        "experiments.runs.read_results": result({}),
-        "cli.reproduce._remaining": lambda runs, _: runs,
-    },
-    "make_tasks": {"cli.make_tasks.make_tasks": result()},
+ANSWERS = {  # of functions that are replaced, by their names; the others return None
+    **{"train_to_end": result(0), "finetune": result(0), "Continuation": Continuation},
+    "branch_off": lambda *_: Config.of(LOADED["config"]),
+    "load_run": lambda *_, **__: LOADED["run"],
+    "at_depth": same,
+    "evaluate_split": result({"loss": 1.0, "perplexity": 2.0, "tokens": 3}),
+    **{"load_tasks": result(SimpleNamespace(methods=())), "evaluate_run_on_tasks": result({})},
+    **{"generate": result(()), "_chat_of": result(CHAT), "token_urlsafe": result("token")},
+    "_bind": result(SimpleNamespace(getsockname=result(("", 1)))),
+    "Server": result(SimpleNamespace(run=result())),
+    **dict.fromkeys(("spectra_section", "lyapunov_section", "clustering_section"), result(SECTION)),
+    **{"_write_page": result("page"), "save_pretrained": result(SUMMARY)},
+    **dict.fromkeys(("read_config_json", "pretrained_params", "to_ode"), result({})),
+    **{"with_model": lambda config, *_: (config, None), "check_vocabulary": result(0)},
+    "with_tokenizer": lambda config, *_: (config, LOADED["corpus"].tokenizer),
+    "load_corpus": lambda *_: LOADED["corpus"],
+    **{"read_results": result(AllDone(any={})), "_remaining": same},
 }
+OF_RUN = "training.load.load_run training.load.Run.at_depth inference.validation.evaluate_split "
 
-# A command of each verb, and below it a row for each flag: the words that are added (the last one
-# with the flag; it replaces one of the same name), and what that changes. Or the file, perhaps with
-# the test, that asserts what the flag does. DIR is a folder; RUN and DIR/run are the same workdir.
-TABLE = """
-train --config=configs/tiny.py:ode --workdir=DIR
+# A command of each verb, with the functions that are replaced. Below it a row for each flag: the
+# words that are added (the last one with the flag; it replaces one of the same name), and what that
+# changes; or the file, perhaps with the test, that asserts what the flag does. DIR is a folder; RUN
+# and DIR/run are the same workdir.
+TABLE = f"""
+train --config=configs/tiny.py:ode --workdir=DIR | \
+    cli.train.train_to_end training.loop.check training.branch.branch_off
   --config.seed=3 | train_to_end.config.seed=3
   --workdir=DIR/b | train_to_end.workdir=DIR/b
   --dry_run | check=called; train_to_end=not called
   --branch_from=RUN --branch_from=DIR/run | branch_off.source=DIR/run
   --branch_from=RUN --branch_step=4 | branch_off.step=4
-finetune --config=configs/finetune.py:lora --workdir=DIR
+finetune --config=configs/finetune.py:lora --workdir=DIR | cli.finetune.finetune
   --config.seed=3 | finetune.given.seed=3
   --workdir=DIR/b | finetune.workdir=DIR/b
-evaluate --workdir=RUN
+evaluate --workdir=RUN | {OF_RUN}inference.notebook.write_figure \
+    inference.harness.load_tasks inference.harness.evaluate_run_on_tasks
   --workdir=DIR/run | load_run.workdir=DIR/run
   --num_steps=3 | load_run.grids=[(3, None)]; at_depth.num_steps=3
   --scheme=heun | load_run.grids=[(None, "heun")]; at_depth.scheme=heun
@@ -173,7 +114,8 @@ evaluate --workdir=RUN
   --tasks=a --include_path=x | load_tasks.include_path=x
   --tasks=a --limit=7 | load_tasks.limit=7
   --tasks=a --output=DIR/o | evaluate_run_on_tasks.folder=DIR/o
-generate --workdir=RUN --prompt=ab
+generate --workdir=RUN --prompt=ab | {OF_RUN}inference.sampling.generate \
+    inference.sampling.Continuation cli.generate._chat_of
   --workdir=DIR/run | load_run.workdir=DIR/run
   --prompt=cd | generate.prompts=[[99, 100]]; Continuation.prompt=[99, 100]
   --chat | _chat_of=called; generate.prompts=[[1, 2]]; Continuation.prompt=[1, 2]; \
@@ -188,36 +130,42 @@ generate --workdir=RUN --prompt=ab
   --checkpoint=best | load_run.checkpoint=best
   --averages | load_run.averages=True
   --adapters=DIR | load_run.adapters=DIR
-explore --workdir=RUN
+explore --workdir=RUN | cli.explore._bind inference.trained_run.load secrets.token_urlsafe \
+    uvicorn.Server inference.explorer.answers.Explorer inference.explorer.app.make_app
   --workdir=DIR/run | load.workdir=DIR/run; Explorer.name=run; make_app.explorers.run=None
   --host=::1 | _bind.host=::1
   --port=9 | _bind.port=9
   --checkpoint=4 | load.checkpoint=4
   --averages | load.averages=True
-status --workdir=RUN
+status --workdir=RUN |
   --workdir | status_test.test_the_verb_on_a_run_and_on_a_folder_of_runs
   --json | status_test.test_the_verb_on_a_run_and_on_a_folder_of_runs
   --plot | status_test.test_the_losses_of_several_runs_in_one_figure
-prepare_data --config=configs/tiny.py:ode --output=DIR
+prepare_data --config=configs/tiny.py:ode --output=DIR | cli.prepare_data.prepare_data
   --config.data.tokenizer=bytes | prepare_data.data.tokenizer=bytes
   --output=DIR/b | prepare_data.folder=DIR/b
   --shards=5 | prepare_data.shards=5
   --shard=3/8 | prepare_data.part=(3, 8)
   --workers=2 | prepare_data.workers=2
-benchmark --config=configs/tiny.py:ode
+benchmark --config=configs/tiny.py:ode | cli.benchmark.show_comparison cli.benchmark.show_generation
   --config.seed=3 | show_comparison.config.seed=3
   --against=configs/tiny.py:baseline,train.batch_size=4 | show_comparison.others=[4]
   --generation | show_generation=called; show_comparison=not called
   --rounds=7 | show_comparison.rounds=7
   --profile=DIR | show_comparison.traces=DIR
-plan --config=configs/tiny.py:ode --topology=cpu:8
+plan --config=configs/tiny.py:ode --topology=cpu:8 | \
+    planner.topology.make_topology cli.plan.sweep cli.plan.show_plans
   --config.seed=3 | show_plans.config.seed=3
   --topology=cpu:4 | make_topology.name=cpu:4
   --slices=2 | make_topology.slices=2
   --sweep | sweep=called; show_plans=not called
-analyze --what=clustering --output=DIR
+analyze --what=clustering --output=DIR | analysis.clustering_section.clustering_section \
+    analysis.report.write_section analysis.report.write_report cli.analyze.make_folder
   --seeds=3 | clustering_section.seeds=3
-analyze --what=all --workdir=RUN --prompt=ab
+analyze --what=all --workdir=RUN --prompt=ab | {OF_RUN}analysis.spectra_section.spectra_section \
+    analysis.lyapunov_section.lyapunov_section analysis.clustering_section.clustering_section \
+    analysis.report.write_section analysis.report.write_report \
+    cli.analyze._write_page cli.analyze.make_folder
   --what=spectra | lyapunov_section,clustering_section=not called; \
     write_report.page=spectra.html; write_report.title=Spectra of RUN; write_report.missing=[]
   --workdir=DIR/run | load_run.workdir=DIR/run; write_report.title=Analysis of run; \
@@ -230,7 +178,7 @@ analyze --what=all --workdir=RUN --prompt=ab
   --num_steps=3 | load_run.grids=[(3, None)]; at_depth.num_steps=3
   --interactive | _write_page=called
   --checkpoint=4 | load_run.checkpoint=4
-export --workdir=RUN --output=DIR/out
+export --workdir=RUN --output=DIR/out | {OF_RUN}hf.save_pretrained.save_pretrained
   --workdir=DIR/run | load_run.workdir=DIR/run
   --output=DIR/o | save_pretrained.output=DIR/o
   --num_steps=3 | load_run.grids=[(3, None)]; at_depth.num_steps=3
@@ -238,14 +186,19 @@ export --workdir=RUN --output=DIR/out
   --form=hypernetwork | save_pretrained.kept_form=hypernetwork
   --checkpoint=4 | load_run.checkpoint=4
   --averages | load_run.averages=True
-convert --config=configs/default.py --input=DIR --workdir=DIR/new
+convert --config=configs/default.py --input=DIR --workdir=DIR/new | \
+    {OF_RUN}hf.from_pretrained.read_config_json \
+    hf.from_pretrained.with_model hf.from_pretrained.with_tokenizer \
+    hf.from_pretrained.check_vocabulary hf.from_pretrained.pretrained_params \
+    hf.to_ode.to_ode cli.convert.write_run data.corpus.load_corpus
   --input=DIR/run | read_config_json,with_tokenizer,pretrained_params.folder=DIR/run
   --workdir=DIR/new2 | write_run,load_corpus,load_run.workdir=DIR/new2
   --to_ode | to_ode=called; write_run.config.model.time_basis=table:12; \
     write_run.config.model.time_embed_dim=12
   --sequence_length=8 | with_model.length=8
   --config.seed=3 | with_model,with_tokenizer,write_run.config.seed=3
-sweep --config=configs/tiny.py:ode --output=DIR --grid=model.scan_unroll=1,2
+sweep --config=configs/tiny.py:ode --output=DIR --grid=model.scan_unroll=1,2 | \
+    experiments.runs.carry_out experiments.runs.read_results cli.sweep._present
   --config.seed=3 | carry_out.runs=["scan_unroll=1-seed=3", "scan_unroll=2-seed=3"]
   --output=DIR/o | carry_out,read_results,_present.output=DIR/o
   --grid=model.scan_unroll=3 | carry_out.runs=["scan_unroll=3-seed=0"]
@@ -253,7 +206,8 @@ sweep --config=configs/tiny.py:ode --output=DIR --grid=model.scan_unroll=1,2
   --part=1/2 | carry_out.runs=["scan_unroll=2-seed=0"]; carry_out.results=results-1.jsonl
   --dry_run | grid_test.test_dry_run_lists_the_commands_of_a_part
   --table_only | carry_out=not called
-reproduce --experiment=appendixE --output=DIR --text=stdlib
+reproduce --experiment=appendixE --output=DIR --text=stdlib | \
+    experiments.runs.carry_out experiments.runs.read_results cli.reproduce._remaining
   --experiment | paper_settings_test
   --output=DIR/o | carry_out,read_results.output=DIR/o
   --scale | paper_settings_test
@@ -262,7 +216,7 @@ reproduce --experiment=appendixE --output=DIR --text=stdlib
   --seeds=1 | carry_out,_remaining.runs=RUNS_OF_SEED_0
   --part=1/2 | carry_out.runs=RUNS_OF_BASELINE; carry_out.results=results-1.jsonl
   --dry_run | carry_out,_remaining=not called
-make_tasks --workdir=RUN --output=DIR
+make_tasks --workdir=RUN --output=DIR | cli.make_tasks.make_tasks
   --workdir=DIR/run | make_tasks.workdir=DIR/run
   --output=DIR/o | make_tasks.output=DIR/o
 """
@@ -282,6 +236,7 @@ NAMES = {
 class Row(NamedTuple):
     verb: str
     command: list[str]  # words before those of the row
+    replaced: list[str]
     words: list[str]
     changes: str
 
@@ -313,13 +268,14 @@ class Row(NamedTuple):
 
 
 def rows_of_table():
-    command = []
-    for line in filter(None, TABLE.splitlines()):
+    verb = ()
+    for line in TABLE.strip().splitlines():
+        words, _, rest = line.partition(" | ")
         if line.startswith("  "):
-            words, _, changes = line.strip().partition(" | ")
-            yield Row(command[0], command[1:], words.split(), changes)
+            yield Row(*verb, words.split(), rest)
         else:
-            command = line.split()
+            name, *command = words.split()
+            verb = name, command, rest.split()
 
 
 def flag_of(word):
@@ -365,10 +321,10 @@ def values_in(name, value):
     return {name: value} if isinstance(value, KEPT) else {}
 
 
-def calls_of(verb, *words, folder, finished, replaced=None):
+def calls_of(verb, *words, folder, finished, replaced):
     """The arguments of the first call of each function that a command calls."""
     places = {"DIR": str(folder), "RUN": str(finished[1])}
-    seen, replaced = {}, replaced or REPLACED[verb]
+    seen = {}
 
     def noting(name, original, answer):
         signature = inspect.signature(original)
@@ -394,8 +350,9 @@ def calls_of(verb, *words, folder, finished, replaced=None):
         patch.setitem(sys.modules, "t5x_diffeq.inference.harness", stub)
         patch.setattr(inference, "harness", stub, raising=False)
         owners = [owner_of(path) for path in replaced]  # all are imported before one is replaced
-        for owner, (path, answer) in zip(owners, replaced.items(), strict=True):
+        for owner, path in zip(owners, replaced, strict=True):
             name = path.rpartition(".")[2]
+            answer = ANSWERS.get(name, result())
             patch.setattr(owner, name, noting(name, getattr(owner, name), answer))
         call(module_of(verb), *words)
     for arguments in seen.values():
@@ -428,12 +385,13 @@ def test_a_flag_changes_what_it_says(row, folder, finished):
         return [*(word for word in row.command if flag_of(word) not in taken), *more]
 
     *others, last = row.words
+    given = {"folder": folder, "finished": finished, "replaced": row.replaced}
     first = (row.verb, *words(others))
     if first not in CALLS:
-        CALLS[first] = calls_of(*first, folder=folder, finished=finished)
+        CALLS[first] = calls_of(*first, **given)
     others = [word for word in others if flag_of(word) != flag_of(last)]
     before = CALLS[first]
-    then = calls_of(row.verb, *words([*others, last]), folder=folder, finished=finished)
+    then = calls_of(row.verb, *words([*others, last]), **given)
     changed, expected = {}, row.expected
     for name in before | then:
         if name not in then:
@@ -452,15 +410,13 @@ def test_every_flag_has_a_row(verb):
     assert flags - {"quiet", "trust_plugins"} == {row.flag for row in ROWS if row.verb == verb}
 
 
-def test_every_figure_of_evaluate(folder, finished, capsys):
+def test_every_figure_of_evaluate(folder, finished, monkeypatch, capsys):
     """As JSON, and in the table that compares grids."""
     values = {"loss": 1.5, "perplexity": 4.25, "bits_per_byte": 2.125, "tokens": 99}
-    measured = {"inference.validation.evaluate_split": result(values)}
-    loaded = {"training.load.load_run": RUN["training.load.load_run"]}
-    calls_of(
-        *("evaluate", "--workdir=RUN", "--num_steps=2,4"),
-        **{"folder": folder, "finished": finished, "replaced": loaded | measured},
-    )
+    monkeypatch.setitem(ANSWERS, "evaluate_split", result(values))
+    replaced = ["training.load.load_run", "inference.validation.evaluate_split"]
+    words = ("evaluate", "--workdir=RUN", "--num_steps=2,4")
+    calls_of(*words, folder=folder, finished=finished, replaced=replaced)
     out, err = capsys.readouterr()
     model = LOADED["run"].placed.model.config
     flops = [forward_flops(model.at_depth(n)) for n in (2, 4)]
