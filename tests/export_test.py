@@ -9,7 +9,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from exported_models import CLASSIC, LENGTH, LLAMA, MODELS, OTHER_CLASSES, TEXTS, random_run
+from exported_models import (
+    ADAPTED,
+    CLASSIC,
+    LENGTH,
+    LLAMA,
+    MODELS,
+    OTHER_CLASSES,
+    TEXTS,
+    random_run,
+)
 from exported_models import tokenizer_of as tokenizer
 from helpers import ROOT, call
 from safetensors.numpy import load_file
@@ -71,6 +80,16 @@ def test_a_block_without_a_pytorch_form_is_refused(tmp_path):
     with pytest.raises(InputError, match="export needs the method `pytorch_form` of the block"):
         save_pretrained(run, as_run, its_tokenizer, [], tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_peft_reads_how_the_adapters_are_applied(tmp_path):
+    run, tokenizer, as_run = random_run(ADAPTED["gpt_lora_of_two"])
+    save_pretrained(run, as_run, tokenizer, [], tmp_path / "out", peft=True)
+    told = json.loads((tmp_path / "out" / "adapter" / "adapter_config.json").read_text())
+    config = run.placed.model.config
+    assert (told["r"], told["lora_alpha"]) == (config.adapter_rank, config.adapter_alpha)
+    assert told["r"] != told["lora_alpha"] and told["fan_in_fan_out"] is True
+    assert told["target_modules"] == ["attn.c_attn", "mlp.c_proj"]
 
 
 def test_a_run_without_adapters(tmp_path):

@@ -15,7 +15,11 @@ from t5x_diffeq.config.config import Config, OptimizerKeys
 from t5x_diffeq.model.language_model import LanguageModel
 from t5x_diffeq.model.layers.parameter import is_parameter
 from t5x_diffeq.system.errors import InputError
-from t5x_diffeq.training.optimizers.optimizer import learning_rate_schedule, make_optimizer
+from t5x_diffeq.training.optimizers.optimizer import (
+    _clip,
+    learning_rate_schedule,
+    make_optimizer,
+)
 from t5x_diffeq.training.partitioning import unbox
 from t5x_diffeq.training.placed_model import declared_params
 from t5x_diffeq.training.step import lower_train_step
@@ -169,6 +173,13 @@ def test_a_step_on_cpus_replaces_adams_moments_in_place(small):
     copied = re.findall(r" copy\(%([^)]+)\)", program)
     assert len(moments) >= 8
     assert not set(moments) & set(copied)
+
+
+@pytest.mark.parametrize(("norm", "factor"), [(0.5, 1.0), (4.0, 0.5)])
+def test_a_gradient_is_scaled_down_to_the_largest_norm(norm, factor):
+    clip = _clip(2.0)
+    found, _ = clip.update({"w": jnp.ones(3)}, clip.init({}), {}, norm=jnp.float32(norm))
+    np.testing.assert_array_equal(found["w"], factor)
 
 
 def test_each_step_reports_the_rate_that_it_took(finished):

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from t5x_diffeq.hf.rope_parameters import rotary_from_json
 from t5x_diffeq.model.layers.rotary import SCALINGS, check_scaling, rotary_table, rotate
 from t5x_diffeq.system.errors import InputError
 
@@ -104,3 +105,8 @@ def test_halves_swapped_by_a_product_give_the_same(dtype):
     np.testing.assert_allclose(
         np.float32(dx_by_product), np.float32(dx), rtol=digits, atol=2 * digits
     )
+
+
+def test_what_a_folder_leaves_out_of_yarn_has_the_librarys_values():
+    folder = {"rope_theta": 1e6, "rope_scaling": {"type": "yarn", "factor": 4.0}}
+    assert rotary_from_json(folder, 32768) == {"rope_theta": 1e6, "rope_scaling": YARN}

@@ -69,10 +69,10 @@ def test_evaluate_a_part_of_the_split_quietly(finished, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scheme", ["heun", "tsit5"])
-def test_evaluate_by_other_schemes(workdir, capsys, scheme):
-    call(evaluate, f"--workdir={workdir}", f"--scheme={scheme}", "--rtol=0.1")
-    assert json.loads(capsys.readouterr().out)["scheme"] == scheme
+def test_evaluate_by_an_adaptive_solver(workdir, capsys):
+    call(evaluate, f"--workdir={workdir}", "--scheme=tsit5", "--rtol=0.1")
+    figures = json.loads(capsys.readouterr().out)
+    assert (figures["scheme"], figures["rtol"]) == ("tsit5", 0.1)
 
 
 @pytest.mark.slow
@@ -91,14 +91,8 @@ def test_evaluate_over_grids_and_schemes(workdir, tmp_path, capsys):
     flops = [row["flops_per_token"] for row in rows]
     assert flops[0] < flops[1] < flops[3]
     assert flops[1] == flops[2]  # one step of two stages
-    lines = [line for line in err.splitlines() if line.startswith(("euler ", "heun "))]
-    assert [line.endswith("trained grid") for line in lines] == [False, True, False, False]
-    table = [line.removesuffix("trained grid").split() for line in lines]
     (warning,) = [line for line in err.splitlines() if line.startswith("warning: ")]
     assert "trained only with 2 steps of euler" in warning and ":smooth" in warning
-    for column, key in ((-1, "eval/perplexity"), (-2, "eval/bits_per_byte")):
-        shown = [float(line[column]) for line in table]
-        assert shown == pytest.approx([row[key] for row in rows], abs=0.01)
     assert figure.read_bytes().startswith(b"\x89PNG")
 
 
