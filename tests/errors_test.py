@@ -14,6 +14,7 @@ import pytest
 from google.auth.exceptions import RefreshError, TransportError
 from jax.errors import JaxRuntimeError
 
+from t5x_diffeq.system import retries
 from t5x_diffeq.system.errors import (
     InputError,
     RunError,
@@ -314,3 +315,20 @@ def test_a_hub_out_of_reach():
 @pytest.mark.parametrize(("status", "retried"), [(503, True), (429, True), (404, False)])
 def test_what_the_hub_answers(status, retried):
     assert is_infrastructure_failure(of_hub(status)) == retried
+
+
+def test_what_fails_for_a_moment_is_tried_eight_times(monkeypatch, capsys):
+    """After pauses of 0.5 to 32 seconds, each twice as long as the one before."""
+    pauses, tries = [], []
+    monkeypatch.setattr(retries.time, "sleep", pauses.append)
+
+    def fail():
+        tries.append(1)
+        raise ConnectionResetError("gone")
+
+    with pytest.raises(ConnectionResetError):
+        retries.retry(fail, "the list can't be read")
+    assert pauses == [0.5, 1, 2, 4, 8, 16, 32] and len(tries) == 8
+    first, *_, last = capsys.readouterr().err.splitlines()
+    assert first.startswith("warning: the list can't be read: ")
+    assert first.endswith("trying again in 0.5 s (1 of 7)") and last.endswith("32 s (7 of 7)")
