@@ -54,6 +54,14 @@ def test_the_time_left():
     assert console.Progress("compiling").line(75) == "compiling: 1:15 so far"
 
 
+def test_numbers_as_people_read_them():
+    day = 86_400
+    seconds = {42: "0:42", 3723: "1:02:03", day - 1: "23:59:59", 2 * day + 3723: "2d 01:02:03"}
+    assert {each: console.format_duration(each) for each in seconds} == seconds
+    counts = {950: "950", 12_300: "12.3k", -1.24e6: "-1.24M", 6.5e9: "6.50B", 2e12: "2.00T"}
+    assert {each: console.format_count(each) for each in counts} == counts
+
+
 def test_an_error_ends_it(frequent_lines, capsys):
     with pytest.raises(ValueError), console.Progress("failing"):
         raise ValueError

@@ -7,8 +7,6 @@ import pytest
 from t5x_diffeq.cluster import recurrence
 from t5x_diffeq.cluster.peers import Failure
 
-pytestmark = pytest.mark.slow
-
 LOST = "process 3 of 4 has not answered for 60 s; the same command continues the run"
 
 
