@@ -214,6 +214,10 @@ def _widening(field, W, y, dt):
     return (y + dt * field(W[0], y)).astype(jnp.float32)
 
 
+def _first_of_two(field, W, memory, dt):
+    return memory[0] + dt * field(W[0], memory[0])
+
+
 @pytest.mark.parametrize(
     ("facts", "message"),
     [
@@ -223,15 +227,38 @@ def _widening(field, W, y, dt):
         ({"layer": "sequential"}, "says layer='sequential', and its steps aren't those of lie_tr"),
         ({"remembers": "nothing"}, "a scheme says what it remembers exactly if it has its own"),
         ({"leaves": _leaf, "step": lambda *_: 1 / 0}, "can't take 4 steps: ZeroDivisionError"),
+        ({"leaves": _leaf, "step": lambda *_: 1 / 0}, "depth_examples_test.py, line "),
         (
             {"keys": _NARROW, "step": _widening, "remembers": "y", "begin": lambda y, _: y}
             | {"grows": True},
             "returns float32[1, 3, 4] for a state bfloat16[1, 3, 4]",
         ),
+        (
+            {"remembers": "both", "begin": lambda y, N: (y, y), "step": _first_of_two},
+            "takes (float32[1, 3, 4], float32[1, 3, 4]) in a step and returns float32[1, 3, 4]; "
+            "return what it takes, or say grows=True",
+        ),
     ],
 )
 def test_what_the_check_refuses(facts, message):
     assert message in _refused_by_a_check(**facts)
+
+
+def test_a_step_returns_the_dtype_of_the_state():
+    scheme = td.Scheme(_reads_gain(False), (1.0,), None, (1, 1), leaves=_leaf)
+    vars(sys.modules[__name__])["tried"] = scheme
+    load_plugin.cache_clear()
+    config = _model_config(scheme=f"{__name__}:tried")
+    check_scheme(config)
+    with pytest.raises(
+        InputError, match=r"takes bfloat16\[1, 3, 4\] .* returns float32\[1, 3, 4\]; leaves of"
+    ):
+        check_scheme(replace(config, dtype="bfloat16", state_dtype="bfloat16"))
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_schemes_pass_the_check_in_bfloat16(name):
+    check_scheme(_model_config(scheme=SCHEMES[name], dtype="bfloat16", state_dtype="bfloat16"))
 
 
 def test_what_a_scheme_that_remembers_can_not_do():

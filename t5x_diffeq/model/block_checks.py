@@ -8,7 +8,7 @@ import jax
 from t5x_diffeq.model.block import Block
 from t5x_diffeq.model.config import ModelConfig
 from t5x_diffeq.model.sub_fields import block_of_shapes
-from t5x_diffeq.system.errors import InputError
+from t5x_diffeq.system.errors import InputError, describe_foreign
 
 
 def check_block(config: ModelConfig) -> None:
@@ -32,9 +32,8 @@ def check_block(config: ModelConfig) -> None:
         except InputError:
             raise
         except Exception as error:  # another package's code may raise anything
-            line = " ".join(str(error).split())
             raise _refused(
-                config, f"has a method {name} that can't be traced: {type(error).__name__}: {line}"
+                config, f"has a method {name} that can't be traced: {describe_foreign(error)}"
             ) from error
         shape = getattr(value, "shape", None)
         if shape != y.shape:

@@ -15,13 +15,14 @@ from t5x_diffeq.model.layers.array_types import State, Tree
 from t5x_diffeq.model.layers.parameter import map_parameters
 from t5x_diffeq.model.ode.integrate import integrate
 from t5x_diffeq.model.ode.solvers import (
+    Scheme,
     VectorField,
     count_evaluations,
     find_scheme,
 )
-from t5x_diffeq.model.ode.weight_source import layer_name
+from t5x_diffeq.model.ode.weight_source import dtype_in_use, layer_name
 from t5x_diffeq.model.sub_fields import SchemeLeaves
-from t5x_diffeq.system.errors import InputError
+from t5x_diffeq.system.errors import InputError, describe_foreign
 
 _LENGTH, _WIDTH = 3, 4
 _LAYERS = {"parallel": "euler", "sequential": "lie_trotter"}  # the schemes of these layers
@@ -32,8 +33,8 @@ def check_scheme(config: ModelConfig) -> None:
 
     Raises:
       InputError: if a step can't be taken; it evaluates f or g another number of times than the
-        scheme says; it changes the state's shape or dtype, or what isn't finite, or mixes tokens;
-        it isn't the layer that the scheme says; or a leaf can't learn.
+        scheme says; it changes the state's shape or dtype, or its memory's; it returns what isn't
+        finite, or mixes tokens; it isn't the layer that the scheme says; or a leaf can't learn.
     """
     small = replace(config, block=None, embed_dim=_WIDTH, num_heads=1, num_kv_heads=None)
     scheme, N = find_scheme(config.scheme), config.num_steps
@@ -41,6 +42,7 @@ def check_scheme(config: ModelConfig) -> None:
         W = leaves_of(small)
         y = jax.random.normal(jax.random.key(1), (1, _LENGTH, _WIDTH))
         counted = count_evaluations(scheme, W, y)
+        _check_memory(small, scheme)
         solve = partial(_integrate, small, config.scheme)
         end, pull_back = jax.vjp(solve, W, y)
         state = jax.ShapeDtypeStruct(y.shape, jnp.dtype(config.state_dtype))
@@ -48,8 +50,7 @@ def check_scheme(config: ModelConfig) -> None:
     except InputError:
         raise
     except Exception as error:  # another package's code may raise anything
-        line = " ".join(str(error).split())
-        raise _refused(config, f"can't take {N} steps: {type(error).__name__}: {line}") from error
+        raise _refused(config, f"can't take {N} steps: {describe_foreign(error)}") from error
     if counted != tuple(scheme.evaluations):
         raise _refused(
             config,
@@ -80,6 +81,53 @@ def check_scheme(config: ModelConfig) -> None:
                 f"says layer={scheme.layer!r}, and its steps aren't those of "
                 f"{_LAYERS[scheme.layer]}; leave layer out",
             )
+
+
+def _check_memory(config: ModelConfig, scheme: Scheme) -> None:
+    """Checks that a step returns a memory as it takes, in the dtypes of a run, or grows."""
+    if scheme.grows:
+        return
+    field, N = VectorField(lambda W, y: y, lambda W, y: y), config.num_steps
+    W: Tree = {}
+    if scheme.leaves is not None:
+        declared = jax.eval_shape(SchemeLeaves(config, parent=None).init, jax.random.key(0))
+
+        def in_use(leaf: Any) -> jax.ShapeDtypeStruct:
+            dtype = dtype_in_use(leaf.role, config.compute_dtype)
+            return jax.ShapeDtypeStruct(leaf.value.shape, dtype)
+
+        W = {"scheme": map_parameters(in_use, declared["params"])}
+    y = jax.ShapeDtypeStruct((1, _LENGTH, _WIDTH), jnp.dtype(config.state_dtype))
+    before = jax.eval_shape(lambda y: scheme.begin(y, N), y)
+
+    def step(W: Tree, memory: Any) -> Any:
+        return scheme.step(field, (W,) * len(scheme.nodes), memory, config.dt)
+
+    after = jax.eval_shape(step, W, before)
+    taken, returned = _shapes(before), _shapes(after)
+    if taken != returned:
+        advice = "return what it takes, or say grows=True"
+        if jax.tree.map(jnp.shape, before) == jax.tree.map(jnp.shape, after):
+            advice = "leaves of the roles scale and shift are float32: use leaf.astype(y.dtype)"
+        raise _refused(
+            config,
+            f"takes {taken} in a step and returns {returned}; {advice}",
+        )
+
+
+def _shapes(memory: Any) -> str:
+    """A memory as its dtypes and shapes."""
+    named = jax.tree.map(lambda x: _Verbatim(f"{x.dtype}{list(x.shape)}"), memory)
+    return repr(named)
+
+
+class _Verbatim(str):
+    """A text whose representation is itself."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
 
 
 def leaves_of(config: ModelConfig) -> Tree:

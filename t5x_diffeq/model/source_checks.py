@@ -25,7 +25,7 @@ from t5x_diffeq.model.ode.weight_source import (
     is_projection,
     layer_name,
 )
-from t5x_diffeq.system.errors import InputError
+from t5x_diffeq.system.errors import InputError, describe_foreign
 
 # In place of the model's own sizes, as every leaf of the weights is differentiated by itself.
 _SMALL: dict[str, Any] = {
@@ -77,7 +77,7 @@ def check_source(config: ModelConfig, depths: Sequence[int] = ()) -> None:
     except InputError:
         raise
     except Exception as error:  # another package's code may raise anything
-        raise _refused(config, f"makes no weights: {type(error).__name__}: {error}") from error
+        raise _refused(config, f"makes no weights: {describe_foreign(error)}") from error
     for path in P:
         if not linear[path]:
             raise _refused(

@@ -6,9 +6,11 @@ import os
 import re
 import socket
 import ssl
+import sysconfig
 import traceback
 from collections.abc import Iterator
 from concurrent.futures import Future
+from pathlib import Path
 
 
 class InputError(ValueError):
@@ -211,6 +213,16 @@ def advice(error: BaseException) -> str:
         "takes 75% to 92% when it starts: end that process, or start each with "
         "XLA_CLIENT_MEM_FRACTION=0.4; if there is none, lower that fraction"
     )
+
+
+def describe_foreign(error: BaseException) -> str:
+    """One line for an error in another package's code: its kind, its text, and the line there."""
+    ours = str(Path(__file__).parents[1]) + os.sep
+    libraries = [sysconfig.get_path(name) + os.sep for name in ("stdlib", "purelib", "platlib")]
+    frames = traceback.extract_tb(error.__traceback__)
+    theirs = [each for each in frames if not each.filename.startswith((ours, "<", *libraries))]
+    at = f" ({theirs[-1].filename}, line {theirs[-1].lineno})" if theirs else ""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}{at}"
 
 
 def platform_error(error: BaseException) -> InputError | None:

@@ -25,7 +25,7 @@ from jaxtyping import Array, Float
 from t5x_diffeq.config.config import ModelKeys
 from t5x_diffeq.config.plugins import check_returns, is_plugin, load_plugin
 from t5x_diffeq.model.layers.array_types import Times
-from t5x_diffeq.system.errors import InputError
+from t5x_diffeq.system.errors import InputError, describe_foreign
 
 Features = Float[Array, "nodes features"]
 _SAMPLES = 1000  # of t, for means over [0, 1]
@@ -196,7 +196,7 @@ def _check_features(name: str, basis: TimeBasis) -> None:
         features, count = _values(basis, times), basis.count
     except Exception as error:  # another package's code may raise anything
         raise InputError(
-            f"model.time_basis={name} can't be evaluated: {type(error).__name__}: {error}"
+            f"model.time_basis={name} can't be evaluated: {describe_foreign(error)}"
         ) from error
     if features.shape != (len(times), count) or features.dtype != np.float32:
         raise InputError(
