@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from t5x_diffeq.config.config import TrainKeys
-from t5x_diffeq.system.errors import InputError
+from t5x_diffeq.system.errors import InputError, describe_foreign
 from t5x_diffeq.training.logits import LogitsOfChunk, Vocabulary
 from t5x_diffeq.training.terms import (
     KEY,
@@ -32,6 +32,7 @@ OTHERS = (
     "device_memory_peak_gib",
 )
 _TOKENS, _VOCABULARY, _ROWS = 5, 7, 10  # of which three rows are padding
+_TARGETS = (0, 6, 3, 3, 1)
 _TOLERANCE = 1e-4  # of the largest entry of a gradient
 
 
@@ -102,11 +103,20 @@ class _Check:
         scale = np.abs(expected).max()
         if scale == 0:
             raise self.refuse("its value has no gradient; a constant can't be minimised")
-        error = np.abs(gradient - expected).max() if gradient.shape == expected.shape else scale
-        if not error <= _TOLERANCE * scale:
+        if gradient.shape != expected.shape:
             raise self.refuse(
-                f"`pull_back` isn't the gradient of `value`: for d = {np.round(d, 2)} they differ "
-                f"by {error:.2g}, and the gradient's largest entry is {scale:.2g}"
+                f"`pull_back` returns {list(gradient.shape)} for logits {list(expected.shape)}"
+            )
+        error = np.abs(gradient - expected)
+        if not error.max() <= _TOLERANCE * scale:
+            token, entry = np.unravel_index(np.argmax(error), error.shape)
+            kind = "padding" if entry >= _VOCABULARY else "no target"
+            kind = "the target" if entry == _TARGETS[token] else kind
+            raise self.refuse(
+                "`pull_back` isn't the gradient of `value`: they differ most by "
+                f"{error.max():.2g}, at token {token} (d = {d[token]:.2g}), entry {entry} "
+                f"({kind}): `pull_back` gives {gradient[token, entry]:.4g}, and JAX's gradient of "
+                f"`value` is {expected[token, entry]:.4g}"
             )
         halves = [z.reshape(_TOKENS, 2, -1) for z in models]
         values, gradients = self.call(
@@ -136,8 +146,7 @@ class _Check:
         try:
             return compute()
         except Exception as error:  # another package's code may raise anything
-            line = " ".join(str(error).split())
-            raise self.refuse(f"it can't be computed: {type(error).__name__}: {line}") from error
+            raise self.refuse(f"it can't be computed: {describe_foreign(error)}") from error
 
     def numbers(self, value: Array, shape: tuple[int, ...]) -> None:
         """A finite float32 number for each token."""
@@ -151,4 +160,4 @@ class _Check:
 def _logits(axes: tuple[str, ...], models: list[Float[Array, "chunk v"]]) -> LogitsOfChunk:
     vocabulary = Vocabulary(_VOCABULARY, axes)
     normalisers = [vocabulary.normaliser(z) for z in models]
-    return LogitsOfChunk(vocabulary, models, normalisers, jnp.array([0, 6, 3, 3, 1]))
+    return LogitsOfChunk(vocabulary, models, normalisers, jnp.array(_TARGETS))
