@@ -76,7 +76,7 @@ setup() {
   {
     wait_for_lock "$python"
     has_extras "$@" || make_environment
-  } 9>"$VENV/.lock"
+  } 9>"$VENV/.setup-lock" # `.lock` is uv's own
 }
 
 # Locks file 9, so that of two commands that set up at once the second finds what the first has made.
