@@ -100,7 +100,7 @@ def test_gpus_have_nvlink_in_a_machine_and_the_network_between():
 def test_the_step_is_a_range():
     hidden = dataclasses.replace(collective("all-gather", None), asynchronous=True)
     moved = [collective("all-reduce", None), hidden]
-    cost, flops = ProgramCost(1_000_000, 1_750_000), StepFlops(0, 0, 0, 0, 0, 0, 2 * 459e9, 64)
+    cost, flops = ProgramCost(1_000_000, 1_750_000), StepFlops(0, 0, 0, 0, 0, 0, 0, 2 * 459e9, 64)
     times = step_times(Links(torus(4, 4, 4), V5P), moved, cost, flops, devices=2)
     assert (times.compute, times.kernels) == pytest.approx((1e-3, 1e-3))
     assert times.overlapped == pytest.approx(times.waited / 2)
@@ -135,7 +135,7 @@ def test_a_gpus_kernels_take_what_they_do_most():
         "bytes": Kernel(0, 0, int(0.9 * 3350e6), 0, 1),
         "elements": Kernel(0, 0, 0, 64 * 132 * 1.755e6, 1),
     }
-    none, some = (StepFlops(0, 0, 0, 0, 0, 0, kernel, 128) for kernel in (0, 2 * 0.36 * 989e9))
+    none, some = (StepFlops(0, 0, 0, 0, 0, 0, 0, kernel, 128) for kernel in (0, 2 * 0.36 * 989e9))
     for what, kernel in each.items():
         times = step_times(links, [], ProgramCost(0, None, 0, (kernel,)), none, devices=2)
         assert times.low == times.compute == pytest.approx(1e-3 + 3e-6), what

@@ -53,6 +53,7 @@ def test_of_two_at_once_one_installs(tmp_path):
     assert sorted(out for out, _ in said) == ["", f"install {ROOT}[data]\n"]
     assert "another command is installing; waiting for it ..." in said[0][1] + said[1][1]
     assert [each.returncode for each in both] == [0, 0]
+    assert not (tmp_path / ".lock").exists()  # which uv would wait for
 
 
 def test_a_clone_has_the_line_ends_of_linux(tmp_path):
