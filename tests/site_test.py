@@ -30,8 +30,8 @@ PRINTED = {  # what the last lines of each example say
     "own_block": r"ode .*loss(.|\n)*baseline .*loss",
     "own_hook": r"'step': 10, 'parameter_norm/all': \d",
     "own_scheme": r"own_scheme:ralston: errors .* order (1\.[89]|2\.[01])(.|\n)*'loss'",
-    "own_term": r"20 -?\d\.\d+ \d",
     "own_source": r"'loss': \d",
+    "own_term": r"20 -?\d\.\d+ \d",
     "train_and_look_inside": r"Heun: .*perplexity(.|\n)*'def main\(\):",
 }
 ASK = """
