@@ -61,6 +61,13 @@ def _parse_number(text: str) -> float:
     return number
 
 
+def _parse_size(text: str) -> float:
+    size = float(text)
+    if not 0 <= size < inf:
+        raise ValueError(text)
+    return size
+
+
 def _integer(least: int, most: float = inf) -> Callable[[str], int]:
     def parse(text: str) -> int:
         if not (text.isascii() and text.isdecimal() and least <= int(text) <= most):
@@ -121,7 +128,7 @@ def _parse_flags(text: str) -> list[str]:
 _SECONDS = "give a number of seconds, such as 300"
 KEEP_MEMORY = Variable("T5X_DIFFEQ_KEEP_MEMORY", _integer(0, 1), "give 0 or 1, or unset it")
 CACHE = Variable("T5X_DIFFEQ_CACHE", _parse_folder, "give a folder of this machine")
-CACHE_GIB = Variable("T5X_DIFFEQ_CACHE_GIB", _parse_number, "give a number of GiB, such as 100")
+CACHE_GIB = Variable("T5X_DIFFEQ_CACHE_GIB", _parse_size, "give a number of GiB, such as 100, or 0")
 ARRIVAL_SECONDS = Variable("T5X_DIFFEQ_ARRIVAL_SECONDS", _parse_number, _SECONDS)
 SILENCE_SECONDS = Variable("T5X_DIFFEQ_SILENCE_SECONDS", _parse_number, _SECONDS)
 LEASE_SECONDS = Variable("T5X_DIFFEQ_LEASE_SECONDS", _parse_number, _SECONDS)

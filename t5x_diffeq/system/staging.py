@@ -93,7 +93,7 @@ def cache_folder() -> Path:
 
 def _cache_bytes(cached: int) -> int:
     """The cache's maximum size: the variable's, else `DEFAULT_GIB`, or less on a small disk."""
-    if gib := CACHE_GIB.read():
+    if (gib := CACHE_GIB.read()) is not None:
         return int(gib * 2**30)
     return min(int(DEFAULT_GIB * 2**30), (shutil.disk_usage(cache_folder()).free + cached) // 2)
 
