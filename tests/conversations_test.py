@@ -159,10 +159,11 @@ def source_of(path, **keys):
 def test_files_that_hold_no_conversations(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text('{"prompt": "x", "completion": "y"}\n{"prompt": "x", "comp')
-    with pytest.raises(InputError, match=r"a.jsonl, line at byte 35 is not JSON: .*; fix or del"):
+    wrong = r"a.jsonl, line at byte 35 is not JSON: .*; write one object per line, or delete it"
+    with pytest.raises(InputError, match=wrong):
         source_of(path)
     path.write_text('["x", "y"]\n')
-    with pytest.raises(InputError, match=r"byte 0 is not a JSON object but list; fix"):
+    with pytest.raises(InputError, match=r"byte 0 is not a JSON object but list"):
         source_of(path)
     (tmp_path / "b.txt").write_text("text")
     with pytest.raises(
