@@ -8,15 +8,12 @@ not grown, for the same FLOPs. The control is one stack of 12 layers, of which o
 last (`examples.depth.nested_layers`): if W(t) is not ahead of it, a lead is that of growing.
 """
 
-from studies.study import run_study
-from t5x_diffeq.experiments.experiment import RATE_NAME, Keys, Sweep, Training
-from t5x_diffeq.experiments.present import TableSpec
+from studies.study import Models, run_study, sweep_of_widths
+from t5x_diffeq.experiments.experiment import Keys
 
 _N, _UNTIL, _STEPS = 12, 0.7, "train.total_steps"
 _TIMES = 1 / (_UNTIL / _N + (1 - _UNTIL))  # the optimizer steps that a grown model may take
 _EVERY: Keys = {
-    "optimizer.name": "muon",
-    "optimizer.weight_decay": 0.1,
     "optimizer.schedule": "wsd",
     "optimizer.role_multipliers": (),  # e(t) stays as it was initialised
     "model.num_steps": _N,
@@ -28,23 +25,14 @@ _GROWN: Keys = {
     _STEPS: lambda values: round(_TIMES * values[_STEPS]),
 }
 _NESTED: Keys = {"model.weights": f"examples.depth.nested_layers:NestedLayers(layers={_N})"}
-_MODELS: dict[str, tuple[str, Keys]] = {
+_MODELS: Models = {
     "ode, grown": ("ode", _GROWN),
     "smooth, grown": ("smooth", _GROWN),
     "nested layers, grown": ("euler", {**_NESTED, **_GROWN}),
     "GPT": ("baseline", {}),
     "GPT, Euler's scheme": ("euler", {}),
 }
-_RATES = (1.6e-2, 8e-3, 3.2e-2)
-
-LAPTOP = PAPER = Sweep(
-    trainings=tuple(
-        Training(f"{variant}-{width}", {**_EVERY, **keys}, f"{name}, {width}", "ladder.py", _RATES)
-        for width in (48, 64)
-        for name, (variant, keys) in _MODELS.items()
-    ),
-    tables=(TableSpec(("model",), "text", "loss", RATE_NAME),),
-)
+LAPTOP = PAPER = sweep_of_widths(lambda width: _MODELS, _EVERY)
 
 if __name__ == "__main__":
     run_study("grown_depth", __doc__, LAPTOP, PAPER)

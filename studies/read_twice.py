@@ -7,22 +7,17 @@ middle is W(t) = W0 + P e(t) with as many kernels (T = 1). GPT with four layers 
 optimizer steps has the same parameters and FLOPs; GPT with six layers has the same FLOPs.
 """
 
-from studies.study import run_study
-from t5x_diffeq.experiments.experiment import RATE_NAME, Keys, Sweep, Training
-from t5x_diffeq.experiments.present import TableSpec
+from studies.study import Models, run_study, sweep_of_widths
+from t5x_diffeq.experiments.experiment import Keys
 
 _LAYERS, _N, _STEPS = 4, 6, "train.total_steps"
-_EVERY: Keys = {
-    "optimizer.name": "muon",
-    "optimizer.weight_decay": 0.1,
-    "train.velocity_penalty": 0.0,
-}
+_EVERY: Keys = {"train.velocity_penalty": 0.0}
 _FOUR: Keys = {
     "model.num_steps": _LAYERS,
     _STEPS: lambda values: round(_N / _LAYERS * values[_STEPS]),
 }
 _W_OF_T: Keys = {"model.weights": "examples.own_source:OwnEnds", "model.time_embed_dim": 1}
-_MODELS: dict[str, tuple[str, Keys]] = {
+_MODELS: Models = {
     "two layers twice": ("baseline", {"model.weights": "examples.depth.own_ends:OwnEnds"}),
     "W(t) between the ends": ("ode", _W_OF_T),
     "GPT, 4 layers": ("baseline", _FOUR),
@@ -30,16 +25,7 @@ _MODELS: dict[str, tuple[str, Keys]] = {
     "GPT, Euler's scheme, 4 layers": ("euler", _FOUR),
     "GPT, Euler's scheme, 6 layers": ("euler", {}),
 }
-_RATES = (1.6e-2, 8e-3, 3.2e-2)
-
-LAPTOP = PAPER = Sweep(
-    trainings=tuple(
-        Training(f"{variant}-{width}", {**_EVERY, **keys}, f"{name}, {width}", "ladder.py", _RATES)
-        for width in (48, 64)
-        for name, (variant, keys) in _MODELS.items()
-    ),
-    tables=(TableSpec(("model",), "text", "loss", RATE_NAME),),
-)
+LAPTOP = PAPER = sweep_of_widths(lambda width: _MODELS, _EVERY)
 
 if __name__ == "__main__":
     run_study("read_twice", __doc__, LAPTOP, PAPER)

@@ -8,22 +8,18 @@ third wider. GPT with that MLP has the same FLOPs and more parameters; GPT with 
 optimizer steps has the same FLOPs and the same parameters.
 """
 
-from studies.study import run_study
-from t5x_diffeq.experiments.experiment import RATE_NAME, Keys, Sweep, Training
-from t5x_diffeq.experiments.present import TableSpec
+from studies.study import Models, run_study, sweep_of_widths
+from t5x_diffeq.experiments.experiment import Keys
 
 _EVERY: Keys = {
-    "optimizer.name": "muon",
-    "optimizer.weight_decay": 0.1,
     # e(t) stays as it was initialised, as that of `:ode` does with Muon.
     "optimizer.role_multipliers": (),
 }
-_RATES = (1.6e-2, 8e-3, 3.2e-2)
 _STEPS = "train.total_steps"
 _MORE_FLOPS = 1.22  # with the wider MLP, over GPT's
 
 
-def _models(width: int) -> dict[str, tuple[str, Keys]]:
+def _models(width: int) -> Models:
     wide: Keys = {"model.mlp_dim": round(width * 16 / 3)}
     T: Keys = {"model.time_embed_dim": 5, "model.attention_time_embed_dim": 1}
     longer: Keys = {"train.total_steps": lambda values: round(_MORE_FLOPS * values[_STEPS])}
@@ -36,15 +32,7 @@ def _models(width: int) -> dict[str, tuple[str, Keys]]:
     }
 
 
-LAPTOP = PAPER = Sweep(
-    trainings=tuple(
-        Training(f"{variant}-{width}", {**_EVERY, **keys}, f"{name}, {width}", "ladder.py", _RATES)
-        for width in (48, 64)
-        for name, (variant, keys) in _models(width).items()
-    ),
-    tables=(TableSpec(("model",), "text", "loss", RATE_NAME),),
-    seeds=5,
-)
+LAPTOP = PAPER = sweep_of_widths(_models, _EVERY, seeds=5)
 
 if __name__ == "__main__":
     run_study("two_kernels", __doc__, LAPTOP, PAPER)

@@ -123,6 +123,13 @@ class Mixed(StatesTerm):
         return jnp.square(y - y.mean(1, keepdims=True)).mean(-1)
 
 
+class Unwidened(StatesTerm):
+    name = "unwidened"
+
+    def rate(self, y, velocity):
+        return jnp.square(y).mean(-1)
+
+
 class Flat(StatesTerm):
     name = "flat"
 
@@ -161,6 +168,7 @@ class Narrow(StatesTerm):
         ("Squares(wide=1)", r"give its arguments, as in Squares\(weight=0\.1\)"),
         ("Mixed(weight=1.0)", "the rate of a token depends on other tokens"),
         ("Flat(weight=1.0)", "the gradient of its rate is zero"),
+        ("Unwidened(weight=1.0)", r"of bfloat16 states is bfloat16; begin with y\.astype\(jnp\.f"),
         ("Narrow(weight=1.0)", r"returns bfloat16\[1, 3\] where each of 3 tokens"),
         ("small_model", r"is not a class derived from t5x_diffeq\.LogitsTerm or"),
     ],

@@ -132,9 +132,9 @@ def train(config: Config | ConfigDict, workdir: str | PathLike) -> "TrainedRun":
     from t5x_diffeq.inference.trained_run import load
 
     folder = parse_path(os.fspath(workdir), "workdir")
-    checked = config if isinstance(config, Config) else Config.of(config)
+    made = config if isinstance(config, Config) else Config.of(config)
     with sole_writer(folder):
-        status = train_to_end(checked, folder)
+        status = train_to_end(made, folder)
     if status == EXIT_INTERRUPTED:
         raise KeyboardInterrupt(
             f"the run is saved: the same call continues it, and load({str(folder)!r}) loads it"

@@ -140,6 +140,13 @@ class _Check:
             raise self.refuse("the gradient of its rate is zero or not finite")
         if gradients[:, :, [0, 2]].any():
             raise self.refuse("the rate of a token depends on other tokens")
+        narrow = jax.ShapeDtypeStruct(y.shape, jnp.bfloat16)
+        if (
+            found := self.call(lambda: jax.eval_shape(term.rate, narrow, narrow))
+        ).dtype != rate.dtype:
+            raise self.refuse(
+                f"its rate of bfloat16 states is {found.dtype}; begin with y.astype(jnp.float32)"
+            )
 
     def call(self, compute: Callable[[], Any]) -> Any:
         """What `compute` returns; an error names the term."""
