@@ -21,7 +21,7 @@ from t5x_diffeq.training.optimizers.muon import (
     pseudo_inverse,
     scale_by_muon,
 )
-from t5x_diffeq.training.optimizers.optimizer import learning_rate_schedule
+from t5x_diffeq.training.optimizers.schedule import learning_rate_schedule
 
 _STEPS = 720
 _contract = partial(jnp.tensordot, axes=1, precision="highest")

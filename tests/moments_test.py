@@ -96,8 +96,9 @@ def updates_of(moments, **mesh):
 
     def two_steps(gradients):
         state = setup.optimizer.init(jax.tree.map(jnp.zeros_like, gradients[0]))
+        facts = {"norm": jnp.float32(2), "schedule": setup.schedule}
         for gradient in gradients:
-            found, state = setup.optimizer.update(gradient, state, gradient, norm=jnp.float32(2))
+            found, state = setup.optimizer.update(gradient, state, gradient, **facts)
         return found
 
     shardings = jax.tree.map(lambda x: x.sharding, params)

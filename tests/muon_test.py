@@ -244,7 +244,7 @@ def updates_of(setup):
 
     def update(gradient, embeddings, params):
         state = setup.optimizer.init(params)
-        extra = {"norm": jnp.ones(()), "embeddings": embeddings}
+        extra = {"norm": jnp.ones(()), "embeddings": embeddings, "schedule": setup.schedule}
         return setup.optimizer.update(gradient, state, params, **extra)[0]
 
     shapes = setup.abstract_state.params

@@ -5,6 +5,7 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax.traverse_util import flatten_dict
 from helpers import setup_of
@@ -17,23 +18,28 @@ from t5x_diffeq.model.layers.parameter import is_parameter
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.training.optimizers.optimizer import (
     _clip,
-    learning_rate_schedule,
     make_optimizer,
 )
+from t5x_diffeq.training.optimizers.schedule import learning_rate_schedule
 from t5x_diffeq.training.partitioning import unbox
 from t5x_diffeq.training.placed_model import declared_params
 from t5x_diffeq.training.step import lower_train_step
 from t5x_diffeq.training.tracking.jsonl import read_metrics
 
 
+def constant_rate(rate):
+    keys = {"learning_rate": rate, "schedule": "wsd", "cooldown_steps": 0, "warmup_fraction": 0.0}
+    return learning_rate_schedule(OptimizerKeys(**keys), 1)
+
+
 def updates(optimizer, gradient):
     """The update of every parameter, all 1, at learning rate 1."""
     declared = declared_params(LanguageModel(SMALL))
-    transform = make_optimizer(OptimizerKeys(**optimizer), declared, lambda step: 1.0)
+    transform = make_optimizer(OptimizerKeys(**optimizer), declared)
     params = jax.tree.map(lambda x: jnp.ones(x.shape), unbox(declared))
     gradients = jax.tree.map(lambda x: jnp.full(x.shape, gradient), params)
-    norm = jnp.float32(0.5)
-    found = jax.jit(lambda g, p: transform.update(g, transform.init(p), p, norm=norm)[0])(
+    extra = {"norm": jnp.float32(0.5), "schedule": constant_rate(1.0)}
+    found = jax.jit(lambda g, p: transform.update(g, transform.init(p), p, **extra)[0])(
         gradients, params
     )
     return declared, flatten_dict(found, sep="/")
@@ -74,8 +80,9 @@ def test_schedule(small):
     small.optimizer.update(learning_rate=1.0, warmup_fraction=0.1, end_lr_fraction=0.1)
     rate = learning_rate_schedule(Config.of(small).optimizer, 100)
     assert 0 < float(rate(0)) < float(rate(5)) < float(rate(10)) == 1
-    assert float(rate(55)) == pytest.approx(0.55, abs=0.01)
-    assert float(rate(100)) == pytest.approx(0.1)
+    same = optax.warmup_cosine_decay_schedule(1 / 11, 1.0, 10, 100, 0.1)
+    steps = range(0, 120, 5)
+    np.testing.assert_allclose([rate(n) for n in steps], [same(n) for n in steps], rtol=1e-6)
 
 
 def wsd(small, total_steps, **keys):
@@ -162,6 +169,22 @@ def test_bad_factors_of_roles(small, pairs, message):
     small.optimizer.role_multipliers = pairs
     with pytest.raises(InputError, match=message):
         updates(small.optimizer, gradient=0.0)
+
+
+@pytest.mark.parametrize("shape", ["cosine", "wsd"])
+def test_runs_that_differ_in_rate_length_and_seed_share_a_program(small, shape):
+    def program(**keys):
+        config = small.copy_and_resolve_references()
+        config.optimizer.schedule = shape
+        config.update_from_flattened_dict(keys)
+        setup = setup_of(config)
+        with setup.context():
+            return lower_train_step(setup, config.train.batch_size).as_text()
+
+    keys = {"optimizer.learning_rate": 0.5, "optimizer.warmup_fraction": 0.5, "seed": 7}
+    first = program()
+    assert program(**keys, **{"train.total_steps": 9}) == first
+    assert program(**{"optimizer.weight_decay": 0.9}) != first
 
 
 def test_a_step_on_cpus_replaces_adams_moments_in_place(small):

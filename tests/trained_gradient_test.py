@@ -85,7 +85,7 @@ def trained(model, steps):
     for n in range(max(steps)):
         kept[n] = state.params
         batch = jax.tree.map(lambda x: x[: ROWS // 4], bigram_text(n))
-        state, _ = step(state, batch)
+        state, _ = step(state, batch, setup.schedule)
     return {n: kept.get(n, state.params) for n in steps}
 
 

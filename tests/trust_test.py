@@ -209,7 +209,7 @@ def test_only_what_says_that_it_is_of_the_kind_is_called(name):
     with refused:
         find_scheme(name)
     with refused:
-        make_optimizer(keys, {}, lambda step: 1.0)
+        make_optimizer(keys, {})
 
 
 def test_json_that_is_nested_too_deeply(foreign):

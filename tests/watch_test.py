@@ -56,7 +56,7 @@ def watch_a_step(config, depths=None, trains=True):
         before, batch = jax.device_get(start.params), random_batch(setup)
         with Watcher(training_of(setup, Path())) as watcher:
             watcher.before_step(1, start, batch)
-            after, metrics = step(start, batch)
+            after, metrics = step(start, batch, setup.schedule)
             watcher.after_step(1, after, metrics)
         curves = jax.device_get(watcher.curves[1])
     rest = jax.device_get((after.params, batch))
@@ -74,7 +74,7 @@ def move(params, by):
     )
 
 
-def shift(state, batch):
+def shift(state, batch, schedule):
     """Stands for a train step of a model none of whose weights have a gradient."""
     return state.replace(params=move(state.params, 0.01)), {}
 

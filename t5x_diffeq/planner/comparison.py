@@ -61,7 +61,7 @@ class Candidate:
     def step(self) -> None:
         """Runs and times one optimizer step."""
         start = time.perf_counter()
-        self.state, *others = self.compiled(self.state, self.batch)
+        self.state, *others = self.compiled(self.state, self.batch, self.setup.schedule)
         jax.block_until_ready((self.state, others))
         self.seconds.append(time.perf_counter() - start)
 

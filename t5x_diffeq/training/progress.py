@@ -32,7 +32,7 @@ from t5x_diffeq.system.environment import KEEP_MEMORY
 from t5x_diffeq.system.extras import python_command
 from t5x_diffeq.system.files import AnyPath, write_whole
 from t5x_diffeq.training.depths import full_grid_from
-from t5x_diffeq.training.optimizers.optimizer import learning_rate_schedule
+from t5x_diffeq.training.optimizers.schedule import learning_rate_schedule
 from t5x_diffeq.training.partitioning import axes_across_slices, describe_mesh, num_slices
 from t5x_diffeq.training.setup import Setup
 from t5x_diffeq.training.tracking.jsonl import read_metrics

@@ -21,6 +21,7 @@ from t5x_diffeq.training import partitioning
 from t5x_diffeq.training.compiler_options import Options, step_options
 from t5x_diffeq.training.config_checks import check_microbatches
 from t5x_diffeq.training.optimizers import optimizer as optimizers
+from t5x_diffeq.training.optimizers.schedule import Schedule, learning_rate_schedule
 from t5x_diffeq.training.placed_model import PlacedModel, declared_params, least_batch, place_model
 from t5x_diffeq.training.spikes import RecentSteps
 
@@ -33,7 +34,7 @@ class Setup(PlacedModel):
 
     optimizer: optax.GradientTransformation  # of the parameters that train
     trains: Callable[[str], bool]  # whether a part of the parameters, given its name, trains
-    schedule: optax.Schedule  # of the learning rate
+    schedule: Schedule  # of the learning rate
     abstract_state: TrainState  # shape, dtype and sharding of each array of the train state
     init_key: Array  # determines the initial parameters
     dropout_key: Array  # determines dropout, together with the optimizer step
@@ -126,11 +127,11 @@ def _setup_on(mesh: Mesh, config: Config, vocab_size: int) -> Setup:
     check_microbatches(config.train, mesh)
     placed = place_model(config, vocab_size, mesh)
     model, train_config = placed.model, config.train
-    schedule = optimizers.learning_rate_schedule(config.optimizer, train_config.total_steps)
+    schedule = learning_rate_schedule(config.optimizer, train_config.total_steps)
     declared = declared_params(model)
     trains = _trainable_parts(train_config.trainable, declared)
     training = {name: part for name, part in declared.items() if trains(name)}
-    optimizer = optimizers.make_optimizer(config.optimizer, training, schedule)
+    optimizer = optimizers.make_optimizer(config.optimizer, training)
     init_key, dropout_key = jax.random.split(jax.random.key(config.seed))
     boxed = jax.eval_shape(
         lambda key: _new_state(model, optimizer, trains, train_config, key), init_key

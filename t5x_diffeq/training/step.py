@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float
 
 from t5x_diffeq.checkpoints.stored import TrainState
@@ -34,6 +35,7 @@ from t5x_diffeq.training.objective import (
     objective,
     passes_of,
 )
+from t5x_diffeq.training.optimizers.schedule import Schedule
 from t5x_diffeq.training.setup import Setup
 from t5x_diffeq.training.spikes import look_for_spike
 from t5x_diffeq.training.watch import watch_gradient
@@ -118,16 +120,16 @@ def make_gradient(
 def make_train_step(
     setup: Setup, depths: tuple[int, ...] | None = None, teacher: LanguageModel | None = None
 ) -> Callable[..., tuple[TrainState, Metrics]]:
-    """The function from a state and a batch to the next state and the step's metrics.
+    """The function from a state, a batch and a schedule to the next state and the step's metrics.
 
-    Teacher and depths are those of `make_gradient`; the third argument is the teacher's parameters.
+    Teacher and depths are those of `make_gradient`; the last argument is the teacher's parameters.
     The metrics are scalars; with `train.watch_every`, also the norms of the gradient of W(t).
     """
     train_config = setup.train_config
     gradient_of = make_gradient(setup.model, setup.trains, train_config, depths, teacher)
 
     def train_step(
-        state: TrainState, batch: Batch, *teacher_params: Params
+        state: TrainState, batch: Batch, schedule: Schedule, *teacher_params: Params
     ) -> tuple[TrainState, Metrics]:
         dropout_key = jax.random.fold_in(setup.dropout_key, state.step)
         gradient, norm, metrics, embeddings, d_weights = gradient_of(
@@ -139,10 +141,11 @@ def make_train_step(
             state.recent, state.step, metrics["loss"], norm, targets, train_config.spike_deviations
         )
         with jax.named_scope("optimizer"):
-            updated = _update(setup, state, gradient, norm=norm, embeddings=embeddings)
+            facts = {"norm": norm, "embeddings": embeddings, "schedule": schedule}
+            updated = _update(setup, state, gradient, **facts)
             chosen = jax.tree.map(partial(jnp.where, rejected), _pass_over(state), updated)
         after = replace(chosen, step=state.step + 1, recent=recent)
-        values = {"learning_rate": setup.schedule(state.step), "targets": targets}
+        values = {"learning_rate": schedule(state.step), "targets": targets}
         return after, {**metrics, "grad_norm": norm, **values, **spike_metrics, **curves}
 
     return train_step
@@ -186,7 +189,8 @@ def lower_train_step(
 ) -> jax.stages.Lowered:
     """The train step as a program for the setup's shardings; it donates the state.
 
-    Its arguments are the state, the batch and, with a teacher, the teacher's parameters. A config
+    Its arguments are the state, the batch, `setup.schedule` and, with a teacher, the teacher's
+    parameters. A config
     that names a teacher needs one here (`InputError`).
     """
     source = setup.config.train.distill_from
@@ -203,7 +207,7 @@ def lower_train_step(
         out_shardings=(shardings, everywhere),
         compiler_options=setup.step_options,
     )
-    arguments = setup.abstract_state, setup.abstract_batch(batch_size)
+    arguments = setup.abstract_state, setup.abstract_batch(batch_size), setup.schedule
     return step.lower(*arguments, teacher.params) if teacher else step.lower(*arguments)
 
 
@@ -212,11 +216,30 @@ def compile_train_steps(
     batch_size: int,
     depths: Sequence[tuple[int, ...]],
     teacher: Teacher | None = None,
-) -> tuple[dict[tuple[int, ...], jax.stages.Compiled], float]:
-    """The compiled train step for each of `depths`, and the seconds that it took; for a thread."""
+) -> tuple[dict[tuple[int, ...], Callable[..., tuple[TrainState, Metrics]]], float]:
+    """The compiled train step for each of `depths`, and the seconds that it took; for a thread.
+
+    A step's arguments are the state, the batch and, with a teacher, the teacher's parameters.
+    """
     began = time.perf_counter()
     with setup.context():
-        steps = {
+        programs = {
             each: lower_train_step(setup, batch_size, each, teacher).compile() for each in depths
         }
+    schedule = _on_every_device(setup.schedule, setup.mesh)
+
+    def with_schedule(program: jax.stages.Compiled) -> Callable[..., tuple[TrainState, Metrics]]:
+        return lambda state, batch, *rest: program(state, batch, schedule, *rest)
+
+    steps = {each: with_schedule(program) for each, program in programs.items()}
     return steps, time.perf_counter() - began
+
+
+def _on_every_device(schedule: Schedule, mesh: Mesh) -> Schedule:
+    """The schedule's numbers, placed once, so that no step waits for them."""
+    everywhere = NamedSharding(mesh, PartitionSpec())
+
+    def place(number: np.generic) -> Array:
+        return jax.make_array_from_callback((), everywhere, lambda _: np.asarray(number))
+
+    return jax.tree.map(place, schedule)

@@ -1,4 +1,4 @@
-"""AdamW or Muon, with gradient clipping, schedules, weight decay and factors on the learning rate.
+"""AdamW or Muon, with gradient clipping, weight decay and factors on the learning rate.
 
 The defaults are those of the paper (appendix C).
 
@@ -27,6 +27,7 @@ from t5x_diffeq.model.layers.parameter import ROLES, map_parameters
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.training.optimizers.moments import scale_by_bfloat16_moments
 from t5x_diffeq.training.optimizers.muon import kernels_of_block, scale_by_muon
+from t5x_diffeq.training.optimizers.schedule import Schedule
 
 # The roles that weight decay applies to, for each value of `optimizer.decay`.
 DECAYED = {
@@ -36,58 +37,6 @@ DECAYED = {
 }
 
 
-def learning_rate_schedule(optimizer: OptimizerKeys, total_steps: int) -> optax.Schedule:
-    """Linear warm-up to the peak, then what `optimizer.schedule` names.
-
-    A cosine, to `end_lr_fraction` of the peak at the last step; or the peak, and a cooldown to
-    `end_lr_fraction` of it (`_warmup_stable_decay`).
-
-    Raises:
-      InputError: if the schedule's keys contradict each other.
-    """
-    warmup = round(optimizer.warmup_fraction * total_steps)
-    if optimizer.schedule == "wsd":
-        return _warmup_stable_decay(optimizer, warmup, total_steps)
-    if optimizer.cooldown_steps is not None:
-        raise InputError(
-            f"optimizer.cooldown_steps is {optimizer.cooldown_steps}, but "
-            "optimizer.schedule=cosine has no cooldown; leave the key out or set "
-            "optimizer.schedule=wsd"
-        )
-    peak = optimizer.learning_rate
-    return optax.warmup_cosine_decay_schedule(
-        init_value=peak / (warmup + 1),
-        peak_value=peak,
-        warmup_steps=warmup,
-        decay_steps=max(total_steps, warmup + 1),
-        end_value=peak * optimizer.end_lr_fraction,
-    )
-
-
-def _warmup_stable_decay(optimizer: OptimizerKeys, warmup: int, total_steps: int) -> optax.Schedule:
-    """Warm-up, the peak, and a linear cooldown over the last steps (Haegele et al. 2024).
-
-    Before the cooldown, only the warm-up depends on `total_steps`. So a run that branches off while
-    the rate is at its peak goes on at exactly that rate.
-    """
-    asked = optimizer.cooldown_steps
-    cooldown = total_steps // 5 if asked is None else asked
-    if warmup + cooldown > total_steps:
-        raise InputError(
-            f"{warmup} steps of warm-up (optimizer.warmup_fraction={optimizer.warmup_fraction:g}) "
-            f"and {cooldown} of cooldown (optimizer.cooldown_steps={asked}) are more than "
-            f"train.total_steps={total_steps}; make one of the two shorter"
-        )
-
-    def schedule(step: Array) -> Array:
-        rise = (step + 1) / (warmup + 1)
-        x = jnp.clip((step - (total_steps - cooldown)) / max(cooldown, 1), 0, 1)
-        fall = 1 - (1 - optimizer.end_lr_fraction) * x
-        return optimizer.learning_rate * jnp.minimum(jnp.minimum(rise, 1), fall)
-
-    return schedule
-
-
 # By optimizer, the factors of roles that `optimizer.role_multipliers` doesn't name. Beside Muon,
 # Adam would train e(t), and move all W(t_n) through it on top of Muon's steps; the loss is higher
 # then (docs/lab/lead.md).
@@ -95,13 +44,14 @@ _FACTORS: dict[str, dict[str, float]] = {"muon": {"time_embedding": 0.0}}
 
 
 def make_optimizer(
-    optimizer: OptimizerKeys, declared: dict, schedule: optax.Schedule
+    optimizer: OptimizerKeys, declared: dict
 ) -> optax.GradientTransformationExtraArgs:
     """Clip by the given norm -> directions -> decoupled decay -> each role's factor -> schedule.
 
-    The directions are Adam's, times each parameter's multiplier, or those of what `optimizer.name`
-    names. The factor of a role scales the decay too, as the learning rate of a parameter group
-    does in PyTorch. The boxes of the declared parameters say what decays and how it is scaled.
+    Its `update` takes the `norm` of the gradient and the `schedule`, beside what plug-ins get. The
+    directions are Adam's, times each parameter's multiplier, or those of what `optimizer.name`
+    names. The factor of a role scales the decay too, as the learning rate of a parameter group does
+    in PyTorch. The boxes of the declared parameters say what decays and how it is scaled.
 
     Raises:
       InputError: if `optimizer.name`, `optimizer.moments` or `optimizer.role_multipliers` is
@@ -126,22 +76,39 @@ def make_optimizer(
         directions,
         optax.stateless(lambda u, params: jax.tree.map(lambda m, u: m * u, multipliers, u)),
         optax.add_decayed_weights(optimizer.weight_decay, decays),
-        _scale_by_rates(schedule, by_role),
+        _scale_by_rates(by_role),
     )
 
 
-def _scale_by_rates(schedule: optax.Schedule, factors: dict) -> optax.GradientTransformation:
+def _scale_by_rates(factors: dict) -> optax.GradientTransformationExtraArgs:
     """Scales each parameter's direction by minus the learning rate and its own factor.
 
     It is one link of the chain, not two, so the state's structure doesn't depend on the factors.
+    Its state, the count of steps, is that of `optax.scale_by_schedule`, which can't take a schedule
+    that is an input of the program.
     """
-    by_rate = optax.scale_by_learning_rate(schedule)
 
-    def update(updates: dict, state: Any, params: Any = None) -> tuple[dict, Any]:
-        scaled, state = by_rate.update(updates, state, params)
-        return jax.tree.map(lambda u, f: u if f == 1 else f * u, scaled, factors), state
+    def init(params: dict) -> optax.ScaleByScheduleState:
+        return optax.ScaleByScheduleState(jnp.zeros((), jnp.int32))
 
-    return optax.GradientTransformation(by_rate.init, update)
+    def update(
+        updates: dict,
+        state: optax.ScaleByScheduleState,
+        params: dict,
+        *,
+        schedule: Schedule,
+        **_: object,
+    ) -> tuple[dict, optax.ScaleByScheduleState]:
+        rate = -schedule(state.count)
+
+        def scale(u: Array, factor: float) -> Array:
+            scaled = rate.astype(u.dtype) * u
+            return scaled if factor == 1 else factor * scaled
+
+        count = optax.safe_increment(state.count)
+        return jax.tree.map(scale, updates, factors), optax.ScaleByScheduleState(count)
+
+    return optax.GradientTransformationExtraArgs(init, update)
 
 
 def _role_factors(pairs: tuple[Any, ...]) -> dict[str, float]:
@@ -216,7 +183,27 @@ def _plugin(optimizer: OptimizerKeys, declared: dict, multipliers: dict) -> Dire
             f"optimizer.name={optimizer.name} returns a {type(made).__name__}; it must return an "
             "optax.GradientTransformation"
         )
-    return made, multipliers
+    return _with_documented_arguments(made), multipliers
+
+
+def _with_documented_arguments(
+    transformation: optax.GradientTransformation,
+) -> optax.GradientTransformationExtraArgs:
+    """A plug-in's transformation, which gets no other arguments than the documented ones."""
+    with_extra = optax.with_extra_args_support(transformation)
+
+    def update(
+        updates: dict,
+        state: Any,
+        params: dict,
+        *,
+        norm: Array,
+        embeddings: dict | None = None,
+        **_: object,
+    ) -> tuple[dict, Any]:
+        return with_extra.update(updates, state, params, norm=norm, embeddings=embeddings)
+
+    return optax.GradientTransformationExtraArgs(with_extra.init, update)
 
 
 _PLUGIN = _Kind(_plugin)
