@@ -1,9 +1,9 @@
 """Makes docs/explore.html and its pictures from examples/smooth, or from a run also that.
 
-    PYTHONPATH=.:tests python launch/explore_page.py [WORKDIR]
+    PYTHONPATH=.:tests/support python launch/explore_page.py [WORKDIR]
 
 examples/smooth gets of WORKDIR what reading takes: config, tokenizer, parameters, validation text,
-and a document of the training text. The pictures need Chromium (tests/browser.py).
+and a document of the training text. The pictures need Chromium (tests/support/browser.py).
 """
 
 import shutil

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from t5x_diffeq.planner.comparison import Candidate
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]  # tests/ has the recorded arrays and their models
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]  # which has the recorded arrays
 
 
 class Row(NamedTuple):
@@ -77,7 +77,7 @@ def check_kernels(small: bool) -> Iterator[Row]:
 
 
 def check_recorded_arrays(small: bool) -> Iterator[Row]:
-    """Logits of the official implementation, recorded in tests/golden."""
+    """Logits of the official implementation, recorded in tests/support/golden."""
     import jax
     import jax.numpy as jnp
     import numpy as np

@@ -40,7 +40,7 @@ def _state_of_code() -> str:
 
 # The same code has the same sample on every day and in every worker.
 SAMPLE = os.environ.setdefault("T5X_DIFFEQ_SAMPLE", _state_of_code())
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+sys.path.insert(0, str(ROOT))
 pytest_plugins = ["cpu_seconds"]
 install_import_hook(["t5x_diffeq", "studies"], "typecheck.check_types")
 PROGRAMS = compilation.SharedPrograms()

@@ -23,7 +23,7 @@ WITHIN = {  # the same for the folders of a room; "" are its own files
 # The files of cli that are not verbs.
 COMMON = ("__init__", "command_line", "failures", "flag_values", "quiet_libraries", "verb_flags")
 LIBRARIES_OF_EDGES = {"ml_collections", "grain", "sentencepiece", "tensorflow_datasets", "orbax"}
-PACKAGE = ROOT / "t5x_diffeq"
+PACKAGE, TESTS = ROOT / "t5x_diffeq", ROOT / "tests"
 
 
 def list_imports(path):
@@ -84,12 +84,16 @@ def test_the_package_does_not_know_the_studies():
         assert not [name for name in list_imports(path) if name.startswith("studies.")], path
 
 
+def test_tests_have_the_rooms_of_what_they_test():
+    rooms = {*ROOMS, "docs", "examples", "launch"}
+    assert {path.parent.name for path in TESTS.glob("*/*_test.py")} == rooms
+    assert {path.parent.name for path in TESTS.glob("*/*.py")} == {*rooms, "support"}
+
+
 def test_no_test_imports_another():
-    tests = {path.stem for path in (ROOT / "tests").glob("*.py")}
-    takes_no_part = {name for name in tests if name.endswith("_test")} | {"conftest"}
-    for name in tests:
-        found = {other.partition(".")[0] for other in list_imports(ROOT / "tests" / f"{name}.py")}
-        assert not found & takes_no_part, name
+    tests = {path.stem for path in TESTS.rglob("*_test.py")} | {"conftest"}
+    for path in TESTS.rglob("*.py"):
+        assert not {name.partition(".")[0] for name in list_imports(path)} & tests, path
 
 
 def test_contributing_maps_the_rooms():

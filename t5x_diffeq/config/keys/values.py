@@ -8,7 +8,7 @@ from typing import Annotated
 # Names that the command line must know before JAX is imported, which takes seconds. They are
 # defined in model/ode (solvers.py, sources.py, time_basis.py, integrate.py), model/adaptive.py,
 # model/layers/attention_kernels.py, and optimizer.py and moments.py of training/optimizers;
-# where a file has a table of its names, tests/bad_input_test.py compares the two.
+# where a file has a table of its names, tests/cli/bad_input_test.py compares the two.
 SCHEMES = ("euler", "lie_trotter", "strang", "midpoint", "heun", "rk4")
 ADAPTIVE_SOLVERS = ("bosh3", "tsit5", "dopri5", "dopri8")
 KERNELS = ("xla", "cudnn", "triton", "splash")

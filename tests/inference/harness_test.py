@@ -13,7 +13,7 @@ import pytest
 import warm_python
 from compilation import flags_of_processes
 from environments import make_environment
-from helpers import LENGTH_OF_LINES, LINES, ROOT, call, run_to_end, setup_of, small_config
+from helpers import LENGTH_OF_LINES, LINES, SUPPORT, call, run_to_end, setup_of, small_config
 from process_runs import as_processes
 
 from t5x_diffeq.cli import evaluate as evaluate_verb
@@ -92,7 +92,7 @@ def run_with_pieces(tmp_path_factory):
 @pytest.mark.slow
 def test_an_export_has_the_runs_numbers(run_with_pieces, tasks, tmp_path, capsys):
     """`lm_eval --model hf` and `evaluate --tasks`, with transformers and torch elsewhere."""
-    versions = ROOT / "tests" / "transformers_newest.txt"
+    versions = SUPPORT / "transformers_newest.txt"
     harness_of_ours = f"lm_eval[hf]=={version('lm_eval')}"
     python = make_environment(tmp_path / "v", "--requirements", str(versions), harness_of_ours)
     names = [f"local_{name}" for name in ("choice", "cloze", "rolling", "generation")]
@@ -227,7 +227,7 @@ def test_several_processes_answer_as_one(run_on_lines, tasks, tmp_path):
     names = ",".join(f"local_{name}" for name in ("choice", "cloze", "rolling", "generation"))
     environment = {**os.environ, "XLA_FLAGS": flags_of_processes(), "JAX_PLATFORMS": "cpu"}
     found = []
-    ordered = [ROOT / "tests" / "device_order.py", "interleaved"]
+    ordered = [SUPPORT / "device_order.py", "interleaved"]
     for processes, devices, module in ((1, 1, ["-m"]), (2, 2, ordered)):
         verb = [
             warm_python.executable(),

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import warm_python
 from compilation import flags_of_processes
-from helpers import ROOT, numbered_lines
+from helpers import ROOT, SUPPORT, numbered_lines
 from patience import patience
 
 from t5x_diffeq.training.tracking.jsonl import read_metrics
@@ -52,7 +52,7 @@ def as_processes(processes, devices, program):
 
 def command(text, workdir, processes, devices, *more, order=None):
     """The command of a tiny run of 20 steps; its devices may be in another `order`."""
-    ordered = [ROOT / "tests" / "device_order.py", order] if order else ["-m"]
+    ordered = [SUPPORT / "device_order.py", order] if order else ["-m"]
     train = [
         *(warm_python.executable(), *ordered, "t5x_diffeq.train"),
         *("--config=configs/shakespeare.py", f"--workdir={workdir}"),

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from helpers import ROOT
+from helpers import ROOT, SUPPORT
 from patience import patience
 from process_runs import HEAR_CTRL_C
 
@@ -27,7 +27,7 @@ def slow_training(python: str) -> str:
         'if [ "${2:-}" = t5x_diffeq.train ]; then\n'
         '  cpus="$(env -u OMP_NUM_THREADS nproc)"\n'
         '  printf %s "$cpus" >"$TRAIN_CONTROL/cpus-${SLURM_PROCID:-0}"\n'
-        f'  shift 2\n  exec {python} {ROOT}/tests/slow_train.py "$@"\nfi\n'
+        f'  shift 2\n  exec {python} {ROOT}/tests/support/slow_train.py "$@"\nfi\n'
     )
 
 
@@ -66,7 +66,7 @@ class StandIns:
     def add(self, path: Path) -> None:
         """A stand-in under this name."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        source = (ROOT / "tests" / "stand_in.py").read_text()
+        source = (SUPPORT / "stand_in.py").read_text()
         path.write_text(f"#!{sys.executable} -SE\n{source}")
         path.chmod(0o755)
 

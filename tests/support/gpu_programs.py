@@ -1,6 +1,6 @@
 """Compiles small train steps, and a decode step, for GPUs that aren't there; one line of JSON each.
 
-python tests/gpu_programs.py [CASE ...]
+python tests/support/gpu_programs.py [CASE ...]
 """
 
 import json

@@ -1,6 +1,6 @@
 """Runs a verb on a mesh whose CPU devices are in another order, as those of a TPU pod are.
 
-    python tests/device_order.py interleaved t5x_diffeq.train --config=FILE ...
+    python tests/support/device_order.py interleaved t5x_diffeq.train --config=FILE ...
 
 A TPU mesh follows the torus of chips, so the devices of a process are not next to each other on it;
 CPU devices always are. The order is `interleave` (the first device of each process, then the

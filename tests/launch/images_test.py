@@ -1,4 +1,4 @@
-"""The files of the images and of the launchers; tests/built_image_test.py builds an image."""
+"""The files of the images and of the launchers; built_image_test.py builds an image."""
 
 import itertools
 import re

@@ -7,7 +7,7 @@ import os
 import pytest
 import warm_python
 from compilation import flags_of_processes
-from helpers import ROOT, call, run_to_end, small_config
+from helpers import SUPPORT, call, run_to_end, small_config
 
 import t5x_diffeq as td
 from configs import finetune as finetune_config
@@ -23,7 +23,7 @@ from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.training.tracking.jsonl import read_metrics
 
 pytestmark = pytest.mark.in_turns
-PACKAGE = ROOT / "tests" / "plugin_package"
+PACKAGE = SUPPORT / "plugin_package"
 PARTS = "diffeq_plugin.parts"
 
 

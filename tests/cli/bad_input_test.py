@@ -1,6 +1,6 @@
 """Whatever a key or flag is set to, a verb starts its work, or ends with one line and status 2.
 
-`launch/test.sh tests/bad_input_test.py -s` prints how many cases there are.
+`launch/test.sh tests/cli/bad_input_test.py -s` prints how many cases there are.
 """
 
 import importlib
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from absl import flags
-from helpers import ROOT, forget_flags, run_to_end
+from helpers import SUPPORT, forget_flags, run_to_end
 from ml_collections.config_flags import config_flags
 
 from t5x_diffeq.cli import VERBS, command_line
@@ -102,7 +102,7 @@ def config_file(tmp_path):
     path = tmp_path / "small.py"
     path.write_text(
         "import sys\n"
-        f"sys.path.append({str(ROOT / 'tests')!r})\n"
+        f"sys.path.append({str(SUPPORT)!r})\n"
         "from helpers import small_config\n"
         "def get_config():\n"
         f"    return small_config({str(tmp_path / 'text.txt')!r})\n"

@@ -47,7 +47,7 @@ def test_every_kind_of_step_compiles(python, sample):
     once for the ODE as for the baseline."""
     compared = ("ode", "baseline")
     cases = [*compared, *sample(case for case in CASES if case not in compared)]
-    ended = run(python, "tests/gpu_programs.py", *cases)
+    ended = run(python, "tests/support/gpu_programs.py", *cases)
     told = {line["case"]: line for line in map(json.loads, ended.stdout.splitlines())}
     assert [*told] == cases, ended.stderr[-2000:]
     for case, program in told.items():

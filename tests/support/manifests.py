@@ -5,11 +5,11 @@ import re
 
 import kubernetes_validate
 import yaml
-from helpers import ROOT
+from helpers import SUPPORT
 from jsonschema import validate
 
 KUBERNETES = "1.34"
-JOBSET = json.loads((ROOT / "tests" / "schemas" / "jobset.json").read_text())
+JOBSET = json.loads((SUPPORT / "schemas" / "jobset.json").read_text())
 
 CONFIG, WORKDIR = "configs/llama1b.py", "--workdir=gs://bucket/run"
 TPU = (CONFIG, "--topology=4x4x4", "--slices=2", WORKDIR, "--unchecked")

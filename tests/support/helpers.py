@@ -34,7 +34,8 @@ from t5x_diffeq.training.hooks import Training
 from t5x_diffeq.training.tracking.jsonl import read_metrics
 from t5x_diffeq.training.tracking.trackers import RunWriter
 
-ROOT = Path(__file__).resolve().parents[1]
+SUPPORT = Path(__file__).resolve().parent  # this folder: scripts, recorded files, stand-ins
+ROOT = SUPPORT.parents[1]
 READMES = [path for path in ROOT.rglob("README.md") if not {".venv", "workdirs"} & set(path.parts)]
 _BUILT = ROOT / "docs" / "notebooks"  # by launch/docs.sh
 PAGES = sorted({*READMES, *(ROOT / "docs").rglob("*.md")} - {*_BUILT.glob("*.md")})

@@ -1,6 +1,6 @@
 """Exported models in vLLM, through its backend for transformers' models.
 
-launch/test.sh --slow --whole tests/vllm_test.py
+launch/test.sh --slow --whole tests/hf/vllm_test.py
 """
 
 import json
@@ -11,7 +11,7 @@ import sys
 import pytest
 from environments import make_environment
 from exported_models import LLAMA, OFFICIAL, OLMO2, greedy, random_run
-from helpers import ROOT, run_to_end
+from helpers import SUPPORT, run_to_end
 
 from t5x_diffeq.hf.save_pretrained import save_pretrained
 
@@ -42,7 +42,7 @@ def test_vllm_continues_as_the_run_does(tmp_path, whole):
         (tmp_path / f"{name}.json").write_text(json.dumps(said))
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
     ended = run_to_end(
-        [python, ROOT / "tests" / "in_vllm.py", *(tmp_path / name for name in MODELS)],
+        [python, SUPPORT / "in_vllm.py", *(tmp_path / name for name in MODELS)],
         env=environment,
     )
     assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]

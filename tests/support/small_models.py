@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import unflatten_dict
-from helpers import ROOT
+from helpers import SUPPORT
 
 from t5x_diffeq.config.config import ModelKeys
 from t5x_diffeq.model.config import ModelConfig
@@ -67,7 +67,7 @@ def random_params(model, seed=0, scale=0.3):
     )
 
 
-GOLDEN = ROOT / "tests" / "golden"
+GOLDEN = SUPPORT / "golden"
 GPT_ODE = dataclasses.replace(
     SMALL,
     num_steps=6,

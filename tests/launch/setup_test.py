@@ -8,7 +8,7 @@ import pytest
 from helpers import run_to_end
 from stand_ins import add_python, clean_environment
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 # In place of an installation, which needs minutes.
 SCRIPT = 'source launch/setup.sh; install() { echo "install $1"; }; setup '
 WITHOUT_PROJECT = '[[ "$*" != *"import t5x_diffeq"* ]] || exit 1\n'

@@ -1,6 +1,6 @@
 """Gradients in bfloat16 after training, which makes some of them small by cancellation.
 
-launch/test.sh --whole --slow tests/trained_gradient_test.py -s    # the table of all leaves
+launch/test.sh --whole --slow tests/training/trained_gradient_test.py -s    # all leaves
 """
 
 import functools

@@ -1,6 +1,6 @@
 """Models to and from transformers and torch: virtual environments of their own, installed here.
 
-    launch/test.sh --slow tests/transformers_test.py
+    launch/test.sh --slow tests/hf/transformers_test.py
 
 transformers_newest.txt and transformers_oldest.txt have the versions: the newest that was tried,
 with which all is tested, and the oldest that an exported model supports.
@@ -29,7 +29,7 @@ from exported_models import (
     record_outputs,
     tokenizer_of,
 )
-from helpers import ROOT, call, run_to_end
+from helpers import SUPPORT, call, run_to_end
 
 from configs import default
 from t5x_diffeq.cli import convert
@@ -50,7 +50,7 @@ from t5x_diffeq.training.setup import make_setup
 
 def install(versions: str, folder: Path) -> Path:
     """A Python in `folder` with the packages of a file of tests/: torch, transformers and peft."""
-    return make_environment(folder, "--requirements", str(ROOT / "tests" / versions))
+    return make_environment(folder, "--requirements", str(SUPPORT / versions))
 
 
 @pytest.fixture(scope="module")
@@ -144,7 +144,7 @@ def test_what_peft_tuned_and_merged_is_converted(interpreter, text, tmp_path, mo
 def run_there(interpreter, script, *arguments):
     """Runs a file of tests/ where torch is."""
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    command = [interpreter, ROOT / "tests" / script, *arguments]
+    command = [interpreter, SUPPORT / script, *arguments]
     ended = run_to_end(command, env=environment)
     assert ended.returncode == 0, ended.stdout + ended.stderr[-3000:]
     return ended
@@ -226,7 +226,7 @@ def test_export_compares_with_torch(interpreter, tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_a_block_of_another_package(interpreter, tmp_path, monkeypatch):
     """Its own PyTorch file computes what the block does, as an ODE and as layers."""
-    monkeypatch.syspath_prepend(ROOT / "tests" / "plugin_package")
+    monkeypatch.syspath_prepend(SUPPORT / "plugin_package")
     monkeypatch.setattr(check_folder, "python", lambda: str(interpreter))
     block = {"block": "diffeq_plugin.parts:SquaredBlock(power=3)"}
     for number, model in enumerate((LLAMA, {**CLASSIC, "architecture": "gpt"})):

@@ -1,6 +1,6 @@
 """Random texts: a run's tokens are those of the library that made its tokenizer, and of its export.
 
-python tests/tokenizer_fuzz_test.py 250    so many texts of each kind; the tests take 30
+python tests/data/tokenizer_fuzz_test.py 250    so many texts of each kind; the tests take 30
 """
 
 import io

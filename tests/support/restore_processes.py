@@ -1,7 +1,7 @@
 r"""Two processes that save and restore a little state together, in a script of a test.
 
     python launch/local_processes.py --devices_per_process=2 -- \
-      python tests/restore_processes.py DIR [SECONDS]
+      python tests/support/restore_processes.py DIR [SECONDS]
 
 What each process found goes to DIR/<process>.json. With SECONDS, each prepares something for so
 long.

@@ -4,7 +4,7 @@ import shutil
 
 import numpy as np
 import pytest
-from helpers import ROOT
+from helpers import SUPPORT
 
 import t5x_diffeq as td
 from t5x_diffeq.training.tracking.jsonl import read_metrics
@@ -36,7 +36,7 @@ NORMS_AFTER = {5: 0.8229447603225708, 6: 0.7356520295143127}
 
 @pytest.mark.slow
 def test_a_recorded_workdir(tmp_path, monkeypatch):
-    shutil.unpack_archive(ROOT / "tests" / "recorded" / "workdir.tar.xz", tmp_path)
+    shutil.unpack_archive(SUPPORT / "recorded" / "workdir.tar.xz", tmp_path)
     monkeypatch.chdir(tmp_path)
     workdir = tmp_path / "run"
     run = td.load(workdir)

@@ -1,4 +1,4 @@
-"""The official implementation's own numbers: arrays recorded from it, in tests/golden."""
+"""The official implementation's own numbers: arrays recorded from it, in tests/support/golden."""
 
 import dataclasses
 

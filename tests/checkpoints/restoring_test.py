@@ -6,10 +6,10 @@ import os
 import pytest
 import warm_python
 from compilation import flags_of_processes
-from helpers import ROOT, run_to_end
+from helpers import SUPPORT, run_to_end
 from process_runs import as_processes
 
-SCRIPT = ROOT / "tests" / "restore_processes.py"
+SCRIPT = SUPPORT / "restore_processes.py"
 KERNEL = 512 * 128 * 4  # bytes
 
 
