@@ -22,9 +22,11 @@ from t5x_diffeq.system.locks import hold_lock
 
 _VERSION = "t5x_diffeq"  # the key for the version that wrote the config
 _PLUGINS = "plugins"  # the key for what identifies the packages that the config names
-_SECTIONS = SECTIONS.keys() - {"tasks"}  # which older runs lack
 # Keys of earlier versions, which runs don't need any more.
-_FORMER_KEYS = ("train.local_checkpoints", "train.local_checkpoint_every")
+_FORMER_KEYS = (
+    *("train.local_checkpoints", "train.local_checkpoint_every"),
+    *("tasks.names", "tasks.every", "tasks.num_fewshot", "tasks.limit", "tasks.include_path"),
+)
 _logged: set[tuple[AnyPath, str]] = set()  # the notes that this process has printed
 
 
@@ -99,7 +101,7 @@ def stored_config(workdir: AnyPath) -> Config:
     path = workdir / CONFIG_FILE
     try:
         config = read_json_object(path)
-        if missing := sorted(_SECTIONS - config.keys()):
+        if missing := sorted(SECTIONS.keys() - config.keys()):
             raise ValueError(f"it lacks {', '.join(missing)}")
     except FileNotFoundError as error:
         raise InputError(explain_no_run(workdir)) from error
@@ -129,7 +131,7 @@ def _usable_values(config: dict) -> dict[str, object]:
     Earlier versions accepted any value for a key that the run did not use. If runs of one workdir
     may differ in that key, it doesn't affect the model, and gets its default.
     """
-    for section in _SECTIONS:
+    for section in SECTIONS:
         if not isinstance(config[section], dict):
             raise InputError(f"{section} is {config[section]!r}; it must be a JSON object of keys")
     values = flatten_dict(config, sep=".")

@@ -98,7 +98,7 @@ def train_to_end(config: Config, workdir: AnyPath, **given: Callable) -> int:
 
 
 def _hooks() -> "Sequence[type[Hook]]":
-    from t5x_diffeq.inference.hooks import DownstreamTasks, Samples
+    from t5x_diffeq.inference.hooks import Samples
     from t5x_diffeq.training.basic_hooks import Evaluation, MetricsLog
     from t5x_diffeq.training.profiler import Profiler
     from t5x_diffeq.training.requests import Requests
@@ -107,7 +107,7 @@ def _hooks() -> "Sequence[type[Hook]]":
 
     # In the order in which they are called: figures are drawn while the model is evaluated.
     return (
-        *(WeightFigures, Evaluation, Samples, DownstreamTasks),
+        *(WeightFigures, Evaluation, Samples),
         *(Profiler, Requests, Watcher, Spikes, MetricsLog),
     )
 

@@ -18,7 +18,7 @@ from t5x_diffeq.config.keys.key import Section, check_value, keys_of
 from t5x_diffeq.config.keys.model import ModelKeys
 from t5x_diffeq.config.keys.optimizer import OptimizerKeys
 from t5x_diffeq.config.keys.run import MeshKeys, RunKeys
-from t5x_diffeq.config.keys.train import TasksKeys, TrainKeys
+from t5x_diffeq.config.keys.train import TrainKeys
 from t5x_diffeq.config.other_names import OTHER_NAMES
 from t5x_diffeq.system.errors import InputError
 
@@ -30,7 +30,6 @@ class Config(RunKeys):
     model: ModelKeys = field(default_factory=ModelKeys)
     data: DataKeys = field(default_factory=DataKeys)
     train: TrainKeys = field(default_factory=TrainKeys)
-    tasks: TasksKeys = field(default_factory=TasksKeys)
     optimizer: OptimizerKeys = field(default_factory=OptimizerKeys)
     mesh: MeshKeys = field(default_factory=MeshKeys)
 
@@ -61,8 +60,7 @@ class Config(RunKeys):
 
 
 SECTIONS: dict[str, type[Section]] = {
-    each.section: each
-    for each in (ModelKeys, DataKeys, TrainKeys, TasksKeys, OptimizerKeys, MeshKeys)
+    each.section: each for each in (ModelKeys, DataKeys, TrainKeys, OptimizerKeys, MeshKeys)
 }
 KEYS = keys_of(RunKeys)
 for _section in SECTIONS.values():

@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from typing import NamedTuple
 
@@ -22,7 +22,6 @@ from t5x_diffeq.system.console import align, log
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.files import AnyPath, write_whole
 from t5x_diffeq.training.load import Run
-from t5x_diffeq.training.placed_model import PlacedModel
 
 _PAPER = (  # tables 4 and 5
     *("arc_challenge", "arc_easy", "hellaswag", "lambada_openai", "lambada_standard", "logiqa"),
@@ -52,14 +51,12 @@ def load_tasks(
     shots: int | None,
     include_path: str | None,
     limit: int | None = None,
-    asked_by: str = "--tasks",
 ) -> Tasks:
     """Finds and loads the tasks once, so that errors are reported before a model is loaded.
 
     Args:
       asked: names, which may include `paper`.
       include_path: folder of the user's task files.
-      asked_by: the flag or key that holds the names.
 
     Raises:
       InputError: if there is no task of a name, or its data can't be loaded.
@@ -71,7 +68,7 @@ def load_tasks(
         )
     with _silence_harness():
         manager = manager_of(names, include_path)
-        generates = [_load_task(name, manager, asked_by) for name in names]
+        generates = [_load_task(name, manager) for name in names]
     return Tasks(names, shots, limit, manager, ("extend", "empty_cache") if any(generates) else ())
 
 
@@ -84,34 +81,21 @@ def manager_of(names: list[str], include_path: str | None) -> TaskManager:
     return TaskManager(include_path=include_path)
 
 
-def _load_task(name: str, manager: TaskManager, asked_by: str) -> bool:
+def _load_task(name: str, manager: TaskManager) -> bool:
     """Whether the task, or one of the group, generates text."""
     if name not in manager.all_tasks:
         near = get_close_matches(name, manager.all_tasks, n=1)
-        hint = f"did you mean {near[0]}?" if near else "give the folder of its file as include_path"
-        raise InputError(f"{asked_by}: there is no task {name!r}; {hint}")
+        hint = f"did you mean {near[0]}?" if near else "name its folder with --include_path"
+        raise InputError(f"--tasks: there is no task {name!r}; {hint}")
     try:
         tasks = manager.load([name])["tasks"].values()
     except Exception as error:  # from the network, the data or the task's own code
         message = " ".join(str(error).split())[:200]
         raise InputError(
-            f"{asked_by}: {name} can't be loaded ({type(error).__name__}: {message}); its data is "
+            f"--tasks: {name} can't be loaded ({type(error).__name__}: {message}); its data is "
             "what its task file names, on the Hugging Face hub or here"
         ) from error
     return any(task.OUTPUT_TYPE == "generate_until" for task in tasks)
-
-
-def score_tasks(
-    placed: PlacedModel,
-    params: dict,
-    tokenizer: Tokenizer,
-    batch_size: int,
-    tasks: Tasks,
-    interruptible: Callable = iter,
-) -> dict[str, float]:
-    """Runs the tasks; returns every number of the results, and prints the harness's table."""
-    lm = DiffEqLM(placed, params, tokenizer, batch_size, {}, interruptible)
-    return _flatten_results(_run_tasks(lm, tasks))
 
 
 def evaluate_run_on_tasks(

@@ -8,7 +8,6 @@ the token that opens documents.
 
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Callable
 from math import fsum
 
 import jax
@@ -33,7 +32,6 @@ class DiffEqLM(TemplateLM):
     Args:
       batch_size: sequences of the model's full length per batch.
       facts: what the harness's results record about the model.
-      interruptible: yields the batches that it is given, or raises (see `StopSignals`).
     """
 
     def __init__(
@@ -43,14 +41,12 @@ class DiffEqLM(TemplateLM):
         tokenizer: Tokenizer,
         batch_size: int,
         facts: dict,
-        interruptible: Callable = iter,
     ):
         super().__init__()
         self.placed, self.params = placed.with_whole_rows(), params
         self.text, self.facts = tokenizer, facts
         self.batch_size, self.max_length = batch_size, placed.model.config.max_length
-        self.score = Scorer(placed, params, batch_size, interruptible)
-        self.interruptible = interruptible
+        self.score = Scorer(placed, params, batch_size)
 
     @property
     def eot_token_id(self) -> int:
@@ -162,5 +158,5 @@ class DiffEqLM(TemplateLM):
         # `parse_request` has set all limits.
         most = max(row.limit for row, _ in rows if row.limit is not None)
         generated = generate(self.placed.model, self.params, prompts, most, sampling, keys)
-        for _ in self.interruptible(grow([row for row, _ in rows], generated)):
+        for _ in grow([row for row, _ in rows], generated):
             pass

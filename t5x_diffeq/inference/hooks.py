@@ -1,24 +1,17 @@
-"""Hooks of training that sample text (`train.sample_every`) and run tasks (`config.tasks`)."""
+"""The hook of training that samples text (`train.sample_every`)."""
 
-from functools import cache
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 
-from t5x_diffeq.config.config import Config, TasksKeys
+from t5x_diffeq.config.config import Config
 from t5x_diffeq.data.corpus import Corpus
 from t5x_diffeq.inference.sampling import Continuation, Sampling, generate, grow
 from t5x_diffeq.model.sub_fields import need_methods
 from t5x_diffeq.system.errors import InputError
-from t5x_diffeq.system.extras import need_package
-from t5x_diffeq.training.goodput import EVALUATION
 from t5x_diffeq.training.hooks import Hook, LoopPosition, Training
 from t5x_diffeq.training.setup import Setup
-
-if TYPE_CHECKING:
-    from t5x_diffeq.inference.harness import Tasks
-
 
 _TOKENS = 64  # of a continuation
 SAMPLING = Sampling(temperature=0.8)
@@ -87,46 +80,3 @@ class Samples(Hook):
         texts = [prompt + row.completion() for prompt, row in zip(self.texts, rows, strict=True)]
         named = {f"sample/{n}": text for n, text in enumerate(texts)}
         self.training.writer.write_texts(position.step, named)
-
-
-@cache
-def _load(tasks: TasksKeys) -> "Tasks":
-    from t5x_diffeq.inference.harness import load_tasks  # lm_eval takes seconds to import
-
-    return load_tasks(
-        tasks.names, tasks.num_fewshot, tasks.include_path, tasks.limit, "tasks.names"
-    )
-
-
-class DownstreamTasks(Hook):
-    """Runs the tasks that a config names: `tasks/piqa/acc` and the like."""
-
-    name: ClassVar[str] = "tasks"
-    activity: ClassVar[str] = EVALUATION
-    runs_at_0: ClassVar[bool] = False
-    runs_later: ClassVar[bool] = True
-
-    def __init__(self, training: Training):
-        tasks = training.config.tasks
-        super().__init__(training, tasks.every if tasks.names else None)
-
-    @classmethod
-    def check(cls, config: Config, setup: Setup) -> None:
-        """Loads the tasks; checks that the model's block supports them."""
-        if config.tasks.names:
-            need_package("lm_eval", "tasks.names", "leave it out")
-            need_methods(setup.model.config, _load(config.tasks).methods)
-
-    def run(self, position: LoopPosition) -> dict[str, float]:
-        """The tasks' metrics; their table is printed."""
-        from t5x_diffeq.inference.harness import score_tasks
-
-        training = self.training
-        return score_tasks(
-            training.setup,
-            position.state.params,
-            training.corpus.tokenizer,
-            training.config.train.eval_batch_size,
-            _load(training.config.tasks),
-            training.stop.interruptible,
-        )

@@ -5,7 +5,7 @@ few programs are compiled and a score doesn't depend on the other sequences of i
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -69,14 +69,10 @@ class Scorer:
       params: the model's parameters, sharded as `placed` says.
       batch_size: sequences of the model's full length per batch; of shorter sequences,
         proportionally more.
-      interruptible: yields the batches that it is given, or raises (see `StopSignals`).
     """
 
-    def __init__(
-        self, placed: PlacedModel, params: dict, batch_size: int, interruptible: Callable = iter
-    ):
+    def __init__(self, placed: PlacedModel, params: dict, batch_size: int):
         self.placed, self.batch_size = placed.with_whole_rows(), batch_size
-        self.interruptible = interruptible
         with self.placed.context():
             weights = _make_pass_weights(placed.model, params)
         chunk = placed.loss_chunk
@@ -87,7 +83,7 @@ class Scorer:
         scores: dict[int, Score] = {}
         pending = None
         with Progress("scored", len(sequels), "sequences") as progress, self.placed.context():
-            for numbers, inputs, targets in self.interruptible(self.batches(sequels)):
+            for numbers, inputs, targets in self.batches(sequels):
                 dispatched = numbers, self.score(inputs, targets)
                 if pending:
                     _collect(sequels, scores, *pending)  # while the next batch runs

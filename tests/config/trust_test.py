@@ -29,7 +29,7 @@ SHELL = "subprocess:run(args='touch pwned', shell=True)"
 READ_AS_DATA = {  # keys with texts that are looked up, or name what is read as data
     *("init_from", "train.distill_from", "train.sample_prompts"),
     *("data.path", "data.validation_path", "data.text_field", "data.data_dir", "data.tokenizer"),
-    *("data.train_split", "data.validation_split", "data.end_of_text", "tasks.names"),
+    *("data.train_split", "data.validation_split", "data.end_of_text"),
     *("optimizer.role_multipliers", "mesh.rules", "model.rope_scaling", "model.adapter_kernels"),
 }
 ASKED = rf"names code of other packages, which would be run: model.scheme={'.*'}; if you trust it"
@@ -139,15 +139,13 @@ def test_every_key_leads_to_no_code_or_is_asked_for(foreign):
 @pytest.mark.parametrize(
     ("section", "values"),
     [
-        ("tasks", {"names": ["evil"], "include_path": "tasks"}),
         ("data", {"chat_template": "their.jinja"}),
         ("data", {"source": "mixture", "mixture": [[1, "tokens", "x"], [1, "os:abort", "x"]]}),
         ("model", {"block": "t5x_diffeq.model.parallel_block_of_theirs:ParallelBlock"}),
         ("model", {"block": "t5x_diffeq.model.parallel_block:ParallelBlockOfTheirs"}),
     ],
 )
-def test_a_branch_asks_before_it_follows_names_and_folders_of_code(foreign, section, values):
-    """A folder of task files can name Python functions (`!function`)."""
+def test_a_branch_asks_before_it_follows_names_of_code(foreign, section, values):
     change(foreign, "model", scheme="euler")
     change(foreign, section, **values)
     key, value = list(values.items())[-1]
@@ -164,7 +162,7 @@ def test_a_part_of_a_mixture_that_is_none_leads_nowhere(part):
 
 
 def test_a_name_is_trusted_for_the_key_that_it_was_given_for(foreign):
-    plugins.trust({"train.hooks": [SHELL], "data.path": "tasks"})
+    plugins.trust({"train.hooks": [SHELL], "data.path": "texts"})
     with pytest.raises(InputError, match=ASKED):
         read_config(foreign)
 

@@ -20,9 +20,8 @@ from t5x_diffeq.cli import evaluate as evaluate_verb
 from t5x_diffeq.cli import export as export_verb
 from t5x_diffeq.cli.train import train_to_end
 from t5x_diffeq.config.config import Config
-from t5x_diffeq.inference.hooks import DownstreamTasks
+from t5x_diffeq.model.sub_fields import need_methods
 from t5x_diffeq.system.errors import InputError
-from t5x_diffeq.training.tracking.jsonl import read_metrics
 
 pytest.importorskip("lm_eval", reason="lm_eval is not installed: pip install -e '.[eval]'")
 
@@ -179,10 +178,10 @@ def test_a_task_whose_data_is_gone(tasks, tmp_path):
 def test_tasks_that_generate_need_a_block_that_can(tasks, small):
     folder = str(tasks)
     assert harness.load_tasks(["local_cloze"], None, folder).methods == ()
-    small.tasks.update(names=("local_cloze", "local_generation"), include_path=folder)
+    methods = harness.load_tasks(["local_cloze", "local_generation"], None, folder).methods
     small.model.block = "examples.own_block:QKNormBlock"
     with pytest.raises(InputError, match="generation needs the method `extend`"):
-        DownstreamTasks.check(Config.of(small), setup_of(small))
+        need_methods(setup_of(small).model.config, methods)
 
 
 def test_the_papers_tasks_each_once():
@@ -194,31 +193,6 @@ def test_without_the_harness(run_on_lines, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(InputError, match=r"--tasks needs the package lm_eval; .* -m pip install"):
         call(evaluate_verb, f"--workdir={run_on_lines}", "--tasks=piqa")
-
-
-@pytest.mark.slow
-def test_tasks_while_training(tasks, tmp_path, capsys):
-    (tmp_path / "text.txt").write_text(LINES)
-    config = small_config(tmp_path / "text.txt")
-    config.train.total_steps = 5
-    config.tasks.update(
-        names=("local_cloze",), every=2, limit=3, num_fewshot=0, include_path=str(tasks)
-    )
-    assert train_to_end(Config.of(config), tmp_path / "run") == 0
-    reports = read_metrics(tmp_path / "run")
-    found = {line["step"]: line for line in reports if "tasks/local_cloze/acc" in line}
-    assert list(found) == [2, 4, 5]
-    assert "\nlocal_cloze" in capsys.readouterr().err
-    call(
-        evaluate_verb,
-        f"--workdir={tmp_path / 'run'}",
-        *("--tasks=local_cloze", "--limit=3", "--num_fewshot=0", f"--include_path={tasks}"),
-    )
-    ours = json.loads(capsys.readouterr().out)
-    for metric in ("perplexity", "acc"):
-        np.testing.assert_allclose(
-            ours[f"tasks/local_cloze/{metric}"], found[5][f"tasks/local_cloze/{metric}"], rtol=1e-5
-        )
 
 
 @pytest.mark.slow

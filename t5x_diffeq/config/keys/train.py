@@ -1,4 +1,4 @@
-"""`config.train`, and `config.tasks`: tasks of lm-evaluation-harness while the model trains."""
+"""`config.train`: the steps, their batches, and what happens between them."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -9,7 +9,6 @@ from t5x_diffeq.config.keys.key import Section, key, reads_as_data
 from t5x_diffeq.config.keys.values import INT32, PLUGIN, STEP_RANGE, STEPS, Values, one_of
 
 _key = partial(key, finetune=True)
-_task_key = partial(key, resume=True, finetune=True)
 
 
 @dataclass(frozen=True)
@@ -143,26 +142,8 @@ class TrainKeys(Section):
     """seconds that compiling the steps may take. After that, the run ends as for
     `train.hang_timeout`"""
     eval_timeout: values.Seconds = _key(43200.0, resume=True)
-    """seconds that a hook may take each time it runs, such as an evaluation or the tasks. After
-    that, the run ends as for `train.hang_timeout`"""
+    """seconds that a hook may take each time it runs, such as an evaluation. After that, the run
+    ends as for `train.hang_timeout`"""
     save_timeout: values.Seconds = _key(7200.0, resume=True)
     """seconds that saving or restoring a checkpoint may take. After that, the run ends as for
     `train.hang_timeout`"""
-
-
-@dataclass(frozen=True)
-class TasksKeys(Section):
-    """`config.tasks`: tasks of lm-evaluation-harness while the model trains."""
-
-    section = "tasks"
-    names: values.Texts = _task_key((), asks=reads_as_data)
-    """the tasks of lm-evaluation-harness to run while the model trains, such as `("lambada_openai",
-    "piqa")`. `("paper",)`: the paper's eleven. `()`: no tasks"""
-    every: values.Size = _task_key(5000)
-    """optimizer steps between runs of the tasks, which also run after the last step"""
-    num_fewshot: values.CountOrNone = _task_key(None)
-    """number of examples in the context. `None`: the task's own number"""
-    limit: values.SizeOrNone = _task_key(None)
-    """number of documents of each task, from the first. `None`: all"""
-    include_path: values.TextOrNone = _task_key(None)
-    """a folder with your own task files, which can name Python functions"""

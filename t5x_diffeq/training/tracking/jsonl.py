@@ -113,7 +113,7 @@ def _end_of(path: AnyPath, step: int) -> int:
 
 
 def kinds_reported_at(workdir: AnyPath, step: int) -> list[str]:
-    """What was reported at a step: `train`, `eval`, `tasks`, `sample`, as in `eval/loss`."""
+    """What was reported at a step: `train`, `eval`, `sample`, as in `eval/loss`."""
     kinds = set()
     for path in (workdir / _METRICS, workdir / _SAMPLES):
         lines = (line for _, line in last_lines(path))
