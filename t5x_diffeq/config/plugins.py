@@ -6,9 +6,9 @@ current folder, which is the last on the path, and only once code in it is named
 
 Loading one runs its code. A person who writes a name in a config file, on the command line or in
 Python asks for that. A file that came with a run or with adapters may name only what the package
-itself defines. Any other text that can lead to code (an importable name, a folder of task files, a
-template; `Key.asks`) is refused unless the person trusts the file, or has given the same text for
-the same key (`check_trusted`).
+itself defines. Any other text that can lead to code (an importable name, a template; `Key.asks`) is
+refused unless the person trusts the file, or has given the same text for the same key
+(`check_trusted`).
 """
 
 import ast
@@ -24,13 +24,14 @@ from importlib import metadata
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from t5x_diffeq.config.config import KEYS
 from t5x_diffeq.system.errors import InputError
 
 _OWN = "t5x_diffeq"  # its version is recorded anyway
 _OWN_NAMES = ("t5x_diffeq.model.parallel_block:ParallelBlock",)
+_Made = TypeVar("_Made")
 trust_all = False  # set by --trust_plugins
 _trusted: set[tuple[str, str]] = set()  # keys and texts that a person has given, or trusts
 
@@ -65,6 +66,32 @@ def load_plugin(key: str, name: str) -> Any:
     return partial(plugin, *positional, **arguments)
 
 
+def make_plugin(key: str, name: str, *kinds: type[_Made], **given: Any) -> _Made:
+    """What an importable name makes of some arguments: an instance of one of these classes.
+
+    The name is that of a class derived from one of them, of a function that says that it returns
+    one of them, or of an instance.
+
+    Raises:
+      InputError: if it is none of these, or can't be called with these arguments.
+    """
+    make = load_plugin(key, name)
+    if isinstance(make, kinds):
+        return make
+    check_returns(key, name, make, *kinds)
+    try:
+        made = make(**given)
+    except TypeError as error:
+        raise InputError(
+            f"{key}={name} can't be made: {error}; give its own arguments, as in "
+            f"{name.partition('(')[0]}(size=4)"
+        ) from error
+    if not isinstance(made, kinds):
+        names = " or ".join(map(_full_name, kinds))
+        raise InputError(f"{key}={name} returns a {type(made).__name__}; it must return a {names}")
+    return made
+
+
 def offer_current_folder() -> None:
     """Puts the current folder last on the path, where it hides no package."""
     with suppress(FileNotFoundError):  # it was deleted
@@ -95,7 +122,7 @@ def check_returns(key: str, name: str, plugin: Any, *kinds: type) -> None:
     classes = [get_origin(each) or each for each in returned]
     if all(isinstance(each, type) and issubclass(each, kinds) for each in classes):
         return
-    names = " or ".join(f"{each.__module__}.{each.__qualname__}" for each in kinds)
+    names = " or ".join(map(_full_name, kinds))
     if isinstance(function, type):
         raise InputError(f"{key}={name} is no subclass of {names}; derive it from that")
     raise InputError(
@@ -103,6 +130,10 @@ def check_returns(key: str, name: str, plugin: Any, *kinds: type) -> None:
         f"result (def {name.partition(':')[2].partition('(')[0]}(...) -> {kinds[0].__name__}), or "
         "name another function"
     )
+
+
+def _full_name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _split_arguments(key: str, name: str) -> tuple[str, list[Any], dict[str, Any]]:

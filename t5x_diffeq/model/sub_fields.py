@@ -7,7 +7,7 @@ import jax
 from flax import linen as nn
 from jaxtyping import Array, Bool, Float
 
-from t5x_diffeq.config.plugins import check_returns, load_plugin
+from t5x_diffeq.config.plugins import make_plugin
 from t5x_diffeq.model.adapters import block_variables
 from t5x_diffeq.model.attention_block import TransformerBlock
 from t5x_diffeq.model.block import Block, overrides_method
@@ -30,12 +30,7 @@ def make_block(config: ModelConfig) -> Block:
     """
     if config.block is None:
         return TransformerBlock(config, parent=None)
-    kind = load_plugin("model.block", config.block)
-    check_returns("model.block", config.block, kind, Block)
-    try:
-        block: Block = kind(config=config, parent=None)
-    except TypeError as error:
-        raise InputError(f"model.block={config.block} can't be made: {error}") from error
+    block = make_plugin("model.block", config.block, Block, config=config, parent=None)
     for key, value in block.needs.items():
         if getattr(config, key) != value:
             raise InputError(

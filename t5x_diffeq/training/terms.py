@@ -6,15 +6,14 @@ is charged is made of its logits (`LogitsTerm`), or of the states on its way thr
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from t5x_diffeq.config.config import TrainKeys
-from t5x_diffeq.config.plugins import load_plugin
+from t5x_diffeq.config.plugins import make_plugin
 from t5x_diffeq.model.layers.array_types import State
-from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.training.logits import LogitsOfChunk
 
 KEY = "train.terms"
@@ -138,21 +137,4 @@ def load_terms(names: tuple[str, ...]) -> list[Term]:
     Raises:
       InputError: if a name isn't that of a term.
     """
-    return [_load_term(name) for name in names]
-
-
-def _load_term(name: str) -> Term:
-    plugin = load_plugin(KEY, name)
-    cls: Any = getattr(plugin, "func", plugin)  # of a class with arguments
-    if not (isinstance(cls, type) and issubclass(cls, LogitsTerm | StatesTerm)):
-        raise InputError(
-            f"{KEY}={name} is not a class derived from t5x_diffeq.LogitsTerm or "
-            "t5x_diffeq.StatesTerm"
-        )
-    try:
-        term: Term = plugin()
-    except TypeError as error:
-        raise InputError(
-            f"{KEY}={name}: {error}; give its arguments, as in {cls.__name__}(weight=0.1)"
-        ) from error
-    return term
+    return [make_plugin(KEY, name, LogitsTerm, StatesTerm) for name in names]

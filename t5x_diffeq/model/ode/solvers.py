@@ -23,7 +23,7 @@ from flax import linen as nn
 from jaxtyping import Float
 
 from t5x_diffeq.config.keys.values import STEPS
-from t5x_diffeq.config.plugins import check_returns, is_plugin, load_plugin
+from t5x_diffeq.config.plugins import is_plugin, make_plugin
 from t5x_diffeq.model.layers.array_types import Tree, Vector
 from t5x_diffeq.system.arguments import checked
 from t5x_diffeq.system.errors import InputError
@@ -152,21 +152,7 @@ def find_scheme(name: str) -> Scheme:
 
 
 def _load_scheme(name: str) -> Scheme:
-    plugin = load_plugin("model.scheme", name)
-    if not isinstance(plugin, Scheme):
-        check_returns("model.scheme", name, plugin, Scheme)
-    try:
-        scheme = plugin if isinstance(plugin, Scheme) else plugin()
-    except TypeError as error:
-        raise InputError(
-            f"model.scheme={name} can't be called without arguments ({error}); name a "
-            "t5x_diffeq.Scheme, or a function that returns one"
-        ) from error
-    if not isinstance(scheme, Scheme):
-        raise InputError(
-            f"model.scheme={name} is a {type(scheme).__name__}, and must be (or return) a "
-            "t5x_diffeq.Scheme: a step, its nodes, order and evaluations"
-        )
+    scheme = make_plugin("model.scheme", name, Scheme)
     if not all(0 <= node <= 1 for node in scheme.nodes):
         raise InputError(
             f"model.scheme={name} has the nodes {scheme.nodes}; they must be in [0, 1]"

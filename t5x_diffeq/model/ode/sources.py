@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from t5x_diffeq.config.config import ModelKeys
-from t5x_diffeq.config.plugins import check_returns, load_plugin
+from t5x_diffeq.config.plugins import make_plugin
 from t5x_diffeq.model.layers.array_types import Times, Weights
 from t5x_diffeq.model.layers.parameter import map_parameters
 from t5x_diffeq.model.ode.time_dependent_weights import TimeDependentWeights
@@ -101,14 +101,7 @@ def source_of(config: ModelKeys, **attributes: Any) -> WeightSource:
     Raises:
       InputError: if an importable name doesn't stand for a source.
     """
-    name = config.weights
-    kind: Any = SOURCES.get(name)
-    if kind is None:
-        kind = load_plugin("model.weights", name)
-        check_returns("model.weights", name, kind, WeightSource)
-    given = {"block": _NoBlock(parent=None), "inputs": (), "parent": None, **attributes}
-    try:
-        source: WeightSource = kind(config=config, **given)
-    except TypeError as error:
-        raise InputError(f"model.weights={name} can't be made: {error}") from error
-    return source
+    made = {"block": _NoBlock(parent=None), "inputs": (), "parent": None, **attributes}
+    if kind := SOURCES.get(config.weights):
+        return kind(config=config, **made)
+    return make_plugin("model.weights", config.weights, WeightSource, config=config, **made)

@@ -23,7 +23,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from t5x_diffeq.config.config import ModelKeys
-from t5x_diffeq.config.plugins import check_returns, is_plugin, load_plugin
+from t5x_diffeq.config.plugins import is_plugin, make_plugin
 from t5x_diffeq.model.layers.array_types import Times
 from t5x_diffeq.system.errors import InputError, describe_foreign
 
@@ -180,12 +180,7 @@ def make_time_basis(config: ModelKeys) -> TimeBasis:
 
 @cache
 def _load_basis(name: str) -> TimeBasis:
-    kind = load_plugin("model.time_basis", name)
-    check_returns("model.time_basis", name, kind, TimeBasis)
-    try:
-        basis = kind()
-    except TypeError as error:
-        raise InputError(f"model.time_basis={name} can't be made: {error}") from error
+    basis = make_plugin("model.time_basis", name, TimeBasis)
     _check_features(name, basis)
     return basis
 
