@@ -26,7 +26,6 @@ VERBS = (
     "convert",
     "sweep",
     "reproduce",
-    "make_tasks",
 )
 _SEVERAL = ("train", "finetune", "evaluate")  # those that several processes can run together
 

@@ -74,6 +74,11 @@ def main() -> int:
     def experiment(scale: str) -> "Experiment":
         from t5x_diffeq.experiments.paper import LAPTOP, PAPER  # importing JAX takes seconds
 
+        if scale == "laptop" and name not in LAPTOP:
+            raise InputError(
+                f"--experiment={name} is not for small models, which know nothing of the paper's "
+                "tasks; set --scale=paper, or run studies.own_tasks of a clone"
+            )
         return {"laptop": LAPTOP, "paper": PAPER}[scale][name]
 
     return carry_out_at_scale(name, experiment, FLAGS)

@@ -1,7 +1,7 @@
 """What follows a training: analyses, tasks, costs, and figure 5's tunings on another text."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import product
 
 from t5x_diffeq.config.config_files import project_config, values_of
@@ -47,7 +47,7 @@ GROWTH_TABLES = tuple(
 )
 
 
-def _follow(
+def follow(
     trained: ExperimentRun, verb: str, suffix: str, *arguments: str, **labels: int
 ) -> ExperimentRun:
     """A run of a verb on a trained model, with the labels of its training and others."""
@@ -59,7 +59,7 @@ def _follow(
 
 def analyse_spectra(trained: ExperimentRun) -> list[ExperimentRun]:
     """The analysis of a model's spectra."""
-    return [_follow(trained, "analyze", "spectra", "spectra", "--times=201")]
+    return [follow(trained, "analyze", "spectra", "spectra", "--times=201")]
 
 
 def analyse_lyapunov(
@@ -70,22 +70,15 @@ def analyse_lyapunov(
 
     def analyse(trained: ExperimentRun) -> list[ExperimentRun]:
         suffix = f"lyapunov-{len(prompts)}-prompts"
-        return [_follow(trained, "analyze", suffix, "lyapunov", *given, "--times=201")]
+        return [follow(trained, "analyze", suffix, "lyapunov", *given, "--times=201")]
 
     return analyse
-
-
-def ask_texts_tasks(trained: ExperimentRun) -> list[ExperimentRun]:
-    """The two tasks of a text's own, made and then asked."""
-    made = _follow(trained, "make_tasks", "tasks")
-    arguments = ("--tasks=own_ending,last_word", f"--include_path={{output}}/{made.name}")
-    return [replace(made, labels={}), _follow(trained, "evaluate", "asked", *arguments, shots=0)]
 
 
 def ask_papers_tasks(trained: ExperimentRun) -> list[ExperimentRun]:
     """The paper's eleven tasks, zero-shot and five-shot."""
     return [
-        _follow(
+        follow(
             trained,
             "evaluate",
             f"{shots}-shot",

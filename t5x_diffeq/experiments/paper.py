@@ -23,7 +23,6 @@ from t5x_diffeq.experiments.follow_ups import (
     analyse_lyapunov,
     analyse_spectra,
     ask_papers_tasks,
-    ask_texts_tasks,
     time_steps,
 )
 from t5x_diffeq.experiments.present import TableSpec
@@ -38,16 +37,6 @@ _LOSSES = (TableSpec(("text",), "model", "loss", over_steps=True),)
 LAPTOP: dict[str, Experiment] = {
     "table1": Sweep(trainings=(_BASELINE, _EULER, _ODE, _SHARED)),
     "table2": Sweep(trainings=(_BASELINE, _EULER, _ODE)),
-    "table4": Experiment(
-        trainings=trainings(_ALL, {"model.architecture": ("gpt",)}),
-        follow_up=ask_texts_tasks,
-        tables=TASK_TABLES,
-    ),
-    "table5": Experiment(
-        trainings=trainings(_ALL, {"model.architecture": ("llama",)}),
-        follow_up=ask_texts_tasks,
-        tables=TASK_TABLES,
-    ),
     "figure2": Experiment(
         trainings=trainings(["ode"]), follow_up=analyse_spectra, others=(CLUSTERING,), seeds=1
     ),

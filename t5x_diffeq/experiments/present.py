@@ -198,7 +198,8 @@ def paired_table(outcomes: Sequence[dict], output: AnyPath) -> list[str]:
     for outcome in outcomes:
         if "shots" in outcome and "task" not in outcome:
             for task, scores in _read_answers(output / outcome["run"]).items():
-                by_model = answers.setdefault((outcome["text"], task, outcome["shots"]), {})
+                named = [outcome[x] for x in ("text", "architecture") if x in outcome]
+                by_model = answers.setdefault((*named, task, outcome["shots"]), {})
                 by_model[outcome["model"], outcome["seed"]] = scores
     lines = []
     for row, by_model in answers.items():

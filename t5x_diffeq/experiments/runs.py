@@ -53,7 +53,7 @@ class ExperimentRun:
     """A command of an experiment."""
 
     name: str  # name of the run, and of its workdir if it has one
-    verb: str  # the verb that it calls
+    verb: str  # the verb that it calls, or the module of a study
     # arguments of the verb; `{output}` stands for the experiment's folder
     arguments: tuple[str, ...]
     # where its outcome stands in tables and figures
@@ -64,7 +64,8 @@ class ExperimentRun:
         """The whole command."""
         workdir = [f"--workdir={output / self.name}"] if self.verb in _TRAINING else []
         arguments = [argument.replace("{output}", str(output)) for argument in self.arguments]
-        return [sys.executable, "-m", f"t5x_diffeq.{self.verb}", *workdir, *arguments]
+        module = self.verb if "." in self.verb else f"t5x_diffeq.{self.verb}"
+        return [sys.executable, "-m", module, *workdir, *arguments]
 
 
 def name_choices(values: Mapping[str, object]) -> list[str]:

@@ -216,9 +216,6 @@ reproduce --experiment=appendixE --output=DIR --text=stdlib | \
   --seeds=1 | carry_out,_remaining.runs=RUNS_OF_SEED_0
   --part=1/2 | carry_out.runs=RUNS_OF_BASELINE; carry_out.results=results-1.jsonl
   --dry_run | carry_out,_remaining=not called
-make_tasks --workdir=RUN --output=DIR | cli.make_tasks.make_tasks
-  --workdir=DIR/run | make_tasks.workdir=DIR/run
-  --output=DIR/o | make_tasks.output=DIR/o
 """
 NAMES = {
     **{"Sampling": Sampling, "Adaptive": Adaptive, "__builtins__": {}},

@@ -12,7 +12,7 @@ from helpers import call
 import t5x_diffeq as td
 from configs import finetune as finetune_config
 from t5x_diffeq.checkpoints.workdir import read_config
-from t5x_diffeq.cli import analyze, evaluate, explore, export, generate, make_tasks
+from t5x_diffeq.cli import analyze, evaluate, explore, export, generate
 from t5x_diffeq.cli import train as train_verb
 from t5x_diffeq.cli.finetune import finetune
 from t5x_diffeq.config import plugins
@@ -67,7 +67,6 @@ def change(folder, section, **values):
         (analyze, ["--workdir=foreign", "--what=spectra", "--output=out"]),
         (explore, ["--workdir=foreign", "--port=0"]),
         (export, ["--workdir=foreign", "--output=out"]),
-        (make_tasks, ["--workdir=foreign", "--output=out"]),
         (train_verb, ["--branch_from=foreign", "--workdir=b"]),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else None,

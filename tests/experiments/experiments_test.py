@@ -21,13 +21,14 @@ from studies import (
     hypotheses,
     ladder,
     many_depths,
+    own_tasks,
     read_twice,
     repeated_text,
     structures,
     two_kernels,
 )
+from studies.make_tasks import documents, passage
 from t5x_diffeq.cli import reproduce
-from t5x_diffeq.cli.make_tasks import documents, passage
 from t5x_diffeq.config import plugins
 from t5x_diffeq.config.config import Config
 from t5x_diffeq.config.mistakes import check_arguments
@@ -47,7 +48,7 @@ from t5x_diffeq.system.errors import InputError, RunError
 
 STUDIES = (
     *(budgets, controls, equal_time, gpu_quarter, grown_depth, hypotheses, ladder, many_depths),
-    *(read_twice, repeated_text, structures, two_kernels),
+    *(own_tasks, read_twice, repeated_text, structures, two_kernels),
 )
 EVERY = {
     "laptop": [*LAPTOP.values(), *(study.LAPTOP for study in STUDIES)],
@@ -295,14 +296,17 @@ def test_experiments_share_runs():
     texts = {"shakespeare": {"data.path": "/s"}}
     runs = {
         name: {run.name: run.arguments for run in experiment.runs(texts, SEEDS, {})}
-        for name, experiment in {**LAPTOP, "budgets": budgets.LAPTOP}.items()
-        if name in ("table1", "figure14", "figure18", "table4", "table5", "budgets")
+        for name, experiment in {
+            **LAPTOP,
+            "budgets": budgets.LAPTOP,
+            "own_tasks": own_tasks.LAPTOP,
+        }.items()
+        if name in ("table1", "figure14", "figure18", "budgets", "own_tasks")
     }
     own = {f"shakespeare-ode-seed={seed}" for seed in range(3)}
     assert "shakespeare-ode-seed=0" in runs["table1"]
-    for name in ("figure14", "table4", "budgets"):
+    for name in ("figure14", "budgets", "own_tasks"):
         assert own < runs[name].keys()
-    assert not own & runs["table5"].keys()
     assert len(runs["figure14"].keys() & runs["figure18"].keys()) == 2 * 3
     every = [item for of in runs.values() for item in of.items()]
     assert len(dict(every)) == len(set(every))  # one name, one command

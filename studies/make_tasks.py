@@ -1,4 +1,6 @@
-"""Makes evaluation tasks from a run's validation text: --workdir=DIR --output=FOLDER.
+"""Makes evaluation tasks from a run's validation text.
+
+    python -m studies.make_tasks --workdir=DIR --output=FOLDER
 
 They need no download. own_ending asks which of four endings belongs to a passage, like HellaSwag;
 last_word asks for the last word of a passage, like LAMBADA. Passages are as long as the model
@@ -7,16 +9,18 @@ allows and begin and end at a word. They depend on the text, the tokenizer and t
 
 import json
 import re
-from typing import TYPE_CHECKING
 
-from t5x_diffeq.cli import flag_values
+import numpy as np
+
+from t5x_diffeq.checkpoints.workdir import read_config
+from t5x_diffeq.cli import command_line, flag_values
 from t5x_diffeq.cli.verb_flags import VerbFlags
+from t5x_diffeq.data.corpus import load_corpus
+from t5x_diffeq.data.examples import eval_examples
+from t5x_diffeq.data.tokenizer import Tokenizer, TokenSequence
 from t5x_diffeq.system.console import log
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.files import AnyPath, write_whole
-
-if TYPE_CHECKING:
-    from t5x_diffeq.data.tokenizer import Tokenizer, TokenSequence
 
 _PASSAGES, _CHOICES, _FEWEST_WORDS = 1000, 4, 4
 _TASKS = {
@@ -37,18 +41,18 @@ metric_list: [{metric: acc}, {metric: perplexity}]
 """,
 }
 
-FLAGS = VerbFlags(__name__)
+FLAGS = VerbFlags("studies.make_tasks")
 _WORKDIR = FLAGS.define_workdir()
 _OUTPUT = FLAGS.define_text("output", "Folder for the task files.")
 
 
 def main() -> None:
-    """Runs the verb."""
+    """The command."""
     workdir = flag_values.parse_folder(_WORKDIR, "make_tasks")
     make_tasks(workdir, flag_values.parse_folder(_OUTPUT, "make_tasks"))
 
 
-def passage(tokens: "TokenSequence", tokenizer: "Tokenizer") -> list[str] | None:
+def passage(tokens: TokenSequence, tokenizer: Tokenizer) -> list[str] | None:
     """A window's whole words with the whitespace before each but the first; None if too few."""
     words = re.findall(r"\s*\S+", tokenizer.decode(tokens))[1:-1]
     return [words[0].lstrip(), *words[1:]] if len(words) >= _FEWEST_WORDS else None
@@ -56,8 +60,6 @@ def passage(tokens: "TokenSequence", tokenizer: "Tokenizer") -> list[str] | None
 
 def documents(passages: list[list[str]], seed: int = 0) -> list[dict]:
     """The tasks' documents: passages split at two thirds and at the last word; other endings."""
-    import numpy as np
-
     random = np.random.default_rng(seed)
     made = []
     for number, words in enumerate(passages):
@@ -85,12 +87,6 @@ def make_tasks(workdir: AnyPath, output: AnyPath) -> None:
     Raises:
       InputError: if the text is too short.
     """
-    import numpy as np
-
-    from t5x_diffeq.checkpoints.workdir import read_config
-    from t5x_diffeq.data.corpus import load_corpus
-    from t5x_diffeq.data.examples import eval_examples
-
     data = read_config(workdir).data
     corpus = load_corpus(workdir)
     (windows, *_) = eval_examples(data, corpus)
@@ -111,3 +107,7 @@ def make_tasks(workdir: AnyPath, output: AnyPath) -> None:
         )
         write_whole(output / f"{name}.yaml", (source + fields.lstrip()).encode())
     log(f"{len(passages)} passages in {output}: {', '.join(_TASKS)}")
+
+
+if __name__ == "__main__":
+    command_line.run(main, __doc__, FLAGS)

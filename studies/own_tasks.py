@@ -1,0 +1,33 @@
+"""Tables 4 and 5 with small models: tasks that are made of each model's own validation text.
+
+    python -m studies.own_tasks --text=shakespeare=tinyshakespeare.txt
+
+The models of this size know nothing of the paper's eleven tasks.
+"""
+
+from dataclasses import replace
+
+from studies.study import run_study
+from t5x_diffeq.experiments.experiment import Experiment, trainings
+from t5x_diffeq.experiments.follow_ups import follow
+from t5x_diffeq.experiments.present import TableSpec
+from t5x_diffeq.experiments.runs import ExperimentRun
+
+_MODELS = ("baseline", "euler", "ode", "shared")
+
+
+def ask_texts_tasks(trained: ExperimentRun) -> list[ExperimentRun]:
+    """The two tasks of a text's own, made and then asked."""
+    made = follow(trained, "studies.make_tasks", "tasks")
+    arguments = ("--tasks=own_ending,last_word", f"--include_path={{output}}/{made.name}")
+    return [replace(made, labels={}), follow(trained, "evaluate", "asked", *arguments, shots=0)]
+
+
+LAPTOP = PAPER = Experiment(
+    trainings=trainings(_MODELS, {"model.architecture": ("gpt", "llama")}),
+    follow_up=ask_texts_tasks,
+    tables=(TableSpec(("text", "architecture", "task", "shots"), "model", "score"),),
+)
+
+if __name__ == "__main__":
+    run_study("own_tasks", __doc__, LAPTOP, PAPER)
