@@ -234,7 +234,7 @@ _WARM_UP, _TIMED = 2, 10  # steps of each model
 
 def time_generation(small: bool) -> Iterator[Row]:
     """Tokens of one sequence per second, with the cache."""
-    from t5x_diffeq.inference.sampling import generation_rates
+    from studies.generation import generation_rates
     from t5x_diffeq.training.setup import expected_vocab_size, make_setup
 
     config = config_to_time(small)

@@ -2,8 +2,8 @@
 
 Steps of the two models alternate, so noise on the machine affects both. Prints a table on standard
 error and one JSON object per model on standard output. --against, which may be repeated, compares
-with other configs instead. --generation times token generation instead, with a cache and without
-one. --profile=DIR also traces a few steps of each model into DIR, for TensorBoard (XProf).
+with other configs instead. --profile=DIR also traces a few steps of each model into DIR, for
+TensorBoard (XProf).
 """
 
 import json
@@ -15,7 +15,7 @@ from t5x_diffeq.config.config import Config, check_key
 from t5x_diffeq.config.config_files import load_config
 from t5x_diffeq.config.keys.values import INT32
 from t5x_diffeq.experiments.grid import parse_value, split_values
-from t5x_diffeq.system.console import Progress, align, format_count, log, print_result
+from t5x_diffeq.system.console import align, format_count, log, print_result
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.files import AnyPath, parse_path
 
@@ -27,10 +27,7 @@ _AGAINST = FLAGS.define_texts(
     "configs/tiny.py:ode,train.velocity_penalty=0.1 (with semicolons if a value has commas); "
     "--config.KEY=VALUE doesn't change it.",
 )
-_GENERATION = FLAGS.define_switch("generation", "Time generation.")
-_ROUNDS = FLAGS.define_integer(
-    "rounds", "Number of timed steps of each model, or of tokens.", 20, 1, INT32
-)
+_ROUNDS = FLAGS.define_integer("rounds", "Number of timed steps of each model.", 20, 1, INT32)
 _PROFILE = FLAGS.define_text("profile", "Folder for traces of some steps of each model.")
 
 
@@ -38,23 +35,10 @@ def main() -> None:
     """Runs the verb."""
     if CONFIG.value is None:
         raise InputError("benchmark needs --config=FILE; see --help")
-    if _GENERATION.value and _PROFILE.value:
-        raise InputError(
-            f"--profile={_PROFILE.value} traces optimizer steps, and --generation has none; leave "
-            "one of them out"
-        )
-    if _GENERATION.value and _AGAINST.value:
-        raise InputError(
-            f"--against={_AGAINST.value[0]} compares optimizer steps, and --generation has none; "
-            "leave one of them out"
-        )
     traces = None if _PROFILE.value is None else parse_path(_PROFILE.value, "--profile")
     config = Config.of(CONFIG.value)
-    if _GENERATION.value:
-        show_generation(config, _ROUNDS.value)
-    else:
-        others = {given: _config_of(given) for given in _AGAINST.value}
-        show_comparison(config, others, _ROUNDS.value, traces)
+    others = {given: _config_of(given) for given in _AGAINST.value}
+    show_comparison(config, others, _ROUNDS.value, traces)
 
 
 def _config_of(given: str) -> Config:
@@ -70,22 +54,6 @@ def _config_of(given: str) -> Config:
         check_key(key)
         values[key] = parse_value(key, text)
     return load_config(file, values)
-
-
-def show_generation(config: Config, rounds: int) -> None:
-    """Prints the rates of generation with and without a cache, and their ratios."""
-    from t5x_diffeq.inference.sampling import generation_rates
-    from t5x_diffeq.training.setup import expected_vocab_size, make_setup
-
-    model = make_setup(config, expected_vocab_size(config)).model
-    with Progress("timing generation"):
-        rates = generation_rates(model, rounds)
-    for name, rate in rates.items():
-        ratio = rates["cached"] / rate
-        log(
-            f"{name:<20}{rate:>10.1f} tokens/s{'' if ratio == 1 else f'{ratio:>8.1f} times slower'}"
-        )
-    print_result(json.dumps({f"{name}/tokens_per_second": rate for name, rate in rates.items()}))
 
 
 def _format_cell(result: dict[str, Any], key: str) -> str:

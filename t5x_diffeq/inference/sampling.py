@@ -1,11 +1,6 @@
-"""Text generation: the prompts are read at once, then one token per row is drawn at a time.
+"""Text generation: the prompts are read at once, then one token per row is drawn at a time."""
 
-`Continuation` is a prompt with what follows it, and `generation_rates` times the generation.
-"""
-
-import statistics
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -20,12 +15,9 @@ from t5x_diffeq.model.language_model import LanguageModel
 from t5x_diffeq.model.layers.array_types import Cache, Places, Positions, Tokens, Weights
 from t5x_diffeq.system.arguments import checked
 from t5x_diffeq.system.errors import InputError
-from t5x_diffeq.training.partitioning import unbox
 
 TEMPERATURES = (1e-3, 1e3)  # the lowest and the highest, but for 0
 BUCKET = 128  # prompts and caches are padded to multiples of it, so that few programs are compiled
-_PROMPT_TOKENS = 16  # of the prompt whose continuation is timed
-_WARM_UP_TOKENS = 3  # after which both programs are compiled
 
 
 @checked
@@ -211,44 +203,3 @@ def grow(rows: Sequence[Continuation], generated: Iterable[np.ndarray]) -> Itera
         yield
         if all(row.ended for row in rows):
             return
-
-
-def generation_rates(model: LanguageModel, rounds: int) -> dict[str, float]:
-    """Tokens per second of one sequence, as medians over rounds, in which the ways take turns.
-
-    `cached` is how `generate` works; `reread` runs the model on the whole prefix, recomputing W(t)
-    and all states for each token; `reread_weights_kept` recomputes only the states.
-    """
-    length = model.config.max_length
-    key, whole = jax.random.key(0), jnp.zeros((1, length), jnp.int32)
-    params = unbox(jax.jit(model.init)(key, whole)["params"])
-    weights = jax.jit(partial(model.apply, method="weights"))({"params": params})
-
-    @jax.jit
-    def reread(params: dict, weights: Weights | None) -> jax.Array:
-        with_params = model.bind({"params": params})
-        made = with_params.weights() if weights is None else weights
-        return with_params.logits(with_params.hidden(whole, made)[:, -1:]).argmax(-1)
-
-    def start_generation() -> Callable[[], object]:
-        greedy = Sampling(temperature=0)
-        prompt, room = [1] * _PROMPT_TOKENS, length - _PROMPT_TOKENS
-        following = generate(model, params, [prompt], room, greedy, key)
-        for _ in range(_WARM_UP_TOKENS):
-            next(following)
-        return lambda: next(following)
-
-    ways = {
-        "cached": start_generation(),
-        "reread": lambda: reread(params, None).block_until_ready(),
-        "reread_weights_kept": lambda: reread(params, weights).block_until_ready(),
-    }
-    for token in ways.values():
-        token()
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(min(rounds, length - _PROMPT_TOKENS - _WARM_UP_TOKENS - 1)):
-        for name, token in ways.items():
-            start = time.perf_counter()
-            token()
-            seconds[name].append(time.perf_counter() - start)
-    return {name: 1 / statistics.median(times) for name, times in seconds.items()}

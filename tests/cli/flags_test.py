@@ -147,10 +147,9 @@ prepare_data --config=configs/tiny.py:ode --output=DIR | cli.prepare_data.prepar
   --shards=5 | prepare_data.shards=5
   --shard=3/8 | prepare_data.part=(3, 8)
   --workers=2 | prepare_data.workers=2
-benchmark --config=configs/tiny.py:ode | cli.benchmark.show_comparison cli.benchmark.show_generation
+benchmark --config=configs/tiny.py:ode | cli.benchmark.show_comparison
   --config.seed=3 | show_comparison.config.seed=3
   --against=configs/tiny.py:baseline,train.batch_size=4 | show_comparison.others=[4]
-  --generation | show_generation=called; show_comparison=not called
   --rounds=7 | show_comparison.rounds=7
   --profile=DIR | show_comparison.traces=DIR
 plan --config=configs/tiny.py:ode --topology=cpu:8 | \

@@ -126,7 +126,6 @@ def said(capsys, monkeypatch, tmp_path):
             "there are the TPUs v2, v3, v4, v5e, v5p, v6e, tpu7x, the G",
         ),
         ("generate --workdir=runs", "runs holds no run; name a run's workdir, such as /"),
-        (f"benchmark {TINY} --generation --profile=x", "and --generation has none"),
         (f"benchmark {TINY} --against={TINY[9:]},seed", "'seed' is not KEY=VALUE"),
         (f"benchmark {TINY} --against={TINY[9:]},train.sede=1", "did you mean "),
         ("analyze spectrum --workdir=w", "takes spectra, lyapunov, clustering or all, not 'spec"),

@@ -251,22 +251,6 @@ def test_every_figure_of_benchmark(small, monkeypatch, capsys):
     ]
 
 
-def test_every_figure_of_benchmark_generation(small, monkeypatch, capsys):
-    rates = {"cached": 100.0, "reread": 25.0, "reread_weights_kept": 50.0}
-    monkeypatch.setattr("t5x_diffeq.inference.sampling.generation_rates", lambda *_: rates)
-    setup = SimpleNamespace(model=None)
-    monkeypatch.setattr("t5x_diffeq.training.setup.make_setup", lambda *_: setup)
-    monkeypatch.setattr("t5x_diffeq.training.setup.expected_vocab_size", lambda *_: 256)
-    benchmark.show_generation(Config.of(small), 3)
-    out, err = capsys.readouterr()
-    assert json.loads(out) == {f"{name}/tokens_per_second": rate for name, rate in rates.items()}
-    assert [re.split("  +", line) for line in err.splitlines()] == [
-        ["cached", "100.0 tokens/s"],
-        ["reread", "25.0 tokens/s", "4.0 times slower"],
-        ["reread_weights_kept", "50.0 tokens/s", "2.0 times slower"],
-    ]
-
-
 @pytest.mark.slow
 def test_benchmark_compares_equal_work(small, tmp_path):
     small.mesh.fsdp = 1
