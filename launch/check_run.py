@@ -28,7 +28,7 @@ from t5x_diffeq.data.sources import SOURCES
 from t5x_diffeq.planner.topology import make_topology
 from t5x_diffeq.system.errors import InfrastructureError, InputError
 from t5x_diffeq.system.files import BUCKETS, files_in, files_matching, is_in_bucket, parse_path
-from t5x_diffeq.training.config_checks import check_combinations
+from t5x_diffeq.training.checks import run_checks
 from t5x_diffeq.training.partitioning import AXES, describe_mesh, mesh_sizes
 from t5x_diffeq.training.setup import expected_vocab_size, make_setup
 
@@ -192,7 +192,7 @@ def find_problems(options: argparse.Namespace, arguments: list[str]) -> list[str
         problems.append("this config begins with another run's model; only `finetune` takes it")
         return problems
     config = Config.of(given)
-    collect(lambda: check_combinations(config, new=False))  # the workdir may hold an older run
+    collect(lambda: run_checks("launch", config, new=False))  # the workdir may hold an older run
     collect(lambda: check_sources(config.data, options.shared, collect))
     if options.count:
         devices = planned_devices(options.chip, options.count, options.hosts, options.slices)

@@ -72,14 +72,14 @@ def main() -> None:
     from t5x_diffeq.hf.to_ode import ode_keys, to_ode
     from t5x_diffeq.hf.to_peft import check_no_adapters
     from t5x_diffeq.model.config import ModelConfig
-    from t5x_diffeq.training.config_checks import check_combinations
+    from t5x_diffeq.training.checks import run_checks
     from t5x_diffeq.training.load import load_run
 
     config = Config.of(CONFIG.value)
     folder, workdir = local_path(source, "input"), local_path(to, "workdir")
     need_packages("convert")
     check_new_folder(workdir, "workdir")
-    check_combinations(config)
+    run_checks("convert", config)
     if not folder.exists() and is_hub_id(_INPUT.value):
         folder = fetch_model(_INPUT.value)
     check_no_adapters(folder)

@@ -71,34 +71,21 @@ def complete_config(given: Mapping[str, object], pretrained: Config) -> Config:
 def _take_over(given: Mapping[str, object], workdir: AnyPath, first: bool) -> Config:
     """The completed config; for a new workdir it is checked, and the tokenizer is copied there."""
     from t5x_diffeq.checkpoints.identity import CONFIG_FILE
-    from t5x_diffeq.checkpoints.restoring import find_step
     from t5x_diffeq.checkpoints.workdir import check_config, read_config
-    from t5x_diffeq.data.corpus import check_tokenizers
     from t5x_diffeq.data.recipe import adopt_tokenizer
     from t5x_diffeq.data.tokenizer_folder import load_tokenizer
-    from t5x_diffeq.model.config import ModelConfig
-    from t5x_diffeq.training.config_checks import check_combinations
-    from t5x_diffeq.training.load import PretrainedRun
-    from t5x_diffeq.training.teacher import check_teacher, check_teachers_tokenizer
+    from t5x_diffeq.training.checks import run_checks
 
     trust(given)
     if (workdir / CONFIG_FILE).exists():
         return complete_config(given, read_config(workdir))
     source = parse_path(str(given["init_from"]), "config.init_from")
     config = complete_config(given, read_config(source))
-    tokenizer = load_tokenizer(source / "tokenizer")
-    if tokenizer is None:
-        raise InputError(f"config.init_from={source} has lost its tokenizer/; choose another run")
-    find_step(source, config.init_step)
-    length = config.data.sequence_length
-    asked = ModelConfig.of(config.model, tokenizer.vocab_size, length)
-    PretrainedRun(source, tokenizer.vocab_size).check(asked)
-    check_tokenizers(config.data, tokenizer)
-    check_combinations(config)
-    check_teacher(config)
-    check_teachers_tokenizer(config, tokenizer)
+    run_checks("finetune", config)
     check_config(config, workdir)  # before the tokenizer of a run that lost its config is replaced
     if first:
+        tokenizer = load_tokenizer(source / "tokenizer")
+        assert tokenizer is not None  # as the checks say
         adopt_tokenizer(tokenizer, workdir / "tokenizer", config.data)
     return config
 

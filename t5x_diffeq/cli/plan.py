@@ -44,8 +44,10 @@ def main() -> None:
         raise InputError("plan needs --config=FILE and --topology=v5p:4x4x4; see --help")
 
     from t5x_diffeq.planner.topology import make_topology  # importing JAX takes seconds
+    from t5x_diffeq.training.checks import run_checks
 
     config = Config.of(CONFIG.value)
+    run_checks("plan", config)
     where = make_topology(_TOPOLOGY.value, _SLICES.value)
     (sweep if _SWEEP.value else show_plans)(config, where)
 

@@ -104,13 +104,13 @@ def _check_points(plan) -> None:
     It must not start JAX's devices, which the runs need for themselves.
     """
     from t5x_diffeq.model.config import ModelConfig
-    from t5x_diffeq.training.config_checks import check_combinations
+    from t5x_diffeq.training.checks import run_checks
     from t5x_diffeq.training.setup import expected_vocab_size
 
     for point in points(plan.axes):
         config = load_config(*plan.config_of(point))
         ModelConfig.of(config.model, expected_vocab_size(config), config.data.sequence_length)
-        check_combinations(config)
+        run_checks("sweep", config)
 
 
 def _present(plan, output: AnyPath) -> None:

@@ -16,11 +16,11 @@ from t5x_diffeq.model.language_model import LanguageModel
 from t5x_diffeq.planner.program_cost import product_flops, program_cost
 from t5x_diffeq.system.console import Progress, track
 from t5x_diffeq.system.files import AnyPath
-from t5x_diffeq.training.config_checks import check_combinations
+from t5x_diffeq.training.checks import run_checks
 from t5x_diffeq.training.depths import depths_to_come
 from t5x_diffeq.training.objective import Batch
 from t5x_diffeq.training.profiler import trace
-from t5x_diffeq.training.setup import Setup, check_fits, expected_vocab_size, make_setup
+from t5x_diffeq.training.setup import Setup, expected_vocab_size, make_setup
 from t5x_diffeq.training.step import lower_train_step
 
 _WARM_UP_STEPS = 2  # rounds that are not counted
@@ -38,7 +38,7 @@ class Candidate:
     def __init__(self, name: str, config: Config, depths: tuple[int, ...] | None = None):
         self.name, self.batch_size, self.depths = name, config.train.batch_size, depths
         self.setup: Setup = make_setup(config, expected_vocab_size(config))
-        check_fits(self.setup, self.batch_size)
+        run_checks("benchmark", config, self.setup)
         with self.setup.context(), Progress(f"compiling the step of {name}"):
             self.compiled = lower_train_step(self.setup, self.batch_size, depths).compile()
             self.state: TrainState = self.setup.init_state()
@@ -134,7 +134,7 @@ def compare_models(
       traces: the folder into which a few more steps of each model are traced; None: they aren't.
     """
     for each in (config, *others.values()):
-        check_combinations(each)
+        run_checks("benchmark", each)
     candidates = [Candidate("model", config), *_candidates(config, others)]
     for _ in track(range(_WARM_UP_STEPS), "warming up", _WARM_UP_STEPS, "rounds"):
         for candidate in candidates:

@@ -21,7 +21,7 @@ from t5x_diffeq.system.console import Progress, log
 from t5x_diffeq.system.files import AnyPath
 from t5x_diffeq.training import progress
 from t5x_diffeq.training.basic_hooks import Saves
-from t5x_diffeq.training.config_checks import check_combinations
+from t5x_diffeq.training.checks import run_checks
 from t5x_diffeq.training.depths import depths_of, depths_to_come
 from t5x_diffeq.training.goodput import CHECKPOINT, COMPILE, OTHER, STEPS
 from t5x_diffeq.training.history import Clock, History, Stopwatch
@@ -30,16 +30,15 @@ from t5x_diffeq.training.hooks import DoneStep, Hook, LoopPosition, Training
 from t5x_diffeq.training.objective import Batch
 from t5x_diffeq.training.setup import (
     Setup,
-    check_fits,
     expected_vocab_size,
     least_memory,
     make_setup,
 )
 from t5x_diffeq.training.spike_hook import GoBack, go_back
 from t5x_diffeq.training.step import compile_train_steps
-from t5x_diffeq.training.teacher import check_teacher, check_teachers_tokenizer, load_teacher
+from t5x_diffeq.training.teacher import load_teacher
 from t5x_diffeq.training.tracking.jsonl import kinds_reported_at
-from t5x_diffeq.training.tracking.trackers import check_trackers, open_writer
+from t5x_diffeq.training.tracking.trackers import open_writer
 
 
 def _check_and_prepare(
@@ -49,11 +48,9 @@ def _check_and_prepare(
     new = check_config(config, workdir)
     if not new:
         check_continues(workdir)
+    run_checks("train", config, new=new)
     setup = make_setup(config, expected_vocab_size(config))  # checks what it can without data
-    check_fits(setup, config.train.batch_size)
-    check_combinations(config, new)
-    check_teacher(config)
-    check_trackers(config.train.trackers)
+    run_checks("train", config, setup)
     first_hooks = [HookClass(cls, cls) for cls in verb_hooks]
     hooks = [*first_hooks, *load_hooks(config.train.hooks), HookClass(Saves, Saves)]
     for hook in hooks:
@@ -70,7 +67,7 @@ def _check_and_prepare(
     )
     if corpus.tokenizer.vocab_size != setup.model.config.vocab_size:
         setup = make_setup(config, corpus.tokenizer.vocab_size)
-    check_teachers_tokenizer(config, corpus.tokenizer)
+    run_checks("train", config, setup, corpus)
     data = training_data(config, corpus)
     eval_parts = eval_examples(config.data, corpus)
     for hook in hooks:
@@ -84,7 +81,7 @@ def check(config: Config, workdir: AnyPath, verb_hooks: Sequence[type[Hook]]) ->
     The data is prepared, and left in the workdir of a new run, which can still begin with another.
     """
     setup, corpus, data, *_ = _check_and_prepare(config, workdir, verb_hooks)
-    needed = least_memory(setup, config.train.batch_size) / GIB
+    needed = least_memory(setup) / GIB
     log(
         f"checked: the config, the data ({corpus.name}: {data.size()} train), the mesh "
         f"({progress.describe_devices(setup.mesh)}), and that each device holds the {needed:.2g} "

@@ -11,6 +11,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from t5x_diffeq.config.config import Config, TrainKeys
 from t5x_diffeq.config.plugins import is_plugin
+from t5x_diffeq.model.block import can_split_length
 from t5x_diffeq.model.block_checks import check_block
 from t5x_diffeq.model.config import ModelConfig
 from t5x_diffeq.model.language_model import LanguageModel
@@ -18,9 +19,10 @@ from t5x_diffeq.model.layers.context import length_shards
 from t5x_diffeq.model.layers.mesh import axes_of, mesh_axes, shards_over
 from t5x_diffeq.model.scheme_checks import check_scheme
 from t5x_diffeq.model.source_checks import check_source
+from t5x_diffeq.model.sub_fields import make_block
 from t5x_diffeq.system.chips import chip
+from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.training import partitioning
-from t5x_diffeq.training.config_checks import check_context
 
 _SMALLEST_CHUNK = 2048  # tokens
 _LOGITS_PART = 1 / 64  # of a device's memory, which the logits of a chunk may take
@@ -130,6 +132,23 @@ def place_model(config: Config, vocab_size: int, mesh: Mesh) -> PlacedModel:
         abstract_params=partitioning.shard_shapes(declared_params(model), mesh, rules),
         attention_reason=attention_reason,
     )
+
+
+def check_context(model: ModelConfig, mesh: Mesh) -> None:
+    """Checks that sequences can be split over `mesh.context`."""
+    shards = mesh.shape["context"]
+    if shards == 1:
+        return
+    if not can_split_length(type(make_block(model))):
+        raise InputError(
+            f"mesh.context={shards} splits sequences, and the block of model.block={model.block} "
+            "needs whole ones (it doesn't say `splits_length = True`); set mesh.context=1"
+        )
+    if model.max_length % (2 * shards):
+        raise InputError(
+            f"data.sequence_length={model.max_length} is not divisible by {2 * shards}, the number "
+            f"of chunks into which mesh.context={shards} cuts a sequence; change one of them"
+        )
 
 
 def declared_params(model: LanguageModel) -> dict:

@@ -19,7 +19,7 @@ from t5x_diffeq.system.chips import GIB, chip
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.training import partitioning
 from t5x_diffeq.training.compiler_options import Options, step_options
-from t5x_diffeq.training.config_checks import check_microbatches
+from t5x_diffeq.training.depths import least_rows
 from t5x_diffeq.training.optimizers import optimizer as optimizers
 from t5x_diffeq.training.optimizers.schedule import Schedule, learning_rate_schedule
 from t5x_diffeq.training.placed_model import PlacedModel, declared_params, least_batch, place_model
@@ -124,7 +124,7 @@ def fits_on_gpu(devices: Sequence[Any], state: TrainState) -> bool:
 
 
 def _setup_on(mesh: Mesh, config: Config, vocab_size: int) -> Setup:
-    check_microbatches(config.train, mesh)
+    _check_microbatches(config.train, mesh)
     placed = place_model(config, vocab_size, mesh)
     model, train_config = placed.model, config.train
     schedule = learning_rate_schedule(config.optimizer, train_config.total_steps)
@@ -145,6 +145,24 @@ def _setup_on(mesh: Mesh, config: Config, vocab_size: int) -> Setup:
         init_key=init_key,
         dropout_key=dropout_key,
     )
+
+
+def _check_microbatches(train: TrainKeys, mesh: Mesh) -> None:
+    """Checks that every device's rows can be divided into the microbatches."""
+    shards = partitioning.batch_shards(mesh.shape)
+    where = f"on each of {shards} devices ({partitioning.describe_batch_axes(mesh.shape)})"
+    if train.batch_size % (shards * train.microbatches):
+        raise InputError(
+            f"train.batch_size={train.batch_size} is not divisible by train.microbatches="
+            f"{train.microbatches} {where}; change one of them"
+        )
+    every = least_rows(train.depths_rows, train.depths_per_step) if train.depths else 1
+    if train.batch_size % (shards * train.microbatches * every):
+        raise InputError(
+            f"train.batch_size={train.batch_size} is not divisible by {every} (train.depths_rows="
+            f"{train.depths_rows}) in each of train.microbatches={train.microbatches} {where}; "
+            "change one of them"
+        )
 
 
 def _trainable_parts(names: Sequence[str], parts: Collection[str]) -> Callable[[str], bool]:
@@ -181,13 +199,14 @@ def _new_state(
     )
 
 
-def check_fits(setup: Setup, batch_size: int) -> None:
+def check_fits(setup: Setup) -> None:
     """Checks that a device has enough memory for the least that training needs; allocates nothing.
 
     This is its part of the train state, of the gradient, of the batch and of one state of the
     residual stream. An optimizer step needs more: `plan` says how much.
     """
-    c, needed = setup.model.config, least_memory(setup, batch_size)
+    c, needed = setup.model.config, least_memory(setup)
+    batch_size = setup.config.train.batch_size
     there = _device_memory(setup.mesh.local_devices)
     if there is not None and needed > there:
         raise InputError(
@@ -198,12 +217,13 @@ def check_fits(setup: Setup, batch_size: int) -> None:
         )
 
 
-def least_memory(setup: Setup, batch_size: int) -> int:
-    """The bytes that `check_fits` adds up, for a global batch of so many sequences."""
+def least_memory(setup: Setup) -> int:
+    """The bytes that `check_fits` adds up."""
     c, shards = setup.model.config, partitioning.batch_shards(setup.mesh.shape)
+    batch_size, microbatches = setup.config.train.batch_size, setup.config.train.microbatches
     gradient = setup.abstract_state.params
     arrays = setup.abstract_state, setup.abstract_batch(batch_size), gradient
-    rows = max(1, batch_size // shards // setup.config.train.microbatches)
+    rows = max(1, batch_size // shards // microbatches)
     length = c.max_length // setup.mesh.shape["context"]
     stream = rows * length * c.embed_dim * c.compute_dtype.itemsize
     return stream + partitioning.shard_bytes(arrays)

@@ -11,8 +11,8 @@ from t5x_diffeq.model.language_model import LanguageModel
 from t5x_diffeq.system.console import log
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.files import AnyPath, parse_path
-from t5x_diffeq.training.config_checks import check_context
 from t5x_diffeq.training.load import PretrainedRun
+from t5x_diffeq.training.placed_model import check_context
 from t5x_diffeq.training.setup import Setup
 from t5x_diffeq.training.step import Teacher
 

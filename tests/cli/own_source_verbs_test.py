@@ -15,7 +15,7 @@ from t5x_diffeq.config.config import Config, flatten
 from t5x_diffeq.inference.explorer.answers import Explorer
 from t5x_diffeq.planner.topology import make_topology
 from t5x_diffeq.system.errors import InputError
-from t5x_diffeq.training.config_checks import check_combinations
+from t5x_diffeq.training.checks import run_checks
 
 OPTIMIZERS = {"kernels": "muon", "nested": "muon", "looped": "adam", "first step": "adam"}
 TUNED = {
@@ -87,7 +87,7 @@ def test_what_is_refused(text):
     looped = config_of("looped", text)
     looped.train.depths = (2, 4)
     with pytest.raises(InputError, match=r"train.depths=\(2, 4\) needs weights for other numbers"):
-        check_combinations(Config.of(looped))
+        run_checks("train", Config.of(looped))
     layers = small_config(text)
     layers.model.weights = "per_layer"
     given = flatten(finetune_config.get_config("hypernetwork"))

@@ -27,7 +27,7 @@ from t5x_diffeq.data.stream_files import open_stream
 from t5x_diffeq.data.tokenizer import ByteTokenizer
 from t5x_diffeq.system import retries
 from t5x_diffeq.system.errors import InputError
-from t5x_diffeq.training.config_checks import check_combinations
+from t5x_diffeq.training.checks import run_checks
 from t5x_diffeq.training.hooks import Hook
 
 datasets = pytest.importorskip("datasets", reason="the Hugging Face library isn't installed")
@@ -208,10 +208,10 @@ def test_too_little_text_ends(tmp_path):
 
 def test_what_does_not_go_with_a_stream():
     with pytest.raises(InputError, match=r"data.packing=first_fit needs the lengths"):
-        check_combinations(Config(data=DataKeys("stream", path="x", packing="first_fit")))
+        run_checks("train", Config(data=DataKeys("stream", path="x", packing="first_fit")))
     with pytest.raises(InputError, match=r"data.mixture has a part with the source stream"):
         mixture = ((1, "stream", "x"), (1, "stdlib", None))
-        check_combinations(Config(data=DataKeys("mixture", mixture=mixture)))
+        run_checks("train", Config(data=DataKeys("mixture", mixture=mixture)))
 
 
 def one_device():

@@ -25,7 +25,7 @@ from t5x_diffeq.model.ode.integrate import integrate, trajectory
 from t5x_diffeq.model.ode.solvers import VectorField, euler
 from t5x_diffeq.model.scheme_checks import check_scheme, leaves_of
 from t5x_diffeq.system.errors import InputError
-from t5x_diffeq.training.config_checks import check_combinations
+from t5x_diffeq.training.checks import run_checks
 
 _PACKAGE = "examples.depth"
 _N, _D = 4, 6
@@ -277,7 +277,7 @@ def test_what_a_scheme_that_remembers_can_not_do():
     penalised = small_config("text.txt")
     penalised.model.scheme, penalised.train.velocity_penalty = SCHEMES["averages"], 0.1
     with pytest.raises(InputError, match=r"set train.velocity_penalty=0"):
-        check_combinations(Config.of(penalised))
+        run_checks("train", Config.of(penalised))
 
 
 SOURCES = {

@@ -11,7 +11,7 @@ from helpers import setup_of
 from t5x_diffeq.cli.train import train_to_end
 from t5x_diffeq.config.config import Config
 from t5x_diffeq.system.errors import InputError
-from t5x_diffeq.training.config_checks import check_combinations
+from t5x_diffeq.training.checks import run_checks
 from t5x_diffeq.training.depths import (
     depths_of,
     depths_to_come,
@@ -105,7 +105,7 @@ def test_a_run_says_its_depths_and_learns_at_each(small, tmp_path, capsys):
 def test_bad_depths(small, keys, message):
     small.update_from_flattened_dict(keys)
     with pytest.raises(InputError, match=message):
-        check_combinations(Config.of(small))
+        run_checks("train", Config.of(small))
 
 
 def test_rows_that_do_not_divide(small):

@@ -1,5 +1,7 @@
 """Distillation: the loss and its gradient, runs with a teacher, and teachers that can't be used."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +16,7 @@ from t5x_diffeq.config.config import Config
 from t5x_diffeq.data.file_tokenizers import HuggingFaceTokenizer
 from t5x_diffeq.data.tokenizer import ByteTokenizer
 from t5x_diffeq.system.errors import InputError
+from t5x_diffeq.training.checks import run_checks
 from t5x_diffeq.training.partitioning import mesh_context
 from t5x_diffeq.training.step import lower_train_step, make_gradient
 from t5x_diffeq.training.teacher import check_teacher, check_teachers_tokenizer
@@ -153,14 +156,18 @@ def test_a_teacher_with_another_tokenizer(small, teacher):
 
     small.train.distill_from = str(teacher)
     config = Config.of(small)
-    check_teachers_tokenizer(config, ByteTokenizer())
+
+    def check_corpus(tokenizer):
+        run_checks("train", config, None, SimpleNamespace(tokenizer=tokenizer))
+
+    check_corpus(ByteTokenizer())
     bpe = tokenizers.ByteLevelBPETokenizer()
     bpe.train_from_iterator(["some text"], vocab_size=300, special_tokens=["<|endoftext|>"])
     with pytest.raises(InputError, match=r"train\.distill_from=.*has another tokenizer"):
-        check_teachers_tokenizer(config, HuggingFaceTokenizer(bpe.to_str().encode()))
+        check_corpus(HuggingFaceTokenizer(bpe.to_str().encode()))
     (teacher / "tokenizer").rename(teacher / "lost")
     with pytest.raises(InputError, match=r"has lost its tokenizer/; take another teacher"):
-        check_teachers_tokenizer(config, ByteTokenizer())
+        check_corpus(ByteTokenizer())
 
 
 def test_without_a_teacher_nothing_is_compiled_or_checked(small, teacher):

@@ -11,7 +11,7 @@ from helpers import assert_learns_and_resumes, setup_of, small_config
 
 from t5x_diffeq.config.config import Config
 from t5x_diffeq.system.errors import InputError
-from t5x_diffeq.training.config_checks import check_combinations
+from t5x_diffeq.training.checks import run_checks
 from t5x_diffeq.training.optimizers.moments import random_bits, round_to_bfloat16
 from t5x_diffeq.training.setup import make_setup
 
@@ -161,5 +161,5 @@ def test_training_resumes_bit_for_bit(text, tmp_path):
 def test_moments_that_cannot_be(keys, message, small):
     with pytest.raises(InputError, match=message):
         config = Config.of(small).with_values(keys)
-        check_combinations(config)
+        run_checks("train", config)
         make_setup(config, 256)

@@ -19,7 +19,7 @@ from t5x_diffeq.system import files
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.training import profiler as profiler_module
 from t5x_diffeq.training import requests
-from t5x_diffeq.training.config_checks import check_combinations
+from t5x_diffeq.training.checks import run_checks
 from t5x_diffeq.training.profiler import Profiler
 from t5x_diffeq.training.setup import Setup
 from t5x_diffeq.training.step import lower_train_step
@@ -123,7 +123,7 @@ def test_tracing_changes_nothing(traced, finished):
 def test_steps_and_processes_that_are_not_there_are_refused(keys, message):
     with pytest.raises(InputError, match=message):
         config = config_with_train(total_steps=6, **keys)
-        check_combinations(config)
+        run_checks("train", config)
         Profiler.check(config, create_autospec(Setup, instance=True))
 
 

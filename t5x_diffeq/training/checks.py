@@ -1,0 +1,216 @@
+"""What is checked before a run begins: one ordered list, of which each verb runs its rows.
+
+What concerns one key alone is checked with its section (`config/keys/`), what concerns a model, or
+a model on a mesh, where a `Setup` is made, and the data where it is prepared.
+"""
+
+from collections.abc import Callable, Collection
+from typing import NamedTuple
+
+from t5x_diffeq.checkpoints.restoring import find_step
+from t5x_diffeq.config.config import Config
+from t5x_diffeq.data.corpus import check_tokenizers
+from t5x_diffeq.data.named_source import check_paths, part_configs
+from t5x_diffeq.data.sources import STREAM
+from t5x_diffeq.data.tokenizer_folder import load_tokenizer
+from t5x_diffeq.model.config import ModelConfig
+from t5x_diffeq.model.ode.solvers import find_scheme
+from t5x_diffeq.model.ode.sources import source_of
+from t5x_diffeq.system.errors import InputError
+from t5x_diffeq.system.files import parse_path
+from t5x_diffeq.training.load import PretrainedRun
+from t5x_diffeq.training.setup import check_fits
+from t5x_diffeq.training.teacher import check_teacher, check_teachers_tokenizer
+from t5x_diffeq.training.term_checks import check_terms
+from t5x_diffeq.training.terms import states_terms
+from t5x_diffeq.training.tracking.trackers import check_trackers
+
+# ------------------------------------------------------------------------------ the model's keys
+
+
+def _check_unroll(config: Config) -> None:
+    unroll, num_steps = config.model.scan_unroll, config.model.num_steps
+    if (unroll or 1) > num_steps:
+        raise InputError(
+            f"model.scan_unroll={unroll} is more than model.num_steps={num_steps}; give at most "
+            f"{num_steps}"
+        )
+
+
+def _check_integrals(config: Config) -> None:
+    """Checks that terms of the states have a solution to be integrated along."""
+    scheme = config.model.scheme
+    integrals = [term.name for term in states_terms(config.train)]
+    if integrals and find_scheme(scheme).order is None:
+        raise InputError(
+            f"{', '.join(integrals)}: a term of the states is an integral along a solution of "
+            f"dy/dt = f + g, and a step of model.scheme={scheme} isn't one of a solver (its "
+            "order is None); set train.velocity_penalty=0, and leave such terms out of train.terms"
+        )
+
+
+def _check_adapters(config: Config) -> None:
+    model = config.model
+    if model.adapter_rank > model.embed_dim:
+        raise InputError(
+            f"model.adapter_rank={model.adapter_rank} is more than model.embed_dim="
+            f"{model.embed_dim}, the rank that a kernel can have; lower it"
+        )
+
+
+# ------------------------------------------------------------------------------ several depths
+
+
+def _check_depths(config: Config) -> None:
+    """Checks that `train.depths` can be drawn from, and that the weights exist on such grids."""
+    train = config.train
+    depths = tuple(train.depths)
+    if depths and train.depths_per_step > len(set(depths)):
+        raise InputError(
+            f"train.depths_per_step is {train.depths_per_step}; it must be from 1 to the "
+            f"{len(set(depths))} different numbers in train.depths"
+        )
+    if depths and not source_of(config.model).any_time:
+        raise InputError(
+            f"train.depths={depths} needs weights for other numbers of steps, but "
+            f"{config.model.weights} weights exist only at their own nodes; set model.weights to "
+            "time_dependent or shared"
+        )
+
+
+def _check_several_depths(config: Config) -> None:
+    """Checks what needs several depths in one step, and what those need."""
+    train = config.train
+    several = {
+        f"train.depths_rows={train.depths_rows}": train.depths_rows != "all",
+        f"train.depths_distill={train.depths_distill}": train.depths_distill > 0,
+    }
+    for setting, given in several.items():
+        if given and (train.depths_per_step < 2 or not train.depths):
+            raise InputError(
+                f"{setting} needs several depths in one optimizer step; set train.depths, and set "
+                "train.depths_per_step to at least 2"
+            )
+    if train.depths_distill and train.depths_rows == "parts":
+        raise InputError(
+            f"train.depths_distill={train.depths_distill} with train.depths_rows=parts: the "
+            "largest depth doesn't read the rows of the others; take all or every:k"
+        )
+    if train.depths_distill and train.distill_from:
+        raise InputError(
+            f"train.depths_distill={train.depths_distill} and train.distill_from="
+            f"{train.distill_from}: a depth has one teacher; leave one of them out"
+        )
+
+
+# ------------------------------------------------------------------------------ data, hooks
+
+
+def _check_data(config: Config) -> None:
+    """Checks the mixture and its parts, and what a stream can't do."""
+    data = config.data
+    parts = part_configs(data)
+    if any(part.source == STREAM for part in parts) and data.source != STREAM:
+        raise InputError(
+            f"data.mixture has a part with the source {STREAM}, which can't be mixed; tokenise "
+            "that part first with prepare_data, and give its source as tokens"
+        )
+    if data.source == STREAM and data.packing != "concat_then_split":
+        raise InputError(
+            f"data.packing={data.packing} needs the lengths of all documents, which are unknown "
+            f"with data.source={STREAM}; leave it out, or tokenise first with prepare_data"
+        )
+
+
+def _check_profile(config: Config) -> None:
+    """Checks that the run has the steps to profile."""
+    profile, total_steps = config.train.profile, config.train.total_steps
+    if profile is not None:
+        first, last = map(int, profile.split(":"))
+        if not 1 <= first <= last <= total_steps:
+            raise InputError(
+                f"train.profile={profile}: the first step must be at least 1, the last no "
+                f"earlier, and at most train.total_steps={total_steps}; such as 100:105"
+            )
+
+
+def _check_figures(config: Config) -> None:
+    train = config.train
+    if train.figure_every is not None and not train.trackers:
+        raise InputError(
+            f"train.figure_every={train.figure_every} needs a tracker that shows figures; set "
+            "train.trackers, or leave it out"
+        )
+
+
+# ------------------------------------------------------------------------------ another run
+
+
+def _check_pretrained(config: Config) -> None:
+    """Checks that the run in `init_from` can be tuned so, and that its tokenizer fits the data."""
+    source = parse_path(str(config.init_from), "config.init_from")
+    tokenizer = load_tokenizer(source / "tokenizer")
+    if tokenizer is None:
+        raise InputError(f"config.init_from={source} has lost its tokenizer/; choose another run")
+    find_step(source, config.init_step)
+    size, length = tokenizer.vocab_size, config.data.sequence_length
+    PretrainedRun(source, size).check(ModelConfig.of(config.model, size, length))
+    check_tokenizers(config.data, tokenizer)
+    check_teachers_tokenizer(config, tokenizer)
+
+
+# ------------------------------------------------------------------------------ the list
+
+_EVERY = frozenset(("train", "finetune", "benchmark", "plan", "convert", "sweep", "launch"))
+_CONFIG, _SETUP, _CORPUS = 1, 2, 3  # how much a check takes of config, setup and corpus
+
+
+class Check(NamedTuple):
+    """A row of the list.
+
+    Attributes:
+      check: takes what it needs; raises an `InputError`.
+      verbs: those that it concerns; `launch` is `launch/check_run.py`.
+      needs: whether it needs the config alone, also the setup, or also the corpus.
+      of_new_runs: whether runs that began before the check existed may continue without it.
+    """
+
+    check: Callable[..., None]
+    verbs: Collection[str] = _EVERY
+    needs: int = _CONFIG
+    of_new_runs: bool = False
+
+
+CHECKS = (
+    Check(_check_unroll, of_new_runs=True),
+    # This one computes on JAX's devices, which a sweep leaves to its runs.
+    Check(lambda config: check_terms(config.train), _EVERY - {"sweep"}, of_new_runs=True),
+    Check(_check_integrals, of_new_runs=True),
+    Check(_check_adapters, of_new_runs=True),
+    Check(lambda config: check_paths(config.data), _EVERY - {"plan"}, of_new_runs=True),
+    Check(_check_depths),
+    Check(_check_several_depths),
+    Check(_check_data, _EVERY - {"plan"}),
+    Check(_check_profile, _EVERY - {"plan"}),
+    Check(_check_figures, _EVERY - {"plan"}),
+    # These read the files of other runs, and look for packages.
+    Check(check_teacher, ("train", "finetune")),
+    Check(_check_pretrained, ("finetune",)),
+    Check(lambda config: check_trackers(config.train.trackers), ("train",)),
+    Check(lambda _, setup: check_fits(setup), ("train", "benchmark"), _SETUP),
+    Check(
+        lambda config, _, corpus: check_teachers_tokenizer(config, corpus.tokenizer),
+        *(("train",), _CORPUS),
+    ),
+)
+
+
+def run_checks(verb: str, *known: object, new: bool = True) -> None:
+    """Runs the rows that concern a verb and need all that is known now, in their order.
+
+    A verb calls it with the config; then, if it makes a setup, with the config and the setup; and
+    at last, if it prepares a corpus, with these and the corpus. `new` says whether the run is.
+    """
+    for row in CHECKS:
+        if row.needs == len(known) and verb in row.verbs and (new or not row.of_new_runs):
+            row.check(*known)

@@ -1,0 +1,71 @@
+"""The list of checks: for each row a config that it refuses, and the verbs that it concerns."""
+
+from itertools import pairwise
+
+import pytest
+
+from t5x_diffeq.config.config import Config
+from t5x_diffeq.system.errors import InputError
+from t5x_diffeq.training.checks import CHECKS, run_checks
+from t5x_diffeq.training.terms import LogitsTerm
+
+VERBS = ("train", "finetune", "benchmark", "plan", "convert", "sweep", "launch")
+NO_PLAN = tuple(verb for verb in VERBS if verb != "plan")
+NO_SWEEP = tuple(verb for verb in VERBS if verb != "sweep")
+
+
+class Weightless(LogitsTerm):
+    name = "weightless"
+
+
+STREAM = {"data.source": "stream", "data.path": "x"}
+AVERAGES = "examples.depth.averages_over_depth:averages"
+ROWS = [  # in the order of the list: values of keys, what is said, and to which verbs
+    ({"model.scan_unroll": 99}, "model.scan_unroll=99 is more than", VERBS),
+    ({"train.terms": (f"{__name__}:Weightless(weight=0)",)}, "its weight is 0;", NO_SWEEP),
+    ({"train.velocity_penalty": 0.1, "model.scheme": AVERAGES}, "integral along", VERBS),
+    ({"model.adapter_rank": 10**6, "model.weights": "per_layer"}, "the rank that a", VERBS),
+    ({"data.path": "a.txt"}, "data.path=a.txt is set, and", NO_PLAN),
+    ({"train.depths": (2,), "model.weights": "per_layer"}, "only at their own nodes", VERBS),
+    ({"train.depths_distill": 0.5}, "needs several depths in one", VERBS),
+    ({**STREAM, "data.packing": "first_fit"}, "the lengths of all documents", NO_PLAN),
+    ({"train.profile": "9:3"}, "such as 100:105", NO_PLAN),
+    ({"train.figure_every": 1, "train.trackers": ()}, "a tracker that shows", NO_PLAN),
+    ({"train.distill_from": "nowhere"}, "nowhere holds no run", ("train", "finetune")),
+    ({"init_from": "nobody"}, "nobody has lost its tokenizer/", ("finetune",)),
+    ({"train.trackers": ("wandb",)}, "wandb needs the package wandb", ("train",)),
+]
+OF_NEW_RUNS = 5  # so many rows at the beginning
+
+
+def said_to(verb, values, new=True):
+    """What is said of a config with these values."""
+    try:
+        run_checks(verb, Config().with_values(values), new=new)
+    except InputError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(("row", "case"), enumerate(ROWS), ids=lambda each: str(each)[:30])
+def test_a_row_concerns_its_verbs(row, case, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    values, text, verbs = case
+    for verb in VERBS:
+        assert (text in said_to(verb, values)) == (verb in verbs), verb
+    assert (text in said_to(verbs[0], values, new=False)) == (row >= OF_NEW_RUNS)
+
+
+def test_the_first_mistake_is_named():
+    """Whatever else is wrong: of two rows, the one that stands first in the list speaks."""
+    for (first, text, _), (second, *_) in pairwise(ROWS[3:]):
+        if not first.keys() & second.keys() and "data.source" not in first:
+            verb = "finetune" if "init_from" in first | second else "train"
+            assert text in said_to(verb, {**second, **first}), (first, second)
+
+
+def test_the_list_goes_from_what_needs_least_to_what_needs_most():
+    needs = [row.needs for row in CHECKS]
+    assert needs == sorted(needs) and {*needs} == {1, 2, 3}
+    assert [row.needs for row in CHECKS].count(1) == len(ROWS)
+    assert {*VERBS} == {verb for row in CHECKS for verb in row.verbs}
