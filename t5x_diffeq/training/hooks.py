@@ -16,7 +16,7 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 
 from t5x_diffeq.checkpoints.checkpoint import Checkpoints
-from t5x_diffeq.checkpoints.stored import TrainState
+from t5x_diffeq.checkpoints.stored import RestoredCheckpoint, TrainState
 from t5x_diffeq.cluster.signals import StopSignals
 from t5x_diffeq.cluster.watchdog import Watchdog
 from t5x_diffeq.config.config import Config
@@ -33,8 +33,8 @@ from t5x_diffeq.training.tracking.trackers import RunWriter
 
 
 @dataclass
-class Training:
-    """A run while it trains: what its hooks may use.
+class PreparedRun:
+    """A run that can begin: its config is checked, and its data is there.
 
     Attributes:
       config: the run's config.
@@ -43,17 +43,6 @@ class Training:
       corpus: its documents, with the tokenizer.
       data: what it trains on.
       eval_parts: the examples to evaluate on, of each part of the data.
-      start: the optimizer step at which this attempt begins.
-      checkpoints: its checkpoints.
-      history: what happened to it at what time.
-      stopwatch: divides the time among activities.
-      clock: measures the rates of its steps.
-      watchdog: ends it if it hangs.
-      stop: says when it has to stop.
-      writer: takes metrics, texts and figures; not there yet when hooks are made.
-      hook_states: returns what all hooks keep; not there yet when hooks are made.
-      requests: what a hook of this process does when a person has put a file of that name into the
-        workdir (see `requests`). A hook adds to it when it is made.
     """
 
     config: Config
@@ -62,13 +51,33 @@ class Training:
     corpus: Corpus
     data: TrainingData
     eval_parts: Sequence[Windows]
-    start: int
+
+
+@dataclass
+class Training(PreparedRun):
+    """A run while it trains: what its hooks may use, beside what a `PreparedRun` has.
+
+    Attributes:
+      checkpoints: its checkpoints.
+      history: what happened to it at what time.
+      stopwatch: divides the time among activities.
+      watchdog: ends it if it hangs.
+      stop: says when it has to stop.
+      start: the optimizer step at which this attempt begins.
+      clock: measures the rates of its steps.
+      writer: takes metrics, texts and figures; not there yet when hooks are made.
+      hook_states: returns what all hooks keep; not there yet when hooks are made.
+      requests: what a hook of this process does when a person has put a file of that name into the
+        workdir (see `requests`). A hook adds to it when it is made.
+    """
+
     checkpoints: Checkpoints
     history: History
     stopwatch: Stopwatch
-    clock: Clock
     watchdog: Watchdog
     stop: StopSignals
+    start: int = field(init=False)
+    clock: Clock = field(init=False)
     writer: RunWriter = field(init=False)
     hook_states: Callable[[], dict[str, list]] = field(init=False)
     requests: dict[str, Callable[[AnyPath], None]] = field(default_factory=dict)
@@ -111,6 +120,11 @@ class LoopPosition:
     state: TrainState
     batches_consumed: int
     values: dict[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def at(cls, checkpoint: RestoredCheckpoint) -> "LoopPosition":
+        """Where the loop is at a checkpoint."""
+        return cls(checkpoint.step, checkpoint.state, checkpoint.batches_consumed)
 
 
 class Hook:

@@ -167,7 +167,6 @@ def training_of(setup, workdir, tokenizer=None) -> Training:
     kinds = {
         "checkpoints": Checkpoints,
         "history": History,
-        "clock": Clock,
         "watchdog": Watchdog,
         "stop": StopSignals,
     }
@@ -177,8 +176,9 @@ def training_of(setup, workdir, tokenizer=None) -> Training:
     data = create_autospec(TrainingData, instance=True)
     data.position.return_value = None
     training = Training(
-        setup.config, setup, workdir, corpus, data, [], 0, stopwatch=Stopwatch(), **parts
+        setup.config, setup, workdir, corpus, data, [], stopwatch=Stopwatch(), **parts
     )
+    training.start, training.clock = 0, create_autospec(Clock, instance=True)
     training.writer = create_autospec(RunWriter, instance=True)
     return training
 
