@@ -7,8 +7,7 @@ It changes nothing in a run, even while the run trains.
 
 import json
 import time
-from dataclasses import dataclass
-from functools import cached_property
+from typing import TYPE_CHECKING
 
 from t5x_diffeq.cli import flag_values
 from t5x_diffeq.cli.verb_flags import VerbFlags
@@ -18,8 +17,8 @@ from t5x_diffeq.system.extras import need_package
 from t5x_diffeq.system.files import AnyPath, parse_path
 from t5x_diffeq.training import goodput
 
-_LOSS, _BITS = "eval/loss", "eval/bits_per_byte"
-_SECONDS_OF_SILENCE = 600  # after which a run that never said that it ended may have been killed
+if TYPE_CHECKING:
+    from t5x_diffeq.training.run_status import RunStatus
 
 FLAGS = VerbFlags(__name__)
 _WORKDIR = FLAGS.define_texts(
@@ -36,6 +35,8 @@ def main() -> None:
     flag_values.check_plot(_PLOT)
     if _PLOT.value:
         need_package("matplotlib", "--plot", "leave it out")
+    from t5x_diffeq.training.run_status import RunStatus  # importing JAX takes seconds
+
     workdirs = list(dict.fromkeys(workdir for folder in folders for workdir in _runs_in(folder)))
     runs = [RunStatus(workdir, now) for workdir in workdirs]
     if _JSON.value:
@@ -53,7 +54,7 @@ def main() -> None:
 def _runs_in(folder: AnyPath) -> list[AnyPath]:
     """The folder, if it is that of a run, else the runs' folders in it."""
     from t5x_diffeq.checkpoints.identity import CONFIG_FILE
-    from t5x_diffeq.training.history import FILE  # importing JAX takes seconds
+    from t5x_diffeq.training.history import FILE
 
     def is_run(path: AnyPath) -> bool:
         return (path / FILE).exists() or (path / CONFIG_FILE).exists()
@@ -69,109 +70,7 @@ def _runs_in(folder: AnyPath) -> list[AnyPath]:
     return found
 
 
-@dataclass(frozen=True)
-class RunStatus:
-    """What the files of a run say at some time."""
-
-    workdir: AnyPath
-    now: float  # seconds since 1970
-
-    @cached_property
-    def events(self) -> list:
-        """The events of its history."""
-        from t5x_diffeq.training.history import read_events
-
-        return read_events(self.workdir)
-
-    @cached_property
-    def attempts(self) -> list[goodput.Attempt]:
-        """Its attempts, oldest first; none if it is older than histories."""
-        return goodput.attempts_of(self.events)
-
-    @cached_property
-    def evaluations(self) -> dict[int, dict[str, float]]:
-        """The lines of its evaluations by step, in the order of the steps."""
-        from t5x_diffeq.training.tracking.jsonl import read_metrics
-
-        lines = {int(line["step"]): line for line in read_metrics(self.workdir, _LOSS)}
-        return {step: lines[step] for step in sorted(lines)}
-
-    @property
-    def losses(self) -> dict[int, float]:
-        """Its evaluation losses by step, in the order of the steps."""
-        return {step: line[_LOSS] for step, line in self.evaluations.items()}
-
-    @property
-    def bits_per_byte(self) -> float | None:
-        """Its bits per byte at the last evaluation, if that has them."""
-        last = list(self.evaluations.values())[-1:]
-        return last[0].get(_BITS) if last else None
-
-    @property
-    def step(self) -> int:
-        """The last step that is known to be done."""
-        from t5x_diffeq.checkpoints.checkpoint_folder import whole_steps
-
-        if self.attempts:
-            return self.attempts[-1].last
-        return max([*self.losses, *whole_steps(self.workdir / "checkpoints")], default=0)
-
-    @property
-    def state(self) -> str:
-        """`done`, `running`, `stopped`, `failed (...)`, `silent for ...` or `converted`."""
-        if not self.attempts:
-            is_new = (self.workdir / "checkpoints" / "0").exists()  # which training doesn't save
-            return "converted" if is_new else "unknown"
-        last = self.attempts[-1]
-        if last.error == goodput.UNKNOWN:
-            silence = self.now - last.last_event
-            is_long = silence > _SECONDS_OF_SILENCE
-            return f"silent for {format_duration(silence)}" if is_long else "running"
-        if last.error:
-            return f"failed ({last.error})"
-        return "done" if last.last >= last.total_steps else "stopped"
-
-    @property
-    def seconds_left(self) -> float | None:
-        """The estimated time left; None if it isn't running, or has no pace yet."""
-        return goodput.seconds_left(self.attempts[-1]) if self.state == "running" else None
-
-    @property
-    def spikes(self) -> int:
-        """The number of spikes; one that recurs after a restart counts once."""
-        counts = [each["count"] for each in self.events if each["event"] == "spike"]
-        return counts[-1] if counts else 0
-
-    @property
-    def rollbacks(self) -> int:
-        """How many rollbacks they caused."""
-        return len({each["count"] for each in self.events if each["event"] == "rollback"})
-
-    def facts(self) -> dict[str, object]:
-        """Everything as one JSON object; times in seconds."""
-        losses = self.losses
-        facts: dict[str, object] = {
-            "workdir": str(self.workdir),
-            "state": self.state,
-            "step": self.step,
-            "loss": list(losses.values())[-1] if losses else None,
-            "lowest": min(losses.values()) if losses else None,
-            "bits_per_byte": self.bits_per_byte,
-        }
-        if self.attempts:
-            facts |= {
-                "total_steps": self.attempts[-1].total_steps,
-                "goodput": goodput.goodput(self.attempts),
-                "seconds": goodput.total_columns(self.attempts),
-                "attempts": [each.columns() for each in self.attempts],
-                "spikes": self.spikes,
-                "rollbacks": self.rollbacks,
-                "seconds_left": self.seconds_left,
-            }
-        return facts
-
-
-def _lines_of_run(run: RunStatus) -> list[str]:
+def _lines_of_run(run: "RunStatus") -> list[str]:
     title = f"{run.workdir}: {run.state} at step {run.step}"
     if not run.attempts:
         if run.state == "converted":
@@ -186,7 +85,7 @@ def _lines_of_run(run: RunStatus) -> list[str]:
     return [*lines, f"goodput {goodput.goodput(run.attempts):.1%} of {format_duration(wall)}"]
 
 
-def _losses_of(run: RunStatus) -> str:
+def _losses_of(run: "RunStatus") -> str:
     """`validation loss 7.6501 -> 3.8102, lowest 3.8102 at step 300`."""
     if not run.losses:
         return "no evaluation is recorded"
@@ -198,7 +97,7 @@ def _losses_of(run: RunStatus) -> str:
     )
 
 
-def _end_of(run: RunStatus) -> str:
+def _end_of(run: "RunStatus") -> str:
     """`, 1:02:03 left, until 2026-01-31 14:05`; empty if that isn't known."""
     if run.seconds_left is None:
         return ""
@@ -206,7 +105,7 @@ def _end_of(run: RunStatus) -> str:
     return f", {format_duration(run.seconds_left)} left, until {end}"
 
 
-def _table_of_attempts(run: RunStatus) -> list[str]:
+def _table_of_attempts(run: "RunStatus") -> list[str]:
     """A line per attempt and one for all; columns in which nothing happened are left out."""
     total = goodput.total_columns(run.attempts)
     shown = [name for name in goodput.COLUMNS if total[name] >= 0.5]
@@ -220,7 +119,7 @@ def _table_of_attempts(run: RunStatus) -> list[str]:
     return align(lines, left=(0, 1, len(shown) + 2))
 
 
-def _table_of_runs(runs: list[RunStatus]) -> list[str]:
+def _table_of_runs(runs: "list[RunStatus]") -> list[str]:
     from t5x_diffeq.checkpoints.workdir import short_names
 
     lines = [["run", "state", "step", "loss", "lowest", "bits/byte", "goodput", "time", "left"]]

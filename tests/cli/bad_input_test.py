@@ -199,7 +199,7 @@ GOOD = {
     ),
     "evaluate": (["--workdir={run}"], ["training.load.load_run", "cli.evaluate._evaluate_tasks"]),
     "generate": (["--workdir={run}"], ["training.load.load_run"]),
-    "status": (["--workdir={run}"], ["cli.status.RunStatus"]),
+    "status": (["--workdir={run}"], ["training.run_status.RunStatus"]),
     "prepare_data": (["--config={config}", "--output={new}"], ["data.named_source.load_source"]),
     "benchmark": (
         ["--config={config}"],

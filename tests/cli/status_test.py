@@ -13,7 +13,6 @@ from helpers import call, config_with_train, setup_of, training_of
 
 from t5x_diffeq.analysis import run_plots
 from t5x_diffeq.cli import status
-from t5x_diffeq.cli.status import RunStatus
 from t5x_diffeq.model.flops import step_flops
 from t5x_diffeq.system.chips import Chip
 from t5x_diffeq.system.errors import InputError, RunError
@@ -29,6 +28,7 @@ from t5x_diffeq.training.goodput import (
 )
 from t5x_diffeq.training.history import FILE, Clock, History, Stopwatch, read_events
 from t5x_diffeq.training.hooks import DoneStep
+from t5x_diffeq.training.run_status import RunStatus
 from t5x_diffeq.training.setup import Setup
 
 

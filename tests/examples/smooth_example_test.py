@@ -8,9 +8,9 @@ from helpers import ROOT
 
 import t5x_diffeq as td
 from t5x_diffeq.checkpoints.workdir import read_config
-from t5x_diffeq.cli.status import RunStatus
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.training.branch import branch_off
+from t5x_diffeq.training.run_status import RunStatus
 
 WORKDIR = ROOT / "examples" / "smooth"
 TEXT = 'def main():\n    """Print the lines of a file."""\n    for line in open(path):\n'

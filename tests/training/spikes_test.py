@@ -11,7 +11,6 @@ import pytest
 from helpers import config_with_train, metrics_of, stop_after
 
 from t5x_diffeq.checkpoints.stored import TrainState
-from t5x_diffeq.cli.status import RunStatus
 from t5x_diffeq.cli.train import train_to_end
 from t5x_diffeq.config.config import Config
 from t5x_diffeq.data import examples
@@ -20,6 +19,7 @@ from t5x_diffeq.system.errors import InputError, RunError
 from t5x_diffeq.training.goodput import LOST
 from t5x_diffeq.training.history import read_events
 from t5x_diffeq.training.load import load_run
+from t5x_diffeq.training.run_status import RunStatus
 from t5x_diffeq.training.setup import Setup
 from t5x_diffeq.training.spikes import RecentSteps, look_for_spike
 from t5x_diffeq.training.step import _update
