@@ -69,6 +69,7 @@ def main() -> None:
         local_path,
         need_packages,
     )
+    from t5x_diffeq.hf.new_run import write_run
     from t5x_diffeq.hf.to_ode import ode_keys, to_ode
     from t5x_diffeq.hf.to_peft import check_no_adapters
     from t5x_diffeq.model.config import ModelConfig
@@ -122,42 +123,6 @@ def load_folder(config: Config, folder: Path) -> "tuple[Config, Tokenizer, dict]
         log(f"{rows_without} rows of the vocabulary that no token has are kept, never predicted")
     model = ModelConfig.of(config.model, tokenizer.vocab_size, config.data.sequence_length)
     return config, tokenizer, pretrained_params(folder, config_json, model, tables)
-
-
-def write_run(config: Config, tokenizer: "Tokenizer", params: dict, workdir: Path) -> None:
-    """Writes a complete workdir at step 0: config, data, tokenizer, checkpoint; all or nothing.
-
-    Raises:
-      InputError: if the config, the data or the folder is invalid.
-      RunError: if the workdir can't be written.
-    """
-    import jax
-
-    from t5x_diffeq.checkpoints.checkpoint import Checkpoints
-    from t5x_diffeq.checkpoints.stored import RunFacts
-    from t5x_diffeq.checkpoints.workdir import save_config
-    from t5x_diffeq.data.corpus import prepare_corpus
-    from t5x_diffeq.data.examples import eval_examples
-    from t5x_diffeq.hf.folder import new_folder
-    from t5x_diffeq.training.setup import make_setup
-
-    one_device = jax.devices()[:1]
-    setup = make_setup(config, tokenizer.vocab_size, one_device)
-    with new_folder(workdir, "workdir") as folder:
-        corpus = prepare_corpus(config.data, folder, new=True)
-        if corpus.tokenizer.fingerprint != tokenizer.fingerprint:
-            raise InputError(
-                f"data.path={config.data.path}: its shards were made with another tokenizer than "
-                "the model's; prepare them again with --config.data.tokenizer"
-            )
-        tokenizer.save(folder / "tokenizer")  # with what its folder says besides
-        eval_examples(config.data, corpus)  # raises if the text is too short to validate on
-        with setup.context(), Checkpoints(folder, keep=1) as checkpoints:
-            state = setup.init_state()
-            places = jax.tree.map(lambda leaf: leaf.sharding, state.params)
-            state = replace(state, params=jax.device_put(params, places))
-            checkpoints.save(0, state, RunFacts(corpus.fingerprint))
-        save_config(config, folder, checkpoints.run_id)
 
 
 def _perplexity(run, corpus, num_steps: int) -> str:

@@ -189,7 +189,7 @@ convert --config=configs/default.py --input=DIR --workdir=DIR/new | \
     {OF_RUN}hf.from_pretrained.read_config_json \
     hf.from_pretrained.with_model hf.from_pretrained.with_tokenizer \
     hf.from_pretrained.check_vocabulary hf.from_pretrained.pretrained_params \
-    hf.to_ode.to_ode cli.convert.write_run data.corpus.load_corpus
+    hf.to_ode.to_ode hf.new_run.write_run data.corpus.load_corpus
   --input=DIR/run | read_config_json,with_tokenizer,pretrained_params.folder=DIR/run
   --workdir=DIR/new2 | write_run,load_corpus,load_run.workdir=DIR/new2
   --to_ode | to_ode=called; write_run.config.model.time_basis=table:12; \

@@ -24,11 +24,11 @@ from helpers import ROOT, call
 from safetensors.numpy import load_file
 
 from t5x_diffeq.cli import export
-from t5x_diffeq.cli.convert import write_run
 from t5x_diffeq.hf import folder as folder_module
 from t5x_diffeq.hf import save_pretrained as save_pretrained_module
 from t5x_diffeq.hf.families import FAMILIES
 from t5x_diffeq.hf.layouts import QWEN3, check_names
+from t5x_diffeq.hf.new_run import write_run
 from t5x_diffeq.hf.save_pretrained import check_form, save_pretrained
 from t5x_diffeq.hf.tokenizer_files import write_tokenizer
 from t5x_diffeq.system.errors import InputError, RunError
