@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from t5x_diffeq.cli.verb_flags import VerbFlags
-from t5x_diffeq.config.config import Config, check_key
+from t5x_diffeq.config.config import Config, check_key, parse_value
 from t5x_diffeq.config.config_files import load_config
 from t5x_diffeq.config.keys.values import INT32
-from t5x_diffeq.experiments.grid import parse_value, split_values
+from t5x_diffeq.experiments.grid import split_values
 from t5x_diffeq.system.console import align, format_count, log, print_result
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.files import AnyPath, parse_path

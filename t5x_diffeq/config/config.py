@@ -6,6 +6,7 @@ A verb makes it a `Config` at once, and only `config_files` and `command_line` k
 key is checked whether or not the run uses it.
 """
 
+import ast
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -19,8 +20,11 @@ from t5x_diffeq.config.keys.model import ModelKeys
 from t5x_diffeq.config.keys.optimizer import OptimizerKeys
 from t5x_diffeq.config.keys.run import MeshKeys, RunKeys
 from t5x_diffeq.config.keys.train import TrainKeys
+from t5x_diffeq.config.keys.values import Values
 from t5x_diffeq.config.other_names import OTHER_NAMES
 from t5x_diffeq.system.errors import InputError
+
+_SWITCHES = {"true": True, "false": False}
 
 
 @dataclass(frozen=True)
@@ -149,6 +153,31 @@ def check_values(values: Mapping[str, object], unset: Collection[str] = ()) -> N
     for key, value in values.items():
         if value is not None or key not in unset:
             check_value(key, KEYS[key].values, value)
+
+
+def parse_value(key: str, text: str) -> Any:
+    """The value that a text means for a key, as in `--grid`.
+
+    Raises:
+      InputError: if it isn't of the key's type, or the key can't take it.
+    """
+    value = _parse_as(KEYS[key].values, text)
+    check_values({key: value})
+    return value
+
+
+def _parse_as(values: Values, text: str) -> Any:
+    """The text as a value of the type; the text itself where it is none."""
+    if values.optional and text == "None":
+        return None
+    try:
+        if values.type is bool:
+            return _SWITCHES[text.lower()]
+        if values.type is tuple:
+            return tuple(ast.literal_eval(text))
+        return values.type(text)
+    except (ValueError, TypeError, SyntaxError, KeyError):
+        return text
 
 
 def plain_value(value: Any) -> Any:

@@ -1,6 +1,5 @@
 """The grid of a sweep: keys of the config, each with several values, from `--grid=KEY=V1,V2`."""
 
-import ast
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,13 +8,11 @@ from math import log
 from statistics import mean, pstdev
 from typing import Any
 
-from t5x_diffeq.config.config import KEYS, SECTIONS, check_key, check_values
-from t5x_diffeq.config.keys.values import Values
+from t5x_diffeq.config.config import SECTIONS, check_key, parse_value
 from t5x_diffeq.system.errors import InputError
 
 VARIANT = "variant"  # the axis of the config file's variants, which isn't a key of the config
 Point = dict[str, Any]  # a value for each axis
-_SWITCHES = {"true": True, "false": False}
 
 
 @dataclass(frozen=True)
@@ -92,28 +89,3 @@ def _parse_axis(given: str) -> Axis:
 def split_values(text: str) -> list[str]:
     """The values: separated by semicolons if there are any, else by commas outside parentheses."""
     return re.split(";" if ";" in text else r",(?![^(]*\))", text)
-
-
-def parse_value(key: str, text: str) -> Any:
-    """The value that a text means for a key.
-
-    Raises:
-      InputError: if it isn't of the key's type, or the key can't take it.
-    """
-    value = _parse_as(KEYS[key].values, text)
-    check_values({key: value})
-    return value
-
-
-def _parse_as(values: Values, text: str) -> Any:
-    """The text as a value of the type; the text itself where it is none."""
-    if values.optional and text == "None":
-        return None
-    try:
-        if values.type is bool:
-            return _SWITCHES[text.lower()]
-        if values.type is tuple:
-            return tuple(ast.literal_eval(text))
-        return values.type(text)
-    except (ValueError, TypeError, SyntaxError, KeyError):
-        return text
