@@ -1,7 +1,8 @@
 """Low-rank adapters (LoRA) of a discretised model: `x W + (alpha / rank) (x a) b` at each node.
 
-They are stacked over the nodes of the grid, as layer weights are. No weight source makes them: they
-have a collection of their own, and are passed on in the tree of weights under `ADAPTERS`.
+Adapters are stacked over the nodes of the grid, as layer weights are. No weight source makes them:
+they are parameters of their own, and reach the block's linears in the tree of weights, under the
+name `ADAPTERS`.
 """
 
 from math import sqrt
@@ -21,10 +22,13 @@ from t5x_diffeq.system.errors import InputError
 
 
 class Adapter(nn.Module):
-    """The two factors added to one kernel, at every node; b is initialised to zero."""
+    """The factors a and b of the product that is added to one kernel, at every node.
+
+    b is zero at initialisation, so the model begins as it was without the adapter.
+    """
 
     kernel: Parameter
-    num_inputs: int  # how many of its leading dimensions are inputs
+    num_inputs: int  # how many of the kernel's leading dimensions are inputs
     num_nodes: int
     rank: int  # rank r of the product
     scale: float  # factor on the product
@@ -58,7 +62,7 @@ class Adapters(nn.Module):
     """Adapters of the block's kernels."""
 
     block: nn.Module
-    inputs: tuple  # shapes of its inputs
+    inputs: tuple  # shapes of the block's inputs
     kernels: tuple[str, ...]  # names of the linears that have an adapter; if empty, all have one
     num_nodes: int
     rank: int
@@ -68,9 +72,9 @@ class Adapters(nn.Module):
     @nn.compact
     def __call__(self) -> Weights:
         """The factors `a` and `b` of each adapted linear."""
-        made = {}
+        factors = {}
         for path, kernel in _kernels_to_adapt(self.block, self.inputs, self.kernels).items():
-            made[path] = Adapter(
+            factors[path] = Adapter(
                 kernel,
                 num_inputs(kernel.value.shape, kernel.fan_in),
                 self.num_nodes,
@@ -79,7 +83,7 @@ class Adapters(nn.Module):
                 self.dtype,
                 name=".".join(path),
             )()
-        return unflatten_dict(made)
+        return unflatten_dict(factors)
 
 
 def _kernels_to_adapt(
@@ -109,7 +113,7 @@ def block_variables(W: Weights) -> dict[str, Weights]:
 
 
 def merge(weights: Weights) -> Weights:
-    """The same weights with each adapter's product added to its kernel; `[nodes, ...]` leaves."""
+    """The weights with each adapter's product added to its kernel, in float32; rounded once."""
     variables = block_variables(weights)
     leaves = flatten_dict(variables["params"])
     factors = flatten_dict(variables.get(ADAPTERS, {}))

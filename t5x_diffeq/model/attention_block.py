@@ -70,7 +70,7 @@ class AttentionBlock(Block):
 
     @nn.nowrap
     def attention_factors(self, weights: Weights) -> Factors:
-        """QK and OV of each head (`analysis.spectra`)."""
+        """QK and OV of each head (`analysis.spectra`): `[nodes, H, D, G]`, `[nodes, H, G, D]`."""
         query, key, value = _split_heads(weights["attention"])
         output = weights["attention"]["output"]["kernel"]
         return {
@@ -85,8 +85,8 @@ def _split_heads(attention: dict) -> tuple[Float[Matrices, "nodes D H G"], ...]:
         kernel = attention["qkv"]["kernel"]
         return kernel[:, :, 0], kernel[:, :, 1], kernel[:, :, 2]
     kernels = [attention[name]["kernel"] for name in ("query", "key", "value")]
-    count = kernels[0].shape[2]
-    return tuple(kernel.repeat(count // kernel.shape[2], axis=2) for kernel in kernels)
+    heads = kernels[0].shape[2]
+    return tuple(kernel.repeat(heads // kernel.shape[2], axis=2) for kernel in kernels)
 
 
 class TransformerBlock(AttentionBlock):
@@ -117,7 +117,7 @@ class TransformerBlock(AttentionBlock):
 
     @nn.nowrap
     def flops(self, length: int) -> tuple[SubFieldFlops, SubFieldFlops]:
-        """Attention's, and those of the MLP's linears."""
+        """The FLOPs of attention, and of the MLP's linears."""
         kernels = {path[1]: x for path, x in kernel_flops(self).items() if path[0] == "mlp"}
         wide = sum(x for name, x in kernels.items() if name != "down")
         mlp = SubFieldFlops(

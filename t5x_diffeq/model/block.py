@@ -32,11 +32,11 @@ Factors = dict[str, tuple[Float[Matrices, "nodes *many D M"], Float[Matrices, "n
 class SubFieldFlops(NamedTuple):
     """FLOPs per token of one evaluation of a sub-field on a sequence, forward."""
 
-    products: float  # matrix products with weights, of those weights that a token uses
+    products: float  # matrix products with the weights that a token uses
     # what tokens compute with each other, averaged over the positions of the sequence
     mixing: float = 0.0
-    # the part of `products` whose result goes straight to the residual stream; its gradient doesn't
-    # need that result, so it is not recomputed
+    # the part of `products` whose result is added to the residual stream: the backward pass doesn't
+    # need the result, so it isn't recomputed
     last: float = 0.0
     # the parts of `products` that `model.remat=keep:NAME` stores, by name
     named: Mapping[str, float] = {}
@@ -51,7 +51,7 @@ class PyTorchForm(NamedTuple):
     config_class: str  # the name of its `PretrainedConfig`
     base_class: str  # the name of its model without a head
     model_class: str  # the name of its causal language model
-    # what it reads from `config.json` beside the sizes that `modeling_diffeq.py` reads
+    # the entries of `config.json` that it reads beside the sizes that `modeling_diffeq.py` reads
     config: Mapping[str, Any]
 
 
@@ -65,7 +65,7 @@ class Block(nn.Module):
     scopes: ClassVar[tuple[str, str]] = ("f", "g")  # what a profile calls the operations of f and g
     has_attention_kernel: ClassVar[bool] = False  # whether f calls the kernel of `config.attention`
     splits_length: ClassVar[bool] = False  # whether f heeds `Places.order`, as mesh.context needs
-    needs: ClassVar[Mapping[str, Any]] = {}  # keys of the config that it follows at one value only
+    needs: ClassVar[Mapping[str, Any]] = {}  # keys of which it supports one value, with that value
 
     def f(self, y: State, places: Places, deterministic: bool = True) -> State:
         """The sub-field that mixes tokens: its value at y, in `config.state_dtype`."""
@@ -81,9 +81,9 @@ class Block(nn.Module):
 
     @nn.nowrap
     def input_shapes(self) -> tuple[jax.ShapeDtypeStruct, Places]:
-        """Small inputs for making its parameters.
+        """Shapes of small inputs, from which `init` makes the block's parameters.
 
-        They are of a length that every kernel accepts, with a row for each part of a batch.
+        Every attention kernel accepts their length, and each shard of a batch has a row.
         """
         c = self.config
         shape = shards_over(mesh_axes("batch")), min(c.max_length, LANES * length_shards())
@@ -105,11 +105,12 @@ class Block(nn.Module):
     def extend(
         self, y: State, places: Places, real: Bool[Array, "B L"], cache: Cache
     ) -> tuple[State, Cache]:
-        """f of tokens that follow those in the cache, and the cache with them added.
+        """f of new tokens, and the cache with the new tokens added.
 
         Args:
-          places: their places; the positions of a row's real tokens follow the cached ones.
-          real: whether each is a token of its sequence; after the last one rows are padded.
+          y: the state of the new tokens, which follow the cached ones.
+          places: the places of the new tokens; the positions of the real ones go on from the cache.
+          real: whether each is a token of its sequence, or padding at the end of its row.
           cache: what `empty_cache` or `extend` returned.
         """
         raise self.lacks("extend")
@@ -126,8 +127,8 @@ class Block(nn.Module):
         """The PyTorch file that computes the block.
 
         Its tensors are named by the block's paths, as in `steps.0.mlp.up.weight`. The kernel of a
-        `Linear` is `[outputs, inputs]`, any other leaf as it is declared; what writes to the
-        residual stream includes the step size.
+        `Linear` is `[outputs, inputs]`, any other leaf as it is declared; leaves that write to the
+        residual stream are multiplied by the step size.
         """
         raise self.lacks("pytorch_form")
 
@@ -148,7 +149,7 @@ class Block(nn.Module):
 
     @nn.nowrap
     def lacks(self, method: str) -> InputError:
-        """The error that says that the block has no such method, and what it is for."""
+        """The error that the block has no such method; it says what the method is for."""
         return InputError(
             f"{_OPTIONAL[method][0]} needs the method `{method}` of the block, and "
             f"{type(self).__name__} of model.block={self.config.block} has none; "
@@ -167,9 +168,9 @@ _OPTIONAL = {  # what each method is for, and the sub-fields that it is about
 
 
 def overrides_method(kind: type[Block], method: str) -> bool:
-    """Whether a class of blocks has this method for its own f and g.
+    """Whether a class of blocks has this optional method, for its own f and g.
 
-    If a subclass replaces f or g, the methods about it that it inherits don't count.
+    An inherited method doesn't count if the class replaces a sub-field that the method describes.
     """
     if getattr(kind, method) is getattr(Block, method):
         return False
@@ -183,8 +184,8 @@ def can_split_length(kind: type[Block]) -> bool:
 
 
 def _depth(kind: type[Block], name: str) -> int:
-    """How many bases up a class gets its attribute of this name."""
-    return next(n for n, each in enumerate(kind.__mro__) if name in vars(each))
+    """How many bases above the class define its attribute of this name."""
+    return next(n for n, base in enumerate(kind.__mro__) if name in vars(base))
 
 
 def kernel_flops(block: Block) -> dict[tuple[str, ...], float]:

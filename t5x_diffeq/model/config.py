@@ -17,10 +17,10 @@ from t5x_diffeq.system.errors import InputError
 
 VOCAB_MULTIPLE = 128
 ACTIVATIONS = {"gpt": ("gelu", "relu"), "llama": ("silu", "gelu")}  # the first is the default
-_MOST_UNROLLED = 32  # solver steps in a loop's body: compilation takes 2 to 3 times as long
-# Keys of llama alone, with the values that change nothing: gpt has learned positions, biases
-# everywhere and a tied head.
-_LLAMAS = {"qkv_bias": False, "rope_theta": BASE, "rope_scaling": (), "tied_head": False}
+_MOST_UNROLLED = 32  # solver steps in a loop's body, which takes 2 to 3 times as long to compile
+# The keys that only llama obeys, with the values that gpt must leave them at: gpt has learned
+# positions, biases everywhere and a tied head.
+_LLAMA_KEYS = {"qkv_bias": False, "rope_theta": BASE, "rope_scaling": (), "tied_head": False}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,10 +55,12 @@ class ModelConfig(ModelKeys):
         shards: int = 1,
         capability: str | None = None,
     ) -> tuple["ModelConfig", str]:
-        """The config with "auto" attention resolved (see `attention_kernels.choose`); the reason.
+        """The config with a kernel in place of "auto" attention, and the reason for the kernel.
+
+        The arguments are those of `attention_kernels.choose`.
 
         Raises:
-          InputError: if the kernel that the config names isn't available there.
+          InputError: if the platform lacks the kernel that the config names.
         """
         shapes = (platform, self.dtype, self.head_width, self.max_length)
         rows = (segments, shards, capability)
@@ -68,13 +70,14 @@ class ModelConfig(ModelKeys):
         return replace(self, attention=kernel), reason
 
     def for_platform(self, platform: str) -> "ModelConfig":
-        """The config with `scan_unroll` chosen, if it isn't set, and `merge_tokens`.
+        """The config with `merge_tokens` for the platform, and with `scan_unroll` if it is None.
 
-        On an H100, a step whose loop is unrolled takes 0.82 to 0.89 of the time
-        (docs/lab/h100.md): what the loop stacks is neither zeroed nor copied. With `remat=full`
-        little is stacked, and the compiler would recompute many unrolled steps at once, in five
-        times the memory. A TPU's compiler writes products into the loop's stack only if their
-        tokens aren't merged (docs/lab/tpu_step.md).
+        On an H100, an unrolled loop over solver steps makes an optimizer step take 0.82 to 0.89 of
+        the time (docs/lab/h100.md): what the loop stores for the backward pass is neither zeroed
+        nor copied. With `remat=full` the loop stores little, and the compiler would recompute many
+        unrolled steps at once, in five times the memory. A TPU's compiler writes products straight
+        into the arrays that the loop stores only if their tokens aren't merged
+        (docs/lab/tpu_step.md).
         """
         config = replace(self, merge_tokens=platform != "tpu")
         if self.scan_unroll is not None:
@@ -87,9 +90,8 @@ class ModelConfig(ModelKeys):
         """The same model, with the same parameters, on another grid; None: its own N, or scheme.
 
         Raises:
-          InputError: if the model has per-layer weights, or a scheme of one grid alone, and the
-            grid isn't their own; if it takes another scheme, and one of both has leaves; or there
-            are no such grids.
+          InputError: if the weights, or the scheme, exist only on the model's own grid; if the
+            scheme changes, and the old or the new one has leaves; if a value isn't valid.
         """
         changes: dict[str, Any] = {}
         if num_steps is not None:
@@ -99,11 +101,11 @@ class ModelConfig(ModelKeys):
             check_values({"model.scheme": scheme})
             changes["scheme"] = scheme
         other = replace(self, **changes)
-        learns = [each for each in (self.scheme, other.scheme) if find_scheme(each).leaves]
-        if other.scheme != self.scheme and learns:
+        with_leaves = [name for name in (self.scheme, other.scheme) if find_scheme(name).leaves]
+        if other.scheme != self.scheme and with_leaves:
             raise InputError(
-                f"scheme {other.scheme}: this model's is {self.scheme}, and {learns[0]} has leaves "
-                "of its own, which are trained with it; keep the scheme"
+                f"scheme {other.scheme}: this model's is {self.scheme}, and {with_leaves[0]} has "
+                "leaves of its own, which are trained with it; keep the scheme"
             )
         if not find_scheme(other.scheme).any_grid and other.num_steps != self.num_steps:
             raise InputError(
@@ -150,7 +152,7 @@ class ModelConfig(ModelKeys):
                 f"model.activation={self.activation} with model.architecture={self.architecture}: "
                 f"it can be {' or '.join(ACTIVATIONS[self.architecture])}"
             )
-        for key, value in _LLAMAS.items() if self.architecture == "gpt" else ():
+        for key, value in _LLAMA_KEYS.items() if self.architecture == "gpt" else ():
             if getattr(self, key) != value:
                 raise InputError(
                     f"model.{key}={getattr(self, key)!r} with model.architecture=gpt: the key is "
@@ -240,12 +242,12 @@ class ModelConfig(ModelKeys):
 
     @property
     def vocab_rows(self) -> int:
-        """The rows of the embedding and the head without padding, which may be more than tokens."""
+        """The rows of the embedding and of the head, without padding; at least one per token."""
         return self.embedding_rows or self.vocab_size
 
     @property
     def padded_vocab_rows(self) -> int:
-        """These rows rounded up to a multiple of 128."""
+        """`vocab_rows` rounded up to a multiple of 128."""
         return -(-self.vocab_rows // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
 
     @property

@@ -75,5 +75,5 @@ def _common(config: ModelConfig) -> dict[str, Any]:
         "output_std": output_std(config),
         "dtype": config.compute_dtype,
         "fp8": fp8,
-        "merge_tokens": config.merge_tokens or fp8,
+        "merge_tokens": config.merge_tokens or fp8,  # `fp8_tensordot` takes merged tokens only
     }

@@ -36,8 +36,8 @@ class StepFlops:
     hypernetwork: float  # making W(t) from t, once per optimizer step; 0 for other weights
     recomputed: float  # recomputation in the backward pass, by `model.remat`
     # what a fused attention kernel computes: forward, recomputed and backward. It recomputes scores
-    # itself, computes whole blocks where the mask cuts one, and pads narrow heads; of all this,
-    # only what the model needs is counted above.
+    # itself, computes whole blocks where the mask cuts one, and pads narrow heads; `attention` has
+    # only what the model needs.
     attention_kernels: float
     head_width: int  # the width of the heads, on which the speed of such a kernel depends
 
@@ -114,7 +114,7 @@ def _recomputed_products(
     last_f = flops_f.last if layer == "parallel" else 0
     last_g = flops_g.last if layer is not None else 0
     stored_f, stored_g = (
-        sum(each.named.get(name, 0) for name in kept) for each in (flops_f, flops_g)
+        sum(flops.named.get(name, 0) for name in kept) for flops in (flops_f, flops_g)
     )
     return f * (flops_f.products - last_f - stored_f) + g * (flops_g.products - last_g - stored_g)
 
@@ -130,18 +130,19 @@ def _recomputed_attention(config: ModelConfig) -> int:
 
 
 def _kernel_work(config: ModelConfig) -> float:
-    """FLOPs of a fused attention kernel in an optimizer step, over what the forward pass needs."""
-    again = _recomputed_attention(config)
+    """FLOPs of a fused attention kernel in an optimizer step; 1 is what a forward pass needs."""
+    recomputed = _recomputed_attention(config)
     if not config.attention.startswith("splash"):
-        # Two products forward, five backward: two for each of those, and the scores again. In
-        # Triton, dq and (dk, dv) each compute scores and their gradient.
-        return 1 + again + (7 if config.attention == "triton" else 5) / 2
+        # Two products forward: scores, and sums of values. Five backward: two for the gradient of
+        # each product, and the scores again. Triton computes dq and (dk, dv) in two kernels, each
+        # of which computes the scores and their gradient.
+        return 1 + recomputed + (7 if config.attention == "triton" else 5) / 2
     head_dim = config.head_width
     block = splash_block(config.attention, config.max_length, head_dim)
     widened = (head_dim + -head_dim % LANES) / head_dim
     # Of n blocks in a row of the mask, (n + 1) / 2 are visited on average; n / 2 are needed.
     visited = 1 + block / config.max_length
-    return widened * visited * (1 + again + 7 / 2)  # dq and (dk, dv) each compute the scores
+    return widened * visited * (1 + recomputed + 7 / 2)  # dq and (dk, dv) each compute the scores
 
 
 def forward_flops(config: ModelConfig) -> float:

@@ -36,19 +36,22 @@ from t5x_diffeq.model.sub_fields import (
     block_of_shapes,
     cached_sub_fields,
     make_block,
+    module_of_weights,
     need_methods,
     solve,
     vector_field,
-    what_weights_are_of,
 )
 from t5x_diffeq.system.errors import InputError
 
 
 def make_source(config: ModelConfig, **module: Any) -> WeightSource:
-    """The weight source of the config's step; `module` holds Linen's own arguments."""
+    """The weight source that the config names, for the config's block and grid.
+
+    `module` holds Linen's own arguments, such as `parent` and `name`.
+    """
     return source_of(
         config,
-        block=what_weights_are_of(config),
+        block=module_of_weights(config),
         inputs=block_of_shapes(config).input_shapes(),
         num_nodes=config.num_nodes,
         dtype=config.compute_dtype,
@@ -65,9 +68,10 @@ def source_parameters(config: ModelConfig) -> dict[LeafPath, Parameter]:
 
 
 def program_of_source(config: ModelConfig) -> str:
-    """The program by which the config's source makes W at any time, as text.
+    """The program that makes W(t) of one t, as text (StableHLO).
 
-    Configs with the same program, such as those of two grids, have the same function W(t).
+    If two configs, such as those of two grids, have the same text, they have the same function W(t)
+    of the same parameters, so one call of the source can make the weights of both.
     """
     source = make_source(config, parent=None)
     leaves = {path: leaf.value for path, leaf in source_parameters(config).items()}
@@ -128,10 +132,11 @@ class LanguageModel(nn.Module):
 
     @nn.nowrap
     def at_depth(self, num_steps: int | None, scheme: str | None = None) -> "LanguageModel":
-        """The same model, with the same parameters, on another grid: with that grid's own source.
+        """The same model, with the same parameters, on another grid and with its weight source.
 
         Raises:
-          InputError: as `ModelConfig.at_depth`; or if the source has other parameters there.
+          InputError: as `ModelConfig.at_depth`; or if the source of that grid declares other
+            parameters.
         """
         other = LanguageModel(self.config.at_depth(num_steps, scheme))
         here, there = (
@@ -162,24 +167,25 @@ class LanguageModel(nn.Module):
     ) -> tuple[State, Float[Array, "V D"], list[Float[Array, "B L"]]]:
         """The normalised state at t = 1 and the head's vectors, from which the loss is computed.
 
-        The mean over depth of each of `rates` comes third (`solve`). The weights of the forward
-        pass are made here unless they are given.
+        Args:
+          weights: leaves `[nodes, ...]`; None: they are made here.
+          rates: running costs, whose means over depth are returned third (`solve`).
         """
         weights = self.weights() if weights is None else weights
         y, costs = self._hidden_and_costs(tokens, weights, places, deterministic, rates)
         return y, self.head_vectors(), costs
 
     def weights(self, times: Times | None = None) -> Weights:
-        """The weights of a forward pass, leaves `[nodes, ...]`, adapters under their own name.
+        """The block's weights at the nodes, or at `times`: leaves `[nodes, ...]`.
 
-        With `times`, the weights at those times instead.
+        Adapters are in the tree under the name `ADAPTERS`.
         """
         weights, _ = self.weights_and_embeddings(times)
         return weights
 
     @jax.named_scope("make W(t)")
     def weights_and_embeddings(self, times: Times | None = None) -> tuple[Weights, Embeddings]:
-        """`weights`, and the e(t) they come from; {} if they come from none."""
+        """`weights`, and e(t) of each generated layer; {} if no e(t) makes the weights."""
         times = jnp.asarray(nodes(self.config)) if times is None else times
         weights, embeddings = self.source.with_embeddings(times)
         if self.config.adapter_rank:
@@ -224,7 +230,7 @@ class LanguageModel(nn.Module):
 
     @nn.nowrap
     def empty_caches(self, batch_size: int, length: int) -> list[Cache]:
-        """The caches of no tokens, one for each evaluation of f in a pass."""
+        """Empty caches, one for each evaluation of f in a pass."""
         need_methods(self.config, ("extend", "empty_cache"))
         evaluations_of_f, _ = find_scheme(self.config.scheme).evaluations
         block = make_block(self.config)
@@ -239,10 +245,12 @@ class LanguageModel(nn.Module):
         weights: list[Weights],
         caches: list[Cache],
     ) -> tuple[State, list[Cache]]:
-        """The normalised state at t = 1 of tokens that follow those in the caches; and the caches.
+        """The normalised state at t = 1 of new tokens, and the caches with these tokens added.
 
         Args:
-          tokens: the new tokens, padded at the end to one length.
+          tokens: the new tokens of each row, padded at the end to one length.
+          places: as `Block.extend` takes them.
+          real: which of the new tokens aren't padding.
           weights: an entry per solver step, from `merged_weights_by_step`.
           caches: from `empty_caches` or from an earlier call.
         """
@@ -269,7 +277,7 @@ class LanguageModel(nn.Module):
         deterministic: bool = True,
         rates: tuple[Rate, ...] = (),
     ) -> tuple[State, list[Float[Array, "B L"]]]:
-        """The state at t = 1 from that at t = 0, and the mean over depth of each rate (`solve`)."""
+        """The state at t = 1 from y at t = 0, and the mean over depth of each rate (`solve`)."""
         key = None if deterministic else self.make_rng("dropout")
         return solve(self.config, weights, y, places, key, rates)
 
@@ -307,10 +315,11 @@ class LanguageModel(nn.Module):
         """A vector per token of the padded vocabulary; its product with the state is the logit."""
         with jax.named_scope("head"):
             vectors = self.token_embedding.table if self.config.has_tied_head else self.head.T
+            # `model.embedding_rows` can add rows that no token of the vocabulary has.
             return vectors[: self.config.padded_vocab_size].astype(self.config.compute_dtype)
 
     def logits(self, y: State) -> Logits:
-        """Logits over the padded vocabulary; the padding's have probability zero."""
+        """Float32 logits over the padded vocabulary; those of the padding are minus infinity."""
         head = self.head_vectors()
         with jax.named_scope("head"):
             logits = jnp.einsum("bld,vd->blv", y, head, preferred_element_type=jnp.float32)

@@ -29,12 +29,13 @@ _LAYERS = {"parallel": "euler", "sequential": "lie_trotter"}  # the schemes of t
 
 
 def check_scheme(config: ModelConfig) -> None:
-    """Checks the scheme that `model.scheme` names, on two sub-fields of each token by itself.
+    """Checks the scheme that `model.scheme` names, with sub-fields that don't mix tokens.
 
     Raises:
-      InputError: if a step can't be taken; it evaluates f or g another number of times than the
-        scheme says; it changes the state's shape or dtype, or its memory's; it returns what isn't
-        finite, or mixes tokens; it isn't the layer that the scheme says; or a leaf can't learn.
+      InputError: if a step can't be taken, or evaluates f or g another number of times than the
+        scheme says; if it changes the shape or dtype of the state or of the memory; if it returns a
+        state that isn't finite, or mixes tokens; if it isn't the layer that the scheme says; or if
+        a leaf has no gradient.
     """
     small = replace(config, block=None, embed_dim=_WIDTH, num_heads=1, num_kv_heads=None)
     scheme, N = find_scheme(config.scheme), config.num_steps
@@ -84,7 +85,10 @@ def check_scheme(config: ModelConfig) -> None:
 
 
 def _check_memory(config: ModelConfig, scheme: Scheme) -> None:
-    """Checks that a step returns a memory as it takes, in the dtypes of a run, or grows."""
+    """Checks that a step returns a memory of the shapes and dtypes that it takes, as in a run.
+
+    A memory that grows has no shape to keep.
+    """
     if scheme.grows:
         return
     field, N = VectorField(lambda W, y: y, lambda W, y: y), config.num_steps
@@ -131,16 +135,16 @@ class _Verbatim(str):
 
 
 def leaves_of(config: ModelConfig) -> Tree:
-    """What the scheme declares, a little away from its initial values, as the tree W."""
+    """The scheme's leaves as the tree W, plus noise: a leaf may do nothing at its initial value."""
     if find_scheme(config.scheme).leaves is None:
         return {}
     declared = SchemeLeaves(config, parent=None).init(jax.random.key(0))["params"]
 
-    def moved(leaf: Any) -> Array:
+    def with_noise(leaf: Any) -> Array:
         noise = jax.random.normal(jax.random.key(leaf.value.size), leaf.value.shape)
         return leaf.value + 0.1 * noise
 
-    return {"scheme": map_parameters(moved, declared)}
+    return {"scheme": map_parameters(with_noise, declared)}
 
 
 def _integrate(config: ModelConfig, scheme: str, W: Tree, y: State) -> State:
@@ -148,8 +152,8 @@ def _integrate(config: ModelConfig, scheme: str, W: Tree, y: State) -> State:
     field = VectorField(lambda W, y: jnp.tanh(y), lambda W, y: jnp.sin(2 * y))
     nodes = config.num_steps * len(find_scheme(scheme).nodes)
     # The scan over steps needs an array, also for a scheme without leaves.
-    every = {**W, "block": jnp.zeros(())}
-    stacked = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (nodes, *leaf.shape)), every)
+    W = {**W, "block": jnp.zeros(())}
+    stacked = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (nodes, *leaf.shape)), W)
     end: State = integrate(
         lambda args: lambda key: field,
         stacked,

@@ -27,7 +27,8 @@ from t5x_diffeq.model.ode.weight_source import (
 )
 from t5x_diffeq.system.errors import InputError, describe_foreign
 
-# In place of the model's own sizes, as every leaf of the weights is differentiated by itself.
+# They replace the model's own sizes, because a check differentiates each leaf of the weights by
+# itself.
 _SMALL: dict[str, Any] = {
     "block": None,
     "embed_dim": 8,
@@ -39,8 +40,7 @@ _SMALL: dict[str, Any] = {
     "attention": "xla",
 }
 
-
-# Of a P's gradient, the most that rounding to bfloat16 can make it differ from e(t)^T dW.
+# How far rounding to bfloat16 may move the gradient of a P from e(t)^T dW, relative to its norm.
 _ROUNDING = 0.02
 
 
@@ -48,28 +48,28 @@ def check_source(config: ModelConfig, depths: Sequence[int] = ()) -> None:
     """Checks the source that `model.weights` names, on a small block of the architecture.
 
     Raises:
-      InputError: if a parameter isn't made by `declare`; the weights aren't the block's, one for
-        each time; a P has no e(t), or W isn't linear in that; a weight can't learn; the weights
-        that a source stores depend on the dtype; or its parameters differ at one of the `depths`.
+      InputError: if a parameter isn't made by `declare`; if the weights aren't the block's tree,
+        one for each time; if a P has no e(t), or W isn't linear in P e(t); if a weight has no
+        gradient; if a source has `stored`, and its weights aren't its parameters; or if its
+        parameters differ at one of the `depths`.
     """
     small = replace(config, **_SMALL)
     times = jnp.asarray(nodes(small))
     source = make_source(small, parent=None)
-    made: Any = jax.jit(source.init_with_output, static_argnames="method")
+    init: Any = jax.jit(source.init_with_output, static_argnames="method")
     try:
-        (weights, embeddings), variables = made(jax.random.key(0), times, method="with_embeddings")
+        (weights, embeddings), variables = init(jax.random.key(0), times, method="with_embeddings")
         _check_declared(config, variables["params"], embeddings, len(times))
         _check_shapes(config, source, weights, len(times))
         for num_steps in depths:
             LanguageModel(small).at_depth(num_steps)
         params = map_parameters(lambda leaf: leaf.value, variables["params"])
-        P = [
-            path for path, x in flatten_parameters(variables["params"]).items() if is_projection(x)
-        ]
+        declared = flatten_parameters(variables["params"])
+        projections = [path for path, leaf in declared.items() if is_projection(leaf)]
         exact = source.clone(dtype=jnp.float32, parent=None, name=None)
         linear, learns, in_float32 = jax.jit(
             lambda params: (
-                _which_are_linear(source, P, params, times),
+                _which_are_linear(source, projections, params, times),
                 _which_learn(source, params, times),
                 exact.apply({"params": params}, times),
             )
@@ -78,13 +78,13 @@ def check_source(config: ModelConfig, depths: Sequence[int] = ()) -> None:
         raise
     except Exception as error:  # another package's code may raise anything
         raise _refused(config, f"makes no weights: {describe_foreign(error)}") from error
-    for path in P:
+    for path in projections:
         if not linear[path]:
             raise _refused(
                 config,
                 f"declares {layer_name(path)} as the P of P e(t), by its axis time_embed, but its "
-                "gradient isn't that of P and the e(t) that with_embeddings returns; name another "
-                "axis",
+                "gradient isn't e(t)^T dW with the e(t) that with_embeddings returns; call the "
+                "axis something else",
             )
     if source.stored:
         cast = cast_by_role(in_float32, block_parameters(source.block, source.inputs), source.dtype)
@@ -108,7 +108,7 @@ def check_source(config: ModelConfig, depths: Sequence[int] = ()) -> None:
 def _which_are_linear(
     source: WeightSource, projections: list[LeafPath], params: Any, times: Times
 ) -> dict[LeafPath, Array]:
-    """Whether the gradient of each P is e(t)^T dW, for some dW."""
+    """Whether the gradient of each P is e(t)^T dW, for a random dW."""
 
     def make(params: Any) -> tuple[Weights, Embeddings]:
         return nn.apply(type(source).with_embeddings, source)({"params": params}, times)

@@ -26,7 +26,8 @@ def make_block(config: ModelConfig) -> Block:
     """The block that the config names, without a parent module.
 
     Raises:
-      InputError: if there is none of that name, or it can't be made of its arguments.
+      InputError: if no block has that name, if its arguments don't fit, or if the config has
+        another value of a key that it `needs`.
     """
     if config.block is None:
         return TransformerBlock(config, parent=None)
@@ -41,9 +42,9 @@ def make_block(config: ModelConfig) -> Block:
 
 
 def block_of_shapes(config: ModelConfig) -> Block:
-    """The block for reading the shapes of its parameters, with inputs that no mesh divides.
+    """The block for reading the shapes of its parameters.
 
-    It has the attention kernel that accepts any shape.
+    It has XLA's attention, which accepts lengths that the config's own kernel, or a mesh, may not.
     """
     return make_block(replace(config, attention="xla"))
 
@@ -55,13 +56,13 @@ class SchemeLeaves(nn.Module):
 
     @nn.compact
     def __call__(self) -> None:
-        """Declares them."""
+        """Declares the leaves, as parameters of this module."""
         if declare_leaves := find_scheme(self.config.scheme).leaves:
             declare_leaves(self, self.config)
 
 
 class BlockAndScheme(nn.Module):
-    """A block, with the leaves of the scheme as its layer `scheme`."""
+    """A block, with the scheme's leaves as one more of its layers, named `scheme`."""
 
     block: Block
 
@@ -70,15 +71,15 @@ class BlockAndScheme(nn.Module):
         self.scheme = SchemeLeaves(self.block.config)
 
     def __call__(self, y: State, places: Places) -> State:
-        """The block's value; makes the leaves."""
+        """The block's value; it also declares the scheme's leaves."""
         self.scheme()
         return self.block(y, places)
 
 
-def what_weights_are_of(config: ModelConfig) -> nn.Module:
+def module_of_weights(config: ModelConfig) -> nn.Module:
     """The module whose weights a source makes: the block, with the scheme's leaves if it has any.
 
-    It is for reading shapes, as `block_of_shapes` is.
+    Like `block_of_shapes`, it is for reading shapes.
     """
     block = block_of_shapes(config)
     if find_scheme(config.scheme).leaves is None:
@@ -89,13 +90,13 @@ def what_weights_are_of(config: ModelConfig) -> nn.Module:
 def declared_leaves(config: ModelConfig) -> dict[LeafPath, Parameter]:
     """The parameters of a step by path, with shapes in place of arrays."""
     inputs = block_of_shapes(config).input_shapes()
-    return block_parameters(what_weights_are_of(config), inputs)
+    return block_parameters(module_of_weights(config), inputs)
 
 
 def has_method(config: ModelConfig, method: str) -> bool:
-    """Whether the config's block has this method, a method of `Block` that it may leave out.
+    """Whether the config's block has this optional method of `Block`.
 
-    The block of the architecture is exported without a form of its own.
+    The architecture's own block has all of them, or, for `pytorch_form`, needs none to be exported.
     """
     if config.block is None:
         return True
@@ -103,7 +104,7 @@ def has_method(config: ModelConfig, method: str) -> bool:
 
 
 def need_methods(config: ModelConfig, methods: tuple[str, ...]) -> None:
-    """Checks that the config's block has these methods."""
+    """Checks that the config's block has these optional methods (else `InputError`)."""
     for method in methods:
         if not has_method(config, method):
             raise make_block(config).lacks(method)
@@ -112,7 +113,7 @@ def need_methods(config: ModelConfig, methods: tuple[str, ...]) -> None:
 def cached_sub_fields(
     config: ModelConfig, places: Places, real: Bool[Array, "B L"]
 ) -> tuple[SubFieldWithCache, SubField]:
-    """The block's f and g for new tokens; f takes, and returns, a cache of those before them."""
+    """The block's f and g for new tokens; f takes a cache of earlier tokens, and returns it."""
     block = make_block(config)
 
     def f(W: Weights, y: State, cache: Cache) -> tuple[State, Cache]:
@@ -126,7 +127,7 @@ def cached_sub_fields(
 
 
 def vector_field(config: ModelConfig, places: Places) -> Callable[[Array | None], VectorField]:
-    """The block as a vector field, given a step's dropout key; None: no dropout."""
+    """The function from a step's dropout key, or None for no dropout, to the block as a field."""
     block = make_block(config)
     f, g = (nn.apply(method, block) for method in (type(block).f, type(block).g))
 
@@ -153,12 +154,13 @@ def solve(
     key: Array | None,
     rates: tuple[Rate, ...] = (),
 ) -> tuple[State, list[Float[Array, "B L"]]]:
-    """The state at t = 1 from the state at t = 0, and the mean over depth of each rate.
+    """The state at t = 1 from the state y at t = 0, and the mean over depth of each rate.
 
     Args:
       key: the dropout key; None: no dropout.
       rates: the rates that are integrated along the trajectory.
     """
+    # Once per pass: in the field, every evaluation would exchange the tokens between devices.
     y, places = to_zigzag(y, places)
 
     def field(places: Places) -> FieldOfKey:

@@ -35,9 +35,8 @@ class Places(NamedTuple):
     """Where tokens stand."""
 
     positions: Positions  # of each token in its document
-    # the number of each token's document, which attention then doesn't leave; None: all of a row
-    # are one
+    # the number of each token's document, within which attention stays; None: a row is one document
     segments: Segments | None = None
-    # of each token, its index in its row, if several devices share a row (`layers.context`); None:
-    # tokens stand in the order of the row
+    # the index of each token in its row, if several devices share a row (`layers.context`); None:
+    # tokens are in the order of the row
     order: Order | None = None

@@ -108,7 +108,7 @@ class Attention(nn.Module):
         if self.qk_norm != "none":
             q, k = self.query_norm(q), self.key_norm(k)
         if self.rotary:
-            turn = partial(
+            rotate_heads = partial(
                 rotate,
                 positions=positions,
                 base=self.rope_theta,
@@ -116,7 +116,7 @@ class Attention(nn.Module):
                 swap_by_product=self.kernel.startswith("splash"),  # which runs on TPUs
             )
             # q stays in float32 until the kernel has scaled it, so that it is rounded once.
-            q, k = turn(q, dtype=jnp.float32), turn(k)
+            q, k = rotate_heads(q, dtype=jnp.float32), rotate_heads(k)
         return tuple(nn.with_logical_constraint(a, HEADS) for a in (q, k, v))
 
 

@@ -29,7 +29,7 @@ from t5x_diffeq.system.errors import InputError
 HEADS = ("batch", "length", "heads", "head_dim")
 LANES = 128  # width of a TPU's vector registers; splash blocks are multiples of it
 _LEAST_OF_TRITON = 16  # width of a head: Triton's products are at least so wide
-_KEPT = "attention"  # name of the kernel's output for remat policies
+_CHECKPOINT_NAME = "attention"  # name of the kernel's output for remat policies
 
 Queries = Float[Array, "B L H G"]
 KeysOrValues = Float[Array, "B L K G"]
@@ -79,8 +79,8 @@ def choose(
         )
     if platform == "tpu":
         if length % (chunks := _chunks(shards)) or length // chunks % LANES:
-            each = "lengths" if shards == 1 else f"1/{chunks} of a sequence per chunk,"
-            return "xla", f"splash attention takes {each} divisible by {LANES}, not {length}"
+            part = "lengths" if shards == 1 else f"1/{chunks} of a sequence per chunk,"
+            return "xla", f"splash attention takes {part} divisible by {LANES}, not {length}"
         size = splash_block("splash", length, head_dim, shards)
         return "splash", f"the TPU's flash attention; blocks of {size}"
     return "xla", f"there is no other for {platform}"
@@ -104,8 +104,8 @@ def check(
     shapes = (platform, dtype, head_dim, length)
     best, reason = choose(*shapes, segments, shards, capability)
     name, _, block = kernel.partition(":")
-    # On a GPU either kernel takes rows with and without segments.
-    usable = {"xla", *(choose(*shapes, each, shards, capability)[0] for each in (False, True))}
+    # cuDNN's kernel and Triton's both take rows with and without segments, so either can be named.
+    usable = {"xla", *(choose(*shapes, packed, shards, capability)[0] for packed in (False, True))}
     if name not in usable:
         raise InputError(
             f"model.attention={kernel} can't be used here: {reason}; set it to auto or {best}"
@@ -170,12 +170,12 @@ def causal_attention(
     if order is not None:
         by_token = spec_of(HEADS[:2])
         mixed = on_local_tokens(attend_in_order, (order, by_token), q, k, v, segments)
-        return checkpoint_name(mixed, _KEPT)
+        return checkpoint_name(mixed, _CHECKPOINT_NAME)
     mask = None if segments is None else (segments[:, None, :, None] == segments[:, None, None, :])
-    name = cast(Literal["xla", "cudnn"], kernel)  # the two others
+    name = cast(Literal["xla", "cudnn"], kernel)  # the kernels that are left
     mixed = jax.nn.dot_product_attention(q, k, v, mask=mask, is_causal=True, implementation=name)
-    # What is kept of cuDNN's is its own results (`ode.integrate`); they needn't be kept twice.
-    return mixed if kernel == "cudnn" else checkpoint_name(mixed, _KEPT)
+    # `ode.integrate` keeps the results of cuDNN's primitive; a name would keep the output twice.
+    return mixed if kernel == "cudnn" else checkpoint_name(mixed, _CHECKPOINT_NAME)
 
 
 def triton_attention(
@@ -191,7 +191,7 @@ def triton_attention(
       interpret: interpret the kernel, so that tests need no GPU.
     """
     mixed = _on_local_rows(partial(_local_triton, interpret=interpret), q, k, v, segments)
-    return checkpoint_name(mixed, _KEPT)
+    return checkpoint_name(mixed, _CHECKPOINT_NAME)
 
 
 def splash_attention(
@@ -224,7 +224,7 @@ def _on_local_rows(
     v: KeysOrValues,
     segments: Segments | None,
 ) -> Queries:
-    """`local(q, k, v, segments)` on each device's own rows, which are whole, and heads."""
+    """`local(q, k, v, segments)` on each device's own rows, with all their tokens, and heads."""
     spec = spec_of((HEADS[0], None, *HEADS[2:]))
     in_specs = (spec, spec, spec, PartitionSpec(*spec[:2]))
     # The kernel doesn't declare over which mesh axes its outputs vary, so nothing can check it.
@@ -234,12 +234,13 @@ def _on_local_rows(
 def _local_triton(
     q: Queries, k: KeysOrValues, v: KeysOrValues, segments: Segments | None, interpret: bool
 ) -> Queries:
-    # Imported here, because jax 0.12 warns at this import that the kernel will move to tokamax. Of
-    # tokamax 0.0.12, the public function takes no segments; nor does JAX's kernel in Mosaic GPU,
-    # whose backward pass isn't causal either (jax 0.10, 0.12).
+    # Imported here, because jax 0.12 warns at this import that the kernel will move to tokamax. The
+    # public function of tokamax 0.0.12 takes no segments. JAX's kernel in Mosaic GPU takes none
+    # either, and its backward pass isn't causal (jax 0.10, 0.12).
     from jax.experimental.pallas.ops.gpu.attention import mha
 
     heads, head_dim = q.shape[2:]
+    # The kernel has as many key heads as query heads.
     k, v = (jnp.repeat(x, heads // x.shape[2], axis=2) for x in (k, v))
     scale, causal = head_dim**-0.5, True
     return mha(q.astype(k.dtype), k, v, segments, scale, causal, interpret=interpret)
@@ -266,6 +267,7 @@ def _zigzag_splash(
     _, length, heads, head_dim = shape
     shards, mesh = length_shards(), jax.sharding.get_abstract_mesh()
     mask = splash.CausalMask((length, length))
+    # The mask compares indices in the row, and queries are not in the order of the row.
     mask.q_sequence = zigzag_order(length, shards)
     heads //= prod(mesh.shape[axis] for axis in mesh_axes("heads"))
     size = splash_block(kernel, length, head_dim, shards)
@@ -300,8 +302,9 @@ def _splash_kernel(
     heads: int, mask: splash.CausalMask, size: int, shards: int, interpret: bool
 ) -> SplashAttentionKernel:
     """The kernel of a device's heads, for all of the `shards` devices that share each row."""
-    # The backward pass runs in two kernels, which compute the scores twice. One for both writes a
-    # partial gradient of q per block of keys, and their sum costs more (docs/lab/tpu_step.md).
+    # The backward pass runs in two kernels, which compute the scores twice. A single kernel would
+    # write a partial gradient of q for each block of keys. Summing these costs more
+    # (docs/lab/tpu_step.md), and their memory grows with the square of the length.
     sizes = splash.BlockSizes(
         block_q=size,
         block_kv=size,
@@ -318,6 +321,6 @@ def _splash_kernel(
         block_sizes=sizes,
         head_shards=1,
         q_seq_shards=shards,
-        residual_checkpoint_name=_KEPT,
+        residual_checkpoint_name=_CHECKPOINT_NAME,
         interpret=interpret,
     )

@@ -60,9 +60,11 @@ def on_local_tokens(
     """Attention of each device's own tokens to all tokens of their rows.
 
     Args:
-      attend: a function of what `how` begins with, one device's queries, the keys and values of
-        its whole rows in their own order, and the segments of both, which may be None.
-      how: an array, or a tree of them, and a partition spec for each.
+      attend: called with the device's part of the arrays in `how`, the device's queries, the keys
+        and values of whole rows in the order of the row, and the segments of queries and of keys,
+        or None.
+      how: an array or a tree of arrays that `attend` needs beside q, k and v, and its partition
+        specs.
       q: queries, in zig-zag order, as all arguments are.
     """
     spec = spec_of(("batch", "length", "heads", "head_dim"))
@@ -85,7 +87,7 @@ def attend_in_order(
     query_segments: Segments | None,
     key_segments: Int[Array, "B M"] | None,
 ) -> Float[Array, "B L H G"]:
-    """XLA's attention of queries whose indices in their rows are `order`, to whole rows."""
+    """XLA's attention of queries to whole rows; `order` has the queries' indices in their rows."""
     seen = order[:, None, :, None] >= jnp.arange(k.shape[1])
     if query_segments is not None and key_segments is not None:
         seen &= query_segments[:, None, :, None] == key_segments[:, None, None, :]
@@ -96,6 +98,7 @@ def _gather_in_order(x: Array) -> Array:
     """Whole rows `[b, L, ...]`, in their own order, from each device's tokens `[b, L / C, ...]`."""
     chunks = x.reshape(len(x), 2, -1, *x.shape[2:])
     gathered = jax.lax.all_gather(chunks, mesh_axes("length"), axis=1)
+    # Device i has the chunks i and 2 C - 1 - i, so the second chunks come last one first.
     ordered = jnp.concatenate([gathered[:, :, 0], gathered[:, ::-1, 1]], axis=1)
     return ordered.reshape(len(x), -1, *x.shape[2:])
 

@@ -53,14 +53,14 @@ def _rows(
 ) -> Vectors:
     """The rows of the table at `indices`, read in `dtype`; the gradient is summed in float32.
 
-    The gradient's row of a token that occurs thousands of times has as many summands. In bfloat16,
+    If a token occurs thousands of times, its row of the gradient has as many summands. In bfloat16,
     which has 8 significant bits, such a sum stops growing when it is some 256 times as large as its
-    summands. Reading from the float32 table would sum in float32 too, but devices would then gather
-    twice the bytes.
+    summands. Without a gradient of our own, the sum would be in float32 only if the table were read
+    in float32, and devices would gather twice the bytes.
     """
     # The table is gathered along its width first, so that the look-up moves no activations.
-    whole = nn.with_logical_constraint(table.astype(dtype), (axis, None))
-    vectors = jnp.take(whole, indices, axis=0)
+    full_width = nn.with_logical_constraint(table.astype(dtype), (axis, None))
+    vectors = jnp.take(full_width, indices, axis=0)
     vectors = nn.with_logical_constraint(vectors, ("batch", "length", None))
     return vectors.astype(state_dtype)
 
@@ -79,8 +79,8 @@ def _rows_backward(
 ) -> tuple[Float[Array, "V D"], None]:
     """The transpose of the look-up, in float32 whatever the dtypes of the forward pass.
 
-    Each device adds up its own tokens' rows. Under automatic sharding these sums would travel
-    whole, wherever the table is sharded along its width.
+    Each device sums the rows of its own tokens, and the devices exchange shards of these sums.
+    Automatic sharding would exchange whole sums where the table is sharded along its width.
     """
     del dtype, state_dtype
     d_vectors = nn.with_logical_constraint(d_vectors.astype(jnp.float32), ("batch", "length", None))

@@ -21,8 +21,8 @@ _OPERAND, _GRADIENT = jnp.float8_e4m3fn, jnp.float8_e5m2
 class _Scaled(NamedTuple):
     """An array as `scale * values`. The values are stored as bytes.
 
-    What a policy of `jax.checkpoint` keeps passes through `reduce_precision`, which knows no dtype
-    without infinities: it would turn the largest entries of e4m3 into NaN.
+    Arrays that a policy of `jax.checkpoint` keeps pass through `reduce_precision`, which knows no
+    dtype without infinities: it would turn the largest entries of e4m3 into NaN.
     """
 
     bits: UInt8[Array, "..."]
@@ -36,8 +36,8 @@ class _Scaled(NamedTuple):
 def fp8_tensordot(x: Array, kernel: Array, axes: int) -> Array:
     """`jnp.tensordot(x, kernel, axes)` of bfloat16 arrays, from operands that are rounded to fp8.
 
-    The backward pass multiplies the same operands with the rounded gradient. x's can be kept for it
-    by the name "fp8" (`integrate.CHECKPOINT_NAMES`).
+    The backward pass multiplies the same operands with the rounded gradient. A remat policy can
+    keep the rounded x for the backward pass by the name "fp8" (`integrate.CHECKPOINT_NAMES`).
 
     Args:
       x: `[tokens, *inputs]`.
@@ -71,7 +71,7 @@ fp8_tensordot.defvjp(_forward, _backward)
 
 
 def _quantise(x: Array, dtype: DTypeLike) -> _Scaled:
-    """x as fp8; NaN and infinity stay visible, as they make the scale one."""
+    """x as fp8. A NaN or infinity in x stays visible: the scale becomes NaN or infinite, too."""
     largest = float(jnp.finfo(dtype).max)
     tiniest = float(jnp.finfo(jnp.float32).tiny)  # zeros stay zeros
     scale = jnp.maximum(jnp.max(jnp.abs(x)).astype(jnp.float32), tiniest * largest) / largest
@@ -87,7 +87,7 @@ def _product(
 ) -> Array:
     # The product of the fp8 arrays themselves: XLA drops a conversion to fp8 that is followed by
     # one back, and its cuBLAS call wants a result in bfloat16.
-    left, right = (it.values(dtype) for it, dtype in zip((x, y), dtypes, strict=True))
+    left, right = (each.values(dtype) for each, dtype in zip((x, y), dtypes, strict=True))
     sums = jax.lax.dot_general(
         left, right, (contracted, ((), ())), preferred_element_type=jnp.bfloat16
     )

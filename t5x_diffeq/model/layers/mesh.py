@@ -57,10 +57,10 @@ def shards_over(axes: Sequence[str]) -> int:
 def sum_shards(
     x: Float[Array, "v D"], over: Sequence[str], width: Sequence[str]
 ) -> Float[Array, "v _"]:
-    """One device's part of the sum of all devices' x, in a function under `on_shards`.
+    """This device's shard of the sum of all devices' x; for functions under `on_shards`.
 
-    The sum over the axes that split the width is scattered first, so that what travels over the
-    others, such as those between slices or nodes, are shards.
+    The sum over the axes that split the width is scattered first. The other axes, such as those
+    between slices or nodes, then carry only shards.
 
     Args:
       over: the mesh axes over which x varies and is summed.

@@ -27,8 +27,9 @@ def activate(
 
     In bfloat16, GELU's 1 + tanh(...) has few correct digits where x is negative. As the error is a
     function of x, it doesn't average out over tokens, unlike the other roundings of a pass. The
-    backward pass computes all from the inputs again, so no float32 array is stored for it; with
-    `prevent_cse` also where it is in one program with the forward pass, outside of any loop.
+    backward pass recomputes the activation, so no float32 array is stored for it. Outside of a
+    loop, XLA would merge the recomputation with the forward pass and store the array after all;
+    `prevent_cse` forbids it.
     """
 
     @partial(jax.checkpoint, prevent_cse=prevent_cse)
@@ -54,7 +55,7 @@ class MLP(nn.Module):
     dtype: DTypeLike = jnp.float32
     fp8: bool = False  # whether the products are computed on fp8 operands
     merge_tokens: bool = True  # whether the products merge batch and length
-    unrolled: bool = False  # whether an iteration of the loop over solver steps has several steps
+    unrolled: bool = False  # whether the body of the loop over solver steps has several steps
 
     @nn.compact
     def __call__(self, x: State) -> State:

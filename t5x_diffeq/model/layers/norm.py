@@ -21,7 +21,7 @@ class Norm(nn.Module):
     axes: tuple[str | None, ...] = ("embed",)
     writes_residual: bool = False
     dtype: DTypeLike = jnp.float32
-    unrolled: bool = False  # whether an iteration of the loop over solver steps has several steps
+    unrolled: bool = False  # whether the body of the loop over solver steps has several steps
 
     @nn.compact
     def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:

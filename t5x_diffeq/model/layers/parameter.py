@@ -55,7 +55,7 @@ def is_parameter(node: object) -> bool:
 
 
 def map_parameters(function: Callable, declared: Tree) -> Tree:
-    """The tree with a value of each declared parameter in its place."""
+    """The tree with `function(parameter)` in place of each boxed parameter."""
     return jax.tree.map(function, declared, is_leaf=is_parameter)
 
 

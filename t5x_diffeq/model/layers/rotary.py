@@ -55,7 +55,7 @@ def rotate(
 def _swap_halves(x: Float[Array, "B L H G"]) -> Float[Array, "B L H G"]:
     """(x[G/2:], x[:G/2]) of each head in float32, exactly, as a product with a permutation.
 
-    Of x in bfloat16 the gradient is rounded to that, as in the products around it.
+    If x is bfloat16, its gradient is rounded to bfloat16, as in the products around it.
     """
     width = x.shape[-1]
     swap = np.roll(np.eye(width), width // 2, axis=1)
@@ -89,7 +89,10 @@ def _scale_linear(frequencies: Frequencies, base: float, factor: float) -> tuple
 def _scale_llama3(
     frequencies: Frequencies, base: float, factor: float, low: float, high: float, length: float
 ) -> tuple[Frequencies, float]:
-    """Divides frequencies with few turns in `length` tokens by the factor, and some in part."""
+    """Divides frequencies of fewer than `low` turns in `length` tokens by the factor.
+
+    Frequencies of more than `high` turns stay; between the two, the result is interpolated.
+    """
     wavelengths = np.float32(2 * pi) / frequencies
     divided = frequencies / np.float32(factor)
     share = (np.float32(length) / wavelengths - np.float32(low)) / np.float32(high - low)
@@ -108,11 +111,14 @@ def _scale_yarn(
     length: float,
     attention_factor: float,
 ) -> tuple[Frequencies, float]:
-    """Divides frequencies of fewer than `slow` turns in `length` tokens, none above `fast`."""
+    """Divides frequencies of fewer than `slow` turns in `length` tokens by the factor.
+
+    Frequencies of more than `fast` turns stay; between the two, the result is interpolated.
+    """
     width = 2 * len(frequencies)
 
     def index(turns: float) -> float:
-        """The index of the frequency, a fraction, that makes so many turns."""
+        """The index, not a whole number, of the frequency that makes so many turns."""
         return width * log(length / (turns * 2 * pi)) / (2 * log(base))
 
     first, last = max(floor(index(fast)), 0), min(ceil(index(slow)), width - 1)

@@ -35,25 +35,26 @@ def contract(
     The sum is rounded to `dtype` once: rounding is the same for all tokens, so its effect on the
     gradient doesn't average out over them.
 
-    P is neither cast nor reshaped first: a 16-bit copy would stay in memory until the backward
-    pass, and so, on a TPU, would a copy with the kernel's axes flattened, because they are tiled.
+    P is neither cast nor reshaped first, because a copy would stay in memory until the backward
+    pass. Flattening the kernel's axes makes a copy, too, on a TPU, whose arrays are tiled.
 
     P is sharded like the kernel that it makes, so the forward pass communicates nothing, and the
-    backward pass only the [nodes, T] sums for e(t). It runs under `shard_map` because the backward
-    pass flattens the kernel, and flattening a kernel sharded over two axes would gather it.
+    backward pass only the [nodes, T] sums for e(t). Both run under `shard_map`, because the
+    backward pass flattens the kernel, and automatic sharding would gather a kernel that is sharded
+    over two axes to flatten it.
 
     Args:
       axes: logical axes of the kernel that P makes.
-      W0: what is added, float32; None: nothing.
+      W0: the kernel that is added, float32; None: nothing is added.
     """
 
     def product(e: E, P: Projection, W0: Kernel | None) -> Kernels:
-        made = jnp.tensordot(e, P, 1)
-        return (made if W0 is None else W0 + made).astype(dtype)
+        change = jnp.tensordot(e, P, 1)
+        return (change if W0 is None else W0 + change).astype(dtype)
 
-    whole, shard = PartitionSpec(), _kernel_spec(axes)
+    replicated, stacked_spec = PartitionSpec(), _stacked_spec(axes)
     kernel_spec = PartitionSpec(*spec_of(axes))
-    return on_shards(product, (whole, shard, kernel_spec), shard)(e, P, W0)
+    return on_shards(product, (replicated, stacked_spec, kernel_spec), stacked_spec)(e, P, W0)
 
 
 def _contract_forward(
@@ -66,8 +67,9 @@ def _contract_backward(
     axes: Axes, dtype: DTypeLike, inputs: tuple[E, Projection, Kernel | None], dW: Kernels
 ) -> tuple[E, Projection, Kernel | None]:
     """dP = e^T dW, de = dW P^T summed over the shards, and dW0, the sum of dW; all in float32."""
-    whole, shard, kernel_spec = PartitionSpec(), _kernel_spec(axes), PartitionSpec(*spec_of(axes))
-    mesh_axes = [axis for entry in shard for axis in axes_of(entry)]
+    replicated, stacked_spec = PartitionSpec(), _stacked_spec(axes)
+    kernel_spec = PartitionSpec(*spec_of(axes))
+    mesh_axes = [axis for entry in stacked_spec for axis in axes_of(entry)]
 
     def products(e: E, P: Projection, dW: Kernels) -> tuple[E, Projection, Kernel]:
         flat = dW.reshape(dW.shape[0], -1)
@@ -78,7 +80,8 @@ def _contract_backward(
         return de, dP, dW.sum(0, dtype=jnp.float32)
 
     e, P, W0 = inputs
-    sharded_products = on_shards(products, (whole, shard, shard), (whole, shard, kernel_spec))
+    in_specs = (replicated, stacked_spec, stacked_spec)
+    sharded_products = on_shards(products, in_specs, (replicated, stacked_spec, kernel_spec))
     de, dP, dW0 = sharded_products(e, P, dW)
     return de, dP, None if W0 is None else dW0
 
@@ -108,19 +111,20 @@ def _lay_out_as_at_rest(dP: Projection) -> Projection:
     """dP in the layout that P has at rest.
 
     Otherwise the TPU compiler updates P and both moments in the layout of the product and copies
-    all three back: 5 ms of an optimizer step for Llama-1B on 64 v5p chips. P is laid out in the
-    order of its axes, unless the last is narrower than a TPU's lanes; then the compiler chooses.
+    all three back: 5 ms of an optimizer step for Llama-1B on 64 v5p chips. P at rest is laid out in
+    the order of its axes, unless its last axis doesn't fill a TPU's lanes evenly; then the compiler
+    chooses the layout, and nothing is constrained here.
     """
     if dP.shape[-1] % _LANES:
         return dP
 
-    def as_it_is(dP: Projection) -> Projection:
+    def unconstrained(dP: Projection) -> Projection:
         return dP
 
     def constrained(dP: Projection) -> Projection:
         return with_layout_constraint(dP, Layout(tuple(range(dP.ndim))))
 
-    return jax.lax.platform_dependent(dP, tpu=constrained, default=as_it_is)
+    return jax.lax.platform_dependent(dP, tpu=constrained, default=unconstrained)
 
 
 contract.defvjp(_contract_forward, _contract_backward)
@@ -128,6 +132,7 @@ contract.defvjp(_contract_forward, _contract_backward)
 
 def projection_square(e: E, dW: Kernels) -> Float[Array, ""]:
     """|dP|^2 for dP = e^T dW, as <e e^T, dW dW^T>: from `[nodes, nodes]` matrices, without dP."""
+    # e is rounded as in the product that makes dP, so that both have the same norm.
     e = e.astype(dW.dtype).astype(jnp.float32)
     kernel = tuple(range(1, dW.ndim))
     products = ((kernel, kernel), ((), ()))
@@ -135,6 +140,6 @@ def projection_square(e: E, dW: Kernels) -> Float[Array, ""]:
     return jnp.sum((e @ e.T) * gram)
 
 
-def _kernel_spec(axes: Axes) -> PartitionSpec:
-    """The sharding of `[nodes or T, *kernel]`: first axis unsharded, the others as the kernel's."""
+def _stacked_spec(axes: Axes) -> PartitionSpec:
+    """The spec of `[nodes or T, *kernel]`: the first axis unsharded, the others as the kernel's."""
     return PartitionSpec(None, *spec_of(axes))

@@ -13,16 +13,16 @@ initialisation:
     W0, biases of Linears   0                 0                      1 / 2
 
 Under "invariant" the output of Linear1 has unit variance, and so has e(t); 0.36 is the second
-moment of SiLU of a standard normal. Adam moves every entry of P by about the learning rate
-whatever its gradient, hence W(t) by lr * multiplier * sum_k |e_k(t)|, and that sum grows with T:
-dividing by T keeps the update of W(t) the same for every T, as muP (Yang et al. 2022) does for
-width. W(t) then moves by about the learning rate, half through W0 and half through P, as the
-weights of a layer do, so a learning rate that suits the baseline suits the ODE. Alternatives that
-were tried are in docs/lab/settings.md.
+moment of SiLU of a standard normal. Adam moves every entry of P by about the learning rate,
+whatever the gradient, and so moves W(t) by lr * multiplier * sum_k |e_k(t)|. This sum grows with T.
+Dividing by T keeps the update of W(t) the same for every T, as muP (Yang et al. 2022) keeps updates
+the same for every width. W(t) then moves by about the learning rate, half through W0 and half
+through P, as the weights of a layer do, so a learning rate that suits the baseline suits the ODE.
+Alternatives that were tried are in docs/lab/settings.md.
 
 A linear e(t) = C^T gamma(t) (`time_basis`) has unit scale, too, and moves by the learning rate:
 |gamma|^2 and |gamma|_1 are the sums of the squared and of the absolute features of t, averaged over
-t. In the first steps W(t) then moves about half as far as with the other one.
+t. In the first steps, W(t) then moves about half as far as with the two linears.
 """
 
 from dataclasses import dataclass
@@ -76,6 +76,7 @@ class TimeEmbedding(nn.Module):
             "time_embedding",
             step_multiplier=self.step_multiplier,
         )
+        # By default, a TPU would round the float32 operands to bfloat16.
         return jnp.dot(x, kernel, precision="highest") + bias
 
 
@@ -113,16 +114,16 @@ class HyperInit:
 
     init: str  # "paper" or "invariant"
     T: int
-    basis: TimeBasis  # what the time embedding reads
+    basis: TimeBasis  # the functions of time that the time embedding reads
 
     @property
     def single(self) -> float:
-        """Factor on the optimizer's step for parameters that enter W(t) or e(t) unsummed."""
+        """Factor on the optimizer's step for W0, Linear1 and biases, which aren't summed over T."""
         return 1.0 if self.init == "paper" else 1 / 2
 
     @property
     def summed(self) -> float:
-        """The same factor for parameters that are summed over T."""
+        """The same factor for P, whose T kernels are summed."""
         return 1.0 if self.init == "paper" else 1 / (2 * self.T)
 
     def std(self, leaf: Parameter) -> float:

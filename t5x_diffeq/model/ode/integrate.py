@@ -27,8 +27,8 @@ SubFieldWithCache = Callable[[Tree, Vector, Cache], tuple[Vector, Cache]]
 
 # What "keep:..." can name: values that the layers mark with `checkpoint_name`.
 CHECKPOINT_NAMES = ("qkv", "attention", "mlp", "fp8")
-# A primitive whose results are kept with a name: all that cuDNN's kernel returns, as its backward
-# pass needs the scores' normalisers, and the kernel would run again for them.
+# Primitives of which all results are kept with a name. cuDNN's backward pass needs not only the
+# output but also the log-sum-exp of the scores, and the forward kernel would run again for it.
 _KEPT_PRIMITIVES = {"attention": "dot_product_attention_fwd"}
 
 
@@ -52,21 +52,22 @@ def integrate(
       field: the vector field, given `args` and then the dropout key of the step (one key per step,
         so that all stages of a step drop the same units).
       weights: leaves `[nodes, ...]`, in the order of `solvers.grid`.
-      args: what the field reads beside weights and state, such as the tokens' places. It must not
-        capture such arrays: JAX can't lower a custom gradient that does within another function's.
+      args: what the field reads beside weights and state, such as the tokens' places. The field
+        must not capture such arrays: of two nested functions with custom gradients, JAX can't lower
+        the inner one if it captures arrays.
       remat: "none", "dots", "full", or "keep:a,b" (store the values named a and b, each one of
         `CHECKPOINT_NAMES`).
       unroll: how many solver steps one iteration of the compiled loop computes.
       kept_dtype: dtype in which "full" stores the state of each step for the backward pass; None
-        keeps the state's own, as does a scheme that remembers more than the state.
+        stands for the state's own, in which a scheme's memory is always stored.
     """
     solver = find_scheme(scheme)
     inputs = step_inputs(weights, scheme, num_steps, key)
 
     def step_of(args: Args) -> Step:
         field_of_key = field(args)
-        # Elsewhere a sub-field reads states that depend on other sub-fields' values, which the
-        # backward pass would then compute once more.
+        # In other schemes, a sub-field reads states that depend on the values of other sub-fields.
+        # To recompute the one, the backward pass would compute these values once more.
         if remat == "full" and solver.layer == "parallel":
             field_of_key = _recompute_in_turn(field_of_key)
         return step_function(field_of_key, scheme, step_size)
@@ -113,8 +114,8 @@ def integrate_with_caches(
     """y(1) from y(0) of new tokens, and the caches of f with these tokens added.
 
     A scheme's step evaluates sub-fields of weights and state, as in a textbook, and knows no
-    cache, so this function gives each evaluation of f its own. What the scheme remembers is of the
-    new tokens alone. The steps are unrolled: for a token or two most of the time goes into reading
+    cache, so this function gives each evaluation of f its own. The scheme's memory holds the new
+    tokens alone. The steps are unrolled: for a token or two, most of the time goes into reading
     weights, and a scan would first copy the weights of each step.
 
     Args:
@@ -145,10 +146,10 @@ def weights_by_step(weights: Tree, scheme: str, num_steps: int) -> list[Tree]:
 def step_function(
     field: FieldOfKey, scheme: str, step_size: float, scope: str = "solver step"
 ) -> Step:
-    """One step of the scheme, from its memory and the step's slice of `step_inputs`.
+    """One step of the scheme, as a function of its memory and the step's slice of `step_inputs`.
 
-    A profile shows its operations under `scope`. In a scan all steps are one program, so they have
-    one name.
+    A profile shows the step's operations under `scope`. In a scan, all steps are one program and
+    share a name.
     """
     solver = find_scheme(scheme)
 
@@ -162,9 +163,9 @@ def step_function(
 
 
 def _recompute_in_turn(field: FieldOfKey) -> FieldOfKey:
-    """The same fields, of which the backward pass recomputes f and g one after the other.
+    """The same field, of which the backward pass recomputes f and g one after the other.
 
-    The weights and activations of f and g are then never in memory together.
+    The weights and activations of f and g are then never in memory at the same time.
     """
 
     def in_turn(key: Array | None) -> VectorField:
@@ -182,7 +183,7 @@ def step_inputs(weights: Tree, scheme: str, num_steps: int, key: Array | None) -
 
 
 def _with_remat(step: Step, remat: str, unroll: int) -> Step:
-    """The step, of whose values the backward pass recomputes those that `remat` doesn't store."""
+    """The step with a backward pass that recomputes all values that `remat` doesn't store."""
     if remat == "none":
         return step
     policy = None
@@ -190,8 +191,9 @@ def _with_remat(step: Step, remat: str, unroll: int) -> Step:
         policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
     elif remat != "full":
         policy = _keep_policy(remat)
-    # Inside a scan, XLA can't merge this with the forward pass. Of steps that are unrolled it can:
-    # by names it then keeps what it would compute twice, which on an H100 is faster.
+    # Inside a scan, XLA can't merge the recomputation with the forward pass. If steps are unrolled,
+    # it can, unless `prevent_cse` forbids it. It may with "dots" and "keep": XLA then stores what
+    # it would compute twice, which on an H100 is faster.
     return jax.checkpoint(step, policy=policy, prevent_cse=unroll > 1 and remat == "full")
 
 
@@ -203,10 +205,10 @@ def _scan_and_recompute(
     unroll: int,
     kept_dtype: DTypeLike,
 ) -> Vector:
-    """`scan`, whose backward pass recomputes each step from its inputs; nothing else is stored.
+    """The scan, with a backward pass that recomputes each step from its inputs.
 
-    Of these inputs, the states are stored in `kept_dtype`. Float32 states would take twice the
-    memory of bfloat16 ones, and the norm that reads a state rounds its result to bfloat16 anyway,
+    Nothing but these inputs is stored, the states in `kept_dtype`. Float32 states would take twice
+    the memory of bfloat16 ones. The norm that reads a state rounds its result to bfloat16 anyway,
     so the gradient is as accurate.
     """
     dtype = y.dtype
@@ -230,7 +232,9 @@ def _scan_and_recompute(
 
         def back(dy: Vector, at: tuple[Vector, StepInputs]) -> tuple[Vector, Tree]:
             y, (W, key) = at
-            if unroll > 1:  # else XLA recomputes many steps at once, and keeps what they need
+            # Without a barrier, XLA recomputes many unrolled steps at once, and their activations
+            # are in memory together.
+            if unroll > 1:
                 dy, y = jax.lax.optimization_barrier((dy, y))
             _, pull_back = jax.vjp(lambda y, W: step(y, (W, key)), y.astype(dtype), W)
             return pull_back(dy)
@@ -256,19 +260,20 @@ def scan_steps(
     grows: bool,
     unroll: int = 1,
 ) -> tuple[Memory, Tree]:
-    """The last memory, and what the steps return beside their memories, leaves `[N, ...]`.
+    """The last memory, and what the steps return beside it, stacked: leaves `[N, ...]`.
 
-    If memories grow (`Scheme.grows`), each of another shape, the steps are unrolled.
+    If the memory grows (`Scheme.grows`), its shape differs from step to step, so the steps are
+    unrolled.
     """
     if not grows:
         return jax.lax.scan(step, memory, inputs, unroll=unroll)
     leaves, tree = jax.tree.flatten(inputs)
-    returned = []
-    # Unstacked at once: the gradient of an index is as large as the whole stack.
-    for of_step in zip(*map(jnp.unstack, leaves), strict=True):
-        memory, each = step(memory, jax.tree.unflatten(tree, of_step))
-        returned.append(each)
-    return memory, jax.tree.map(lambda *each: jnp.stack(each), *returned)
+    outputs = []
+    # `unstack`, because the gradient of every single index would be as large as the whole stack.
+    for step_leaves in zip(*map(jnp.unstack, leaves), strict=True):
+        memory, output = step(memory, jax.tree.unflatten(tree, step_leaves))
+        outputs.append(output)
+    return memory, jax.tree.map(lambda *leaves: jnp.stack(leaves), *outputs)
 
 
 def _keep_policy(remat: str) -> Callable[..., bool]:
@@ -284,7 +289,7 @@ def _keep_policy(remat: str) -> Callable[..., bool]:
 
 
 def kept_names(remat: str) -> tuple[str, ...]:
-    """a and b of "keep:a,b"."""
+    """a and b of the `model.remat` "keep:a,b"; InputError if a value has no such name."""
     names = tuple(remat.removeprefix("keep:").split(","))
     for name in names:
         if name not in CHECKPOINT_NAMES:
@@ -320,12 +325,12 @@ def integrate_field(
       InputError: if there is no such scheme, or the weights have another number of nodes.
     """
     times = grid(scheme, num_steps).reshape(-1)
-    made = weights(jnp.asarray(times)) if callable(weights) else weights
-    if not jax.tree.leaves(made):
+    stacked = weights(jnp.asarray(times)) if callable(weights) else weights
+    if not jax.tree.leaves(stacked):
         raise InputError(
-            f"the weights {made!r} have no leaf; a field without weights can take `grid`"
+            f"the weights {stacked!r} have no leaf; a field without weights can take `grid`"
         )
-    for leaf in jax.tree.leaves(made):
+    for leaf in jax.tree.leaves(stacked):
         if jnp.ndim(leaf) == 0 or len(leaf) != len(times):
             raise InputError(
                 f"the weights have a leaf of shape {jnp.shape(leaf)}; {num_steps} steps of "
@@ -336,10 +341,10 @@ def integrate_field(
     if not all(map(callable, field)):
         raise InputError(f"field={field!r}; its f and g must be functions of W and y")
     solve = trajectory if keep else integrate
-    y = jnp.asarray(y) + 0.0  # no whole numbers
+    y = jnp.asarray(y) + 0.0  # whole numbers become floats
     return solve(
         lambda args: lambda key: field,
-        made,
+        stacked,
         y,
         scheme=scheme,
         num_steps=num_steps,

@@ -46,7 +46,7 @@ class StateWithCost:
         return self.y.dtype
 
     def astype(self, dtype: DTypeLike) -> "StateWithCost":
-        """With y in another dtype."""
+        """The same with y in another dtype; costs stay float32."""
         return StateWithCost(self.y.astype(dtype), self.costs, self.rates)
 
     def __add__(self, other: "StateWithCost") -> "StateWithCost":
@@ -71,14 +71,17 @@ class StateWithCost:
 
 
 class _ChargedField(VectorField):
-    """Sub-fields that charge for their own velocity, and their sum, which charges for its own."""
+    """Charged sub-fields, and a sum that is charged for f + g.
+
+    The sum of the two charges would be another rate: |f|^2 + |g|^2 is not |f + g|^2.
+    """
 
     def __call__(self, W: Tree, y: StateWithCost) -> StateWithCost:
         return y.moved_by(super().__call__(W, y).y)
 
 
 def charge(field: VectorField) -> VectorField:
-    """The field of states as a field of states with costs."""
+    """The field, on states with costs: dy/dt as before, and dc/dt by the costs' rates."""
 
     def charged(sub_field: SubField) -> Callable[[Tree, StateWithCost], StateWithCost]:
         return lambda W, y: y.moved_by(sub_field(W, y.y))

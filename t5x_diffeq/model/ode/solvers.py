@@ -10,8 +10,9 @@ sums of states and their products with numbers. Steps take
     dt: the step size
 
 A scheme may also remember: with `begin` and `end`, its steps take and return a memory in place of
-the state. And it may learn: the weight source makes the `leaves` that it declares with the block's,
-and a step reads them in `W["scheme"]`. `docs/extending.md` has the whole contract.
+the state. A scheme may learn, too: the weight source makes the `leaves` that the scheme declares
+together with the block's, and a step reads them in `W["scheme"]`. `docs/extending.md` has the whole
+contract.
 """
 
 from collections.abc import Callable
@@ -100,8 +101,8 @@ def rk4(field: VectorField, W: tuple[Tree, Tree, Tree], y: Vector, dt: float) ->
 class Scheme:
     """A step, the nodes at which it reads the weights, and what it carries from step to step.
 
-    A memory is a tree of arrays, or grows. It holds values of each token by itself, so that new
-    tokens begin with a memory of their own.
+    A memory is a tree of arrays, of fixed shapes unless the scheme `grows`. What it holds of a
+    token depends on no other token, so in generation new tokens begin with a memory of their own.
     """
 
     step: Callable[..., Memory]
@@ -122,7 +123,8 @@ class Scheme:
     # whether a step returns a memory of another shape than it takes; steps are then unrolled, so a
     # tuple of all states costs the memory of N states
     grows: bool = False
-    # declares leaves of its own by `declare`, given a Linen module and the model's config
+    # the function that declares the scheme's own leaves, by `declare`, in a Linen module, given the
+    # module and the model's config
     leaves: Callable[[nn.Module, Any], None] | None = None
     any_grid: bool = True  # whether its leaves and steps exist for another number of steps
 
@@ -143,7 +145,11 @@ SCHEMES = {
 
 
 def find_scheme(name: str) -> Scheme:
-    """The scheme of this name: one of `SCHEMES`, or of another package by importable name."""
+    """The scheme of this name: one of `SCHEMES`, or of another package by importable name.
+
+    Raises:
+      InputError: if there is no such scheme, or it isn't one.
+    """
     if name in SCHEMES:
         return SCHEMES[name]
     if not is_plugin(name):
@@ -202,5 +208,6 @@ def grid(scheme: str, num_steps: int) -> Float[np.ndarray, "N nodes_per_step"]:
     nodes = np.array(find_scheme(scheme).nodes)
     if not 1 <= num_steps <= STEPS:
         raise InputError(f"num_steps is {num_steps}; integration takes 1 to {STEPS} steps")
+    # Rounded to float32 last, so that a time which is in two grids is the same number in both.
     starts = np.arange(num_steps)[:, None]
     return ((starts + nodes) / num_steps).astype(np.float32)

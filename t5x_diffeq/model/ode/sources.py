@@ -1,4 +1,4 @@
-"""The weight source that a config names, and those that store the weights themselves.
+"""The weight source that a config names, and the two sources whose parameters are the weights.
 
 time_dependent    W(t) = W0 + P e(t)                  `time_dependent_weights`: the paper's
 per_layer         one set of weights per node of the grid: GPT, Llama; a discretised ODE
@@ -50,7 +50,7 @@ class LayerWeights(WeightSource):
 
     @nn.nowrap
     def describe(self) -> str:
-        """What it is, in a phrase."""
+        """A phrase for the account of a run."""
         return "one set of weights per layer"
 
 
@@ -64,13 +64,13 @@ class SharedWeights(WeightSource):
     def __call__(self, times: Times) -> Weights:
         """The same weights at each of `times`."""
         weights = self.param("weights", lambda key: init_block(self.block, self.inputs, key))
-        # Repeated before rounding, so that their gradient is summed over the times in float32.
+        # Repeated before rounding, so that the gradient is summed over the times in float32.
         repeated = jax.tree.map(lambda w: jnp.broadcast_to(w, (len(times), *w.shape)), weights)
         return cast_by_role(repeated, block_parameters(self.block, self.inputs), self.dtype)
 
     @nn.nowrap
     def describe(self) -> str:
-        """What it is, in a phrase."""
+        """A phrase for the account of a run."""
         return "one set of weights for all steps"
 
 
@@ -99,7 +99,7 @@ def source_of(config: ModelKeys, **attributes: Any) -> WeightSource:
     Without a block it makes no weights, but says what it is: `source_of(config).any_time`.
 
     Raises:
-      InputError: if an importable name doesn't stand for a source.
+      InputError: if an importable name isn't that of a source, or its arguments don't fit.
     """
     made = {"block": _NoBlock(parent=None), "inputs": (), "parent": None, **attributes}
     if kind := SOURCES.get(config.weights):

@@ -1,4 +1,4 @@
-"""Time bases: the functions of time gamma(t) of which e(t) is made (`model.time_basis`).
+"""Time bases: the functions gamma(t) from which e(t) is computed (`model.time_basis`).
 
     sinusoids     t, sin(c t w_j), cos(c t w_j)      w_j = 10000^(-j/S): the paper's, section 4.2
     legendre:K    P_0(x), ..., P_(K-1)(x)            x = 2 t - 1
@@ -32,18 +32,19 @@ _SAMPLES = 1000  # of t, for means over [0, 1]
 
 
 class TimeBasis:
-    """Functions gamma(t) on [0, 1]: a subclass has `count` and `__call__`, the rest follows.
+    """Functions gamma(t) on [0, 1]. A subclass needs `count` and `__call__`; the rest has defaults.
 
-    Another one is named by `model.time_basis="package.module:Name(9)"`; the arguments are the
-    subclass's (`docs/extending.md`).
+    A config names a basis of another package by `model.time_basis="package.module:Name(9)"`, with
+    the arguments of the subclass (`docs/extending.md`).
     """
 
     count: int  # the number of functions
-    # whether all are polynomials of t, of degree count - 1 at most
+    # whether all functions are polynomials of t, of degree count - 1 at most
     polynomial: ClassVar[bool] = False
-    # whether e(t) is a linear function of them; else two linear layers, as in the paper
+    # whether e(t) is a linear function of gamma(t); else two linear layers make it, as in the paper
     linear: ClassVar[bool] = True
-    # whether e(t) between the nodes is not what its values there suggest
+    # whether the functions oscillate between the nodes or have kinks at them, so that their values
+    # at the nodes don't determine them in between
     rough: ClassVar[bool] = False
 
     def __call__(self, times: Times) -> Features:
@@ -57,11 +58,11 @@ class TimeBasis:
 
     @property
     def mean_sum(self) -> float:
-        """The sum of the functions' absolute values, averaged over t, or a bound of it."""
+        """The sum of the functions' absolute values, averaged over t, or an upper bound of it."""
         return float(np.abs(self._sampled()).sum(-1).mean())
 
     def is_smooth(self, num_nodes: int) -> bool:
-        """Whether their values at so many nodes say what they are between these."""
+        """Whether the values at so many nodes determine the functions between the nodes."""
         return not self.rough and self.count <= num_nodes
 
     def _sampled(self) -> Float[np.ndarray, "times features"]:
@@ -96,7 +97,7 @@ class Sinusoids(TimeBasis):
 
     @property
     def mean_sum(self) -> float:
-        """A bound, by the root mean square."""
+        """An upper bound, by Cauchy and Schwarz."""
         return sqrt(self.count * self.mean_square)
 
 
@@ -118,12 +119,12 @@ class Legendre(TimeBasis):
 
     @property
     def mean_square(self) -> float:
-        """The sum of 1 / (2 k + 1)."""
+        """The sum of 1 / (2 k + 1), the mean of P_k^2."""
         return float((1 / (2 * np.arange(self.count) + 1)).sum())
 
     @property
     def mean_sum(self) -> float:
-        """A bound, by the root mean square."""
+        """An upper bound, by Cauchy and Schwarz."""
         return sqrt(self.count * self.mean_square)
 
 
@@ -143,26 +144,27 @@ class Table(TimeBasis):
 
     @property
     def mean_square(self) -> float:
-        """That at the knots, where one of them is 1."""
+        """1, its value at every knot, where one hat is 1 and the others are 0."""
         return 1.0
 
     @property
     def mean_sum(self) -> float:
-        """Their sum, at any t."""
+        """1, the sum of the hats at any t."""
         return 1.0
 
 
 def _values(basis: TimeBasis, times: np.ndarray) -> np.ndarray:
-    """The functions at these times, as numbers also where the caller is being traced.
+    """The functions at these times as NumPy's numbers, even if the caller is being traced.
 
-    What is traced, and the mesh, which may be of devices that aren't there, are a thread's own.
+    JAX's trace and mesh belong to a thread. Another thread computes outside of the trace, and not
+    on the caller's mesh, whose devices may not be on this machine.
     """
     with ThreadPoolExecutor(1) as thread:
         compute = thread.submit(lambda: np.asarray(basis(jnp.asarray(times, jnp.float32))))
         return compute.result()
 
 
-TIME_BASES: dict[str, Callable[[ModelKeys, int], TimeBasis]] = {  # of k, if its name has one
+TIME_BASES: dict[str, Callable[[ModelKeys, int], TimeBasis]] = {  # from the config, and k
     "sinusoids": lambda config, _: Sinusoids(config.num_frequencies, config.time_scale),
     "legendre:k": lambda _, k: Legendre(k),
     "table:k": lambda _, k: Table(k),

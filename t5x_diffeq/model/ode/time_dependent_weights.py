@@ -43,7 +43,7 @@ class GeneratedLayer(nn.Module):
     def __call__(
         self, features: Float[Array, "nodes features"], e: Float[Array, "nodes T"] | None
     ) -> tuple[dict[str, Float[Array, "nodes ..."]], Float[Array, "nodes T"]]:
-        """Its leaves at each time, and the e(t) that they come from: `e`, or its own if None."""
+        """The leaves at each time, and the e(t) that makes them: `e`, or if None, the layer's."""
         e = self.scales.embedding()(features) if e is None else e
         return {name: self._generate(name, leaf, e) for name, leaf in self.leaves.items()}, e
 
@@ -94,14 +94,14 @@ class TimeDependentWeights(WeightSource):
 
     @nn.compact
     def with_embeddings(self, times: Times) -> tuple[Weights, Embeddings]:
-        """The weights at `times`, and the e(t) that they come from."""
+        """The weights at `times`, and the e(t) of each layer."""
         features = self.scales.basis(times)
-        shared = self.scales.embedding()(features) if self._has_common_embedding else None
+        common = self.scales.embedding()(features) if self._has_common_embedding else None
         generated, embeddings = {}, {}
         for path, leaves in self._layers():
             name = layer_name(path)
             layer = GeneratedLayer(leaves, self._scales_of(name), self.dtype, name=name)
-            generated[path], embeddings[name] = layer(features, shared)
+            generated[path], embeddings[name] = layer(features, common)
         return unflatten_dict(generated), embeddings
 
     def derivative(self, times: Times) -> Weights:
@@ -152,7 +152,7 @@ class TimeDependentWeights(WeightSource):
 
     @nn.nowrap
     def is_smooth(self) -> bool:
-        """Whether e(t) between the nodes is what its values there suggest, and y(0) is large.
+        """Whether e(t) at the nodes determines it between them, and y(0) is large.
 
         A small y(0) turns by a large angle in a step, so that W(t) fits the trained grid alone.
         """
@@ -161,7 +161,7 @@ class TimeDependentWeights(WeightSource):
 
     @nn.nowrap
     def num_polynomials(self) -> int | None:
-        """The number of the basis's functions, if they are polynomials."""
+        """The number of the basis's functions, if W(t) is a polynomial; else None."""
         basis = self.scales.basis
         return basis.count if basis.polynomial and basis.linear else None
 
@@ -179,7 +179,7 @@ class TimeDependentWeights(WeightSource):
 
     @nn.nowrap
     def describe(self) -> str:
-        """Its formula, T, and another T of attention."""
+        """The formula of W(t), T, and the T of attention if it has its own."""
         width = self.config.attention_time_embed_dim
         attention = "" if width is None else f", of attention {width}"
         return f"W(t) = W0 + P e(t), T = {self.config.time_embed_dim}{attention}"
@@ -198,13 +198,14 @@ def offset_path(path: LeafPath) -> LeafPath:
 def projection_squares(
     declared: dict[LeafPath, Parameter], d_weights: Weights, embeddings: Embeddings
 ) -> dict[LeafPath, Float[Array, ""]]:
-    """|dP|^2 of each P, by its path in the source's parameters, which are `declared`.
+    """|dP|^2 of each P, by the path of P in `declared`, the source's parameters.
 
-    They come from small matrices, so that P's gradient needn't be complete before they are used.
+    It is computed from `[nodes, nodes]` matrices, so whoever uses it needn't wait for P's gradient.
     """
     squares: dict[LeafPath, Array] = {}
     for path, dW in flatten_dict(d_weights).items():
-        P = layer, _ = layer_name(path[:-1]), path[-1]
-        if P in declared and is_projection(declared[P]):
-            squares[P] = projection_square(embeddings[layer], dW)
+        layer = layer_name(path[:-1])
+        path_of_P = (layer, path[-1])
+        if path_of_P in declared and is_projection(declared[path_of_P]):
+            squares[path_of_P] = projection_square(embeddings[layer], dW)
     return squares

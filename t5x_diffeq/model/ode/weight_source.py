@@ -2,9 +2,9 @@
 
 A source reads shapes, logical axes and roles from the block itself. It returns the block's
 parameter tree with a leading axis of nodes: the weights of a whole forward pass, made at once
-before the solver's loop and never inside it. `__call__` is required; everything else has a default
-that is right, if slower than what a source knows of itself. A config names a source of another
-package by `model.weights` (`docs/extending.md`).
+before the solver's loop and never inside it. `__call__` is required. All other methods have
+defaults, which are correct for any source; a source that knows better can replace them by faster
+ones. A config names a source of another package by `model.weights` (`docs/extending.md`).
 """
 
 from typing import ClassVar
@@ -20,8 +20,8 @@ from t5x_diffeq.config.config import ModelKeys
 from t5x_diffeq.model.layers.array_types import Times, Weights
 from t5x_diffeq.model.layers.parameter import Parameter, flatten_parameters, is_parameter
 
-# What a generated weight is when its function of time contributes nothing, by the roles that there
-# are.
+# The value of a generated weight whose function of time is zero, for each role that can be
+# generated.
 OFFSET = {"kernel": 0.0, "bias": 0.0, "scale": 1.0, "shift": 0.0}
 
 LeafPath = tuple[str, ...]
@@ -47,7 +47,7 @@ class WeightSource(nn.Module):
     # whether W(t) exists at any t in [0, 1], or only at the nodes of the model's grid
     any_time: ClassVar[bool] = True
     constant: ClassVar[bool] = False  # whether W(t) is the same at all t
-    # whether its parameters are the weights themselves, in float32, and none are made from others
+    # whether the parameters are the weights themselves, in float32; else weights are computed
     stored: ClassVar[bool] = False
 
     def __call__(self, times: Times) -> Weights:
@@ -55,11 +55,12 @@ class WeightSource(nn.Module):
         raise NotImplementedError
 
     def with_embeddings(self, times: Times) -> tuple[Weights, Embeddings]:
-        """The weights at `times`, and the e(t) that they come from, if they are linear in one."""
+        """The weights at `times`, and for each layer that is W0 + P e(t), its e(t)."""
         return self(times), {}
 
     def derivative(self, times: Times) -> Weights:
         """dW/dt at `times`: each leaf `[nodes, ...]`, float32; only where `any_time`."""
+        # In float32: the tangent of a cast to bfloat16 would be rounded, too.
         exact = self.clone(dtype=jnp.float32, parent=None, name=None)
         params = {"params": self.variables["params"]}
         return jax.jvp(lambda t: exact.apply(params, t), (times,), (jnp.ones_like(times),))[1]
@@ -87,7 +88,7 @@ class WeightSource(nn.Module):
 
     @nn.nowrap
     def describe(self) -> str:
-        """What it is, in a phrase."""
+        """A phrase for the account of a run."""
         return f"W(t) by {self.config.weights}"
 
 
@@ -95,7 +96,8 @@ def block_parameters(block: nn.Module, inputs: tuple) -> dict[LeafPath, Paramete
     """The block's parameters by path, with shapes in place of arrays; nothing is computed.
 
     Raises:
-      ValueError: if a leaf was not made by `declare`, or no source generates its role.
+      ValueError: if a leaf was not made by `declare` in a layer of the block, or no source
+        generates its role.
     """
     variables = jax.eval_shape(block.clone(parent=None, name=None).init, jax.random.key(0), *inputs)
     leaves = flatten_parameters(variables["params"])
@@ -137,7 +139,7 @@ def dtype_in_use(role: str, dtype: DTypeLike) -> DTypeLike:
 def cast_by_role(
     weights: Weights, declared: dict[LeafPath, Parameter], dtype: DTypeLike
 ) -> Weights:
-    """Each leaf in the dtype in which it is used, so that devices exchange it in that dtype."""
+    """Each leaf in the dtype in which the block uses it; devices then exchange it in that dtype."""
     return unflatten_dict(
         {
             path: leaf.astype(dtype_in_use(declared[path].role, dtype))
