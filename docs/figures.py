@@ -1,4 +1,4 @@
-"""Draws figures of results.md and of three lab notes from the tables on these pages.
+"""Draws figures of results.md and of four lab notes from the tables on these pages.
 
     PYTHONPATH=. python docs/figures.py
 
@@ -10,7 +10,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from t5x_diffeq.analysis.figures import means_with_errors, render_image
+from matplotlib.figure import Figure
+
+from t5x_diffeq.analysis.figures import make_figure, means_with_errors, render_image
 
 DOCS = Path(__file__).parent
 Panels = dict[str, dict[str, list[tuple[float | str, float, float | None]]]]
@@ -111,6 +113,48 @@ def ladder() -> Panels:
     return {"": panel}
 
 
+def structure_leads() -> Panels:
+    """Nats per byte ahead of GPT, in brackets in the cells; a panel for each budget."""
+    panels: Panels = {}
+    for width in (32, 48):
+        (_, _, _, _, *budgets), others = rows("lab/structures.md", f"Width {width}")
+        for name, _, _, _, *cells in others:
+            for budget, cell in zip(budgets, cells, strict=True):
+                lead = re.search(r"\((-?[\d.]+) ± ([\d.]+)\)", cell)
+                if lead:
+                    point = (name.replace("`", ""), float(lead[1]), float(lead[2]))
+                    panels.setdefault(budget, {}).setdefault(f"width {width}", []).append(point)
+    return panels
+
+
+def draw_leads(panels: Panels) -> Figure:
+    """A row for each structure, a column for each budget, and two standard errors as whiskers."""
+    figure = make_figure(4.6)
+    axes_of = figure.subplots(1, len(panels), sharey=True)
+    points = [point for panel in panels.values() for line in panel.values() for point in line]
+    names = list(dict.fromkeys(name for name, *_ in points))
+    for axes, (budget, lines_of) in zip(axes_of, panels.items(), strict=True):
+        for i, (width, line) in enumerate(lines_of.items()):
+            y = [names.index(name) + 0.24 * (i - 0.5) for name, *_ in line]
+            axes.errorbar(
+                [lead for _, lead, _ in line],
+                y,
+                xerr=[2 * error for *_, error in line],
+                fmt="os"[i],
+                markersize=3.5,
+                linewidth=1,
+                color=("#0072b2", "#d55e00")[i],
+                label=width,
+            )
+        axes.axvline(0, color="#4d4d4d", linewidth=0.8)
+        axes.set_title(budget, fontsize=8)
+        axes.set_xlabel("nats per byte ahead of GPT")
+    axes_of[0].set_yticks(range(len(names)), names)
+    axes_of[0].invert_yaxis()
+    figure.legend(*axes_of[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    return figure
+
+
 def figures() -> Iterator[tuple[str, Panels, str, str]]:
     """The name of each figure, its panels and the labels of its axes."""
     losses = "Tables 1 and 2"
@@ -129,6 +173,12 @@ def figures() -> Iterator[tuple[str, Panels, str, str]]:
     yield "ladder", ladder(), "thousand parameters", LOSS
 
 
+def save(name: str, figure: Figure) -> None:
+    """Writes the figure as PNG and PDF."""
+    for kind in ("png", "pdf"):
+        (DOCS / "images" / f"{name}.{kind}").write_bytes(render_image(figure, kind))
+
+
 if __name__ == "__main__":
     for name, panels, across, up in figures():
         every = [point for each in panels.values() for line in each.values() for point in line]
@@ -141,5 +191,5 @@ if __name__ == "__main__":
             log=across in ("learning rate", "million parameters", "thousand parameters"),
             ticks=ticks,
         )
-        for kind in ("png", "pdf"):
-            (DOCS / "images" / f"{name}.{kind}").write_bytes(render_image(figure, kind))
+        save(name, figure)
+    save("structures", draw_leads(structure_leads()))

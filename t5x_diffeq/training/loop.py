@@ -4,8 +4,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack
 
-from jax.stages import Compiled
-
 from t5x_diffeq.checkpoints.checkpoint import Checkpoints
 from t5x_diffeq.checkpoints.restoring import check_continues
 from t5x_diffeq.checkpoints.stored import RestoredCheckpoint, TrainState
@@ -31,7 +29,7 @@ from t5x_diffeq.training.hooks import DoneStep, Hook, LoopPosition, PreparedRun,
 from t5x_diffeq.training.objective import Batch
 from t5x_diffeq.training.setup import Setup, expected_vocab_size, least_memory, make_setup
 from t5x_diffeq.training.spike_hook import GoBack, go_back
-from t5x_diffeq.training.step import compile_train_steps
+from t5x_diffeq.training.step import TrainStep, compile_train_steps
 from t5x_diffeq.training.teacher import load_teacher
 from t5x_diffeq.training.tracking.jsonl import kinds_reported_at
 from t5x_diffeq.training.tracking.trackers import open_writer
@@ -125,7 +123,7 @@ def _loop(
     hooks: Hooks,
     at: LoopPosition,
     batches: Iterator[Batch],
-    train_steps: Mapping[tuple[int, ...], Compiled],
+    train_steps: Mapping[tuple[int, ...], TrainStep],
     teacher_params: tuple[dict, ...],
 ) -> tuple[LoopPosition, bool]:
     """Takes the steps that are left; returns where the loop ends, and whether it was stopped."""
@@ -275,7 +273,7 @@ class _Compilation:
             compile_train_steps, setup, train.batch_size, self.depths, teacher
         )
 
-    def wait(self) -> tuple[dict[tuple[int, ...], Compiled], float]:
+    def wait(self) -> tuple[dict[tuple[int, ...], TrainStep], float]:
         """Waits for the train steps by their depths, and the seconds that they took."""
         what, training = f"compiling {progress.describe_steps(self.depths)}", self.training
         limit = training.watchdog.limit(what, training.config.train.compile_timeout)

@@ -41,6 +41,8 @@ from t5x_diffeq.training.spikes import look_for_spike
 from t5x_diffeq.training.watch import watch_gradient
 
 Metrics = dict[str, Array]  # of an optimizer step, never a running mean
+# from the state, the batch and, with a teacher, its parameters to the next state and the metrics
+TrainStep = Callable[..., tuple[TrainState, Metrics]]
 
 
 class Teacher(NamedTuple):
@@ -216,11 +218,8 @@ def compile_train_steps(
     batch_size: int,
     depths: Sequence[tuple[int, ...]],
     teacher: Teacher | None = None,
-) -> tuple[dict[tuple[int, ...], Callable[..., tuple[TrainState, Metrics]]], float]:
-    """The compiled train step for each of `depths`, and the seconds that it took; for a thread.
-
-    A step's arguments are the state, the batch and, with a teacher, the teacher's parameters.
-    """
+) -> tuple[dict[tuple[int, ...], TrainStep], float]:
+    """The compiled train step for each of `depths`, and the seconds that it took; for a thread."""
     began = time.perf_counter()
     with setup.context():
         programs = {
@@ -228,7 +227,7 @@ def compile_train_steps(
         }
     schedule = _on_every_device(setup.schedule, setup.mesh)
 
-    def with_schedule(program: jax.stages.Compiled) -> Callable[..., tuple[TrainState, Metrics]]:
+    def with_schedule(program: jax.stages.Compiled) -> TrainStep:
         return lambda state, batch, *rest: program(state, batch, schedule, *rest)
 
     steps = {each: with_schedule(program) for each, program in programs.items()}
