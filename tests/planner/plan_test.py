@@ -236,6 +236,8 @@ def test_what_does_not_fit_is_said(monkeypatch):
 
 def test_every_figure_of_a_plan(monkeypatch, capsys):
     made = one_setup()
+    options = {"xla_limit": 49152, "xla_offload": True}
+    monkeypatch.setattr(type(made), "step_options", options)
     flops = step_flops(made.model.config, 16)
     peak = flops.model / 8 / 0.02 / 0.25  # a quarter of it is reached in 20 ms
     monkeypatch.setitem(CHIPS, H100, Chip(peak, 16 * GIB, 1, 1, 1, 1))
@@ -258,7 +260,7 @@ def test_every_figure_of_a_plan(monkeypatch, capsys):
         **{"topology": "h100:8", "slices": 1, "nodes": 1, "mesh": mesh_shape(fsdp=8)},
         **{"device_kind": H100, "compiled_by": "cpu", "remat": made.model.config.remat},
         **{"microbatches": 1, "attention": made.model.config.attention, "batch_size": 16},
-        **{"compiler_options": made.step_options, "fits": True, "flops": flop_record},
+        **{"compiler_options": options, "fits": True, "flops": flop_record},
         "memory": {
             **{"parameters": GIB, "moments": 2 * GIB, "arguments": 4 * GIB, "outputs": 2**20},
             **{"temporaries": 8 * GIB, "program": 2**21, "available": 16 * GIB},
@@ -275,7 +277,9 @@ def test_every_figure_of_a_plan(monkeypatch, capsys):
     }
     half = dataclasses.replace(one, memory=dataclasses.replace(memory, parameters=GIB // 2))
     tables.print_plans({"model": one, "other": half})
-    lines = [re.split("  +", line) for line in capsys.readouterr().err.splitlines()]
+    told = capsys.readouterr().err.splitlines()
+    assert sum(line.endswith("compiled with xla_limit=49152, xla_offload=True") for line in told)
+    lines = [re.split("  +", line) for line in told]
     shown = {line[0]: line[1:] for line in lines if len(line) == 4}
     assert shown.pop("") == ["model", "other", "ratio"]
     assert shown.pop("parameters") == ["1 GiB", "0.5 GiB", "2.000"]

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 
 import jax
+import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
 from helpers import mesh_of, mesh_shape, rules_of, setup_of
@@ -37,6 +38,17 @@ def test_idle_devices_are_told(small):
     told = describe_devices(mesh_of(small, 12))
     assert "4 x cpu" in told
     assert "4 devices idle: the batch size is not divisible by more" in told
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"), [("NVIDIA H100 80GB HBM3", False), ("NVIDIA H300", True)]
+)
+def test_a_device_of_an_unknown_kind_is_told(kind, told):
+    """Its log has no MFU."""
+    device = FakeDevice(0, slice_index=0, process_index=0, device_kind=kind, platform="gpu")
+    mesh = jax.sharding.Mesh(np.array([device]).reshape(1, 1, 1, 1), tuple(mesh_shape()))
+    line = "; the peak of this kind isn't known, so the log has no MFU"
+    assert (line in describe_devices(mesh)) == told
 
 
 @pytest.mark.parametrize(
