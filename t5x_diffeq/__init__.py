@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from t5x_diffeq.model.ode.solvers import Scheme, VectorField, grid
     from t5x_diffeq.model.ode.time_basis import TimeBasis
     from t5x_diffeq.model.ode.weight_source import WeightSource
-    from t5x_diffeq.training.hooks import Hook
+    from t5x_diffeq.training.hooks.hook import Hook
     from t5x_diffeq.training.terms import LogitsTerm, StatesTerm
 
 __all__ = [

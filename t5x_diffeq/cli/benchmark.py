@@ -69,7 +69,7 @@ def show_comparison(
 ) -> None:
     """Prints a table with a line per model and per ratio; stores traces where one is given."""
     from t5x_diffeq.planner.comparison import TRACED_STEPS, compare_models
-    from t5x_diffeq.training.profiler import how_to_open
+    from t5x_diffeq.training.hooks.profiler import how_to_open
 
     results = compare_models(config, others, rounds, traces)
     keys = list(results[0])[1:]

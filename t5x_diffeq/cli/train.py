@@ -25,7 +25,7 @@ from t5x_diffeq.system.files import AnyPath, parse_path
 
 if TYPE_CHECKING:
     from t5x_diffeq.inference.trained_run import TrainedRun
-    from t5x_diffeq.training.hooks import Hook
+    from t5x_diffeq.training.hooks.hook import Hook
 
 FLAGS = VerbFlags(__name__)
 CONFIG = FLAGS.define_config("Config file, with a :variant if it has variants.")
@@ -99,11 +99,11 @@ def train_to_end(config: Config, workdir: AnyPath, **given: Callable) -> int:
 
 def _hooks() -> "Sequence[type[Hook]]":
     from t5x_diffeq.inference.hooks import Samples
-    from t5x_diffeq.training.basic_hooks import Evaluation, MetricsLog
-    from t5x_diffeq.training.profiler import Profiler
-    from t5x_diffeq.training.requests import Requests
-    from t5x_diffeq.training.spike_hook import Spikes
-    from t5x_diffeq.training.watcher import Watcher, WeightFigures
+    from t5x_diffeq.training.hooks.basic_hooks import Evaluation, MetricsLog
+    from t5x_diffeq.training.hooks.profiler import Profiler
+    from t5x_diffeq.training.hooks.requests import Requests
+    from t5x_diffeq.training.hooks.spike_hook import Spikes
+    from t5x_diffeq.training.hooks.watcher import Watcher, WeightFigures
 
     # In the order in which they are called: figures are drawn while the model is evaluated.
     return (

@@ -10,7 +10,7 @@ from t5x_diffeq.data.corpus import Corpus
 from t5x_diffeq.inference.sampling import Continuation, Sampling, generate, grow
 from t5x_diffeq.model.sub_fields import need_methods
 from t5x_diffeq.system.errors import InputError
-from t5x_diffeq.training.hooks import Hook, LoopPosition, Training
+from t5x_diffeq.training.hooks.hook import Hook, LoopPosition, Training
 from t5x_diffeq.training.setup import Setup
 
 _TOKENS = 64  # of a continuation

@@ -18,8 +18,8 @@ from t5x_diffeq.system.console import Progress, track
 from t5x_diffeq.system.files import AnyPath
 from t5x_diffeq.training.checks import run_checks
 from t5x_diffeq.training.depths import depths_to_come
+from t5x_diffeq.training.hooks.profiler import trace
 from t5x_diffeq.training.objective import Batch
-from t5x_diffeq.training.profiler import trace
 from t5x_diffeq.training.setup import Setup, expected_vocab_size, make_setup
 from t5x_diffeq.training.step import lower_train_step
 

@@ -19,16 +19,16 @@ from t5x_diffeq.system.compilation_cache import enable_cache
 from t5x_diffeq.system.console import Progress, log
 from t5x_diffeq.system.files import AnyPath
 from t5x_diffeq.training import progress
-from t5x_diffeq.training.basic_hooks import Saves
 from t5x_diffeq.training.checks import run_checks
 from t5x_diffeq.training.depths import depths_of, depths_to_come
 from t5x_diffeq.training.goodput import CHECKPOINT, COMPILE, OTHER, STEPS
 from t5x_diffeq.training.history import Clock, History, Stopwatch
-from t5x_diffeq.training.hook_list import HookClass, Hooks, load_hooks
-from t5x_diffeq.training.hooks import DoneStep, Hook, LoopPosition, PreparedRun, Training
+from t5x_diffeq.training.hooks.basic_hooks import Saves
+from t5x_diffeq.training.hooks.hook import DoneStep, Hook, LoopPosition, PreparedRun, Training
+from t5x_diffeq.training.hooks.hook_list import HookClass, Hooks, load_hooks
+from t5x_diffeq.training.hooks.spike_hook import GoBack, go_back
 from t5x_diffeq.training.objective import Batch
 from t5x_diffeq.training.setup import Setup, expected_vocab_size, least_memory, make_setup
-from t5x_diffeq.training.spike_hook import GoBack, go_back
 from t5x_diffeq.training.step import TrainStep, compile_train_steps
 from t5x_diffeq.training.teacher import load_teacher
 from t5x_diffeq.training.tracking.jsonl import kinds_reported_at

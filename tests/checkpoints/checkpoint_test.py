@@ -34,7 +34,7 @@ from t5x_diffeq.checkpoints.stored import ITEMS, RunFacts, TrainState
 from t5x_diffeq.cli.train import train_to_end
 from t5x_diffeq.config.config import Config
 from t5x_diffeq.system.errors import InfrastructureError, InputError, RunError
-from t5x_diffeq.training.spike_hook import not_finite_error
+from t5x_diffeq.training.hooks.spike_hook import not_finite_error
 from t5x_diffeq.training.tracking.jsonl import JsonlWriter
 
 

@@ -24,8 +24,9 @@ from t5x_diffeq.checkpoints.restoring import restore_params
 from t5x_diffeq.cli.train import train_to_end
 from t5x_diffeq.config.config import Config
 from t5x_diffeq.system.errors import InputError, RunError
-from t5x_diffeq.training import basic_hooks, loop
+from t5x_diffeq.training import loop
 from t5x_diffeq.training.history import Clock
+from t5x_diffeq.training.hooks import basic_hooks
 
 pytestmark = pytest.mark.in_turns
 

@@ -17,8 +17,7 @@ from t5x_diffeq.model.flops import step_flops
 from t5x_diffeq.system.chips import Chip
 from t5x_diffeq.system.errors import InputError, RunError
 from t5x_diffeq.system.growing_file import GrowingFile
-from t5x_diffeq.training import basic_hooks, progress
-from t5x_diffeq.training.basic_hooks import MetricsLog
+from t5x_diffeq.training import progress
 from t5x_diffeq.training.goodput import (
     COLUMNS,
     attempts_of,
@@ -27,7 +26,8 @@ from t5x_diffeq.training.goodput import (
     total_columns,
 )
 from t5x_diffeq.training.history import FILE, Clock, History, Stopwatch, read_events
-from t5x_diffeq.training.hooks import DoneStep
+from t5x_diffeq.training.hooks import DoneStep, basic_hooks
+from t5x_diffeq.training.hooks.basic_hooks import MetricsLog
 from t5x_diffeq.training.run_status import RunStatus
 from t5x_diffeq.training.setup import Setup
 

@@ -134,7 +134,8 @@ def train(arguments, environment, log, phase, mark, number, pause):
     from t5x_diffeq.checkpoints import checkpoint, checksums
     from t5x_diffeq.cli import command_line
     from t5x_diffeq.cli import train as verb
-    from t5x_diffeq.training import basic_hooks, loop
+    from t5x_diffeq.training import loop
+    from t5x_diffeq.training.hooks import basic_hooks
 
     os.environ.update(environment)
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)

@@ -25,7 +25,7 @@ from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.foreign_files import check_inside, read_inside
 from t5x_diffeq.training.branch import branch_off
 from t5x_diffeq.training.history import read_events
-from t5x_diffeq.training.profiler import Profiler
+from t5x_diffeq.training.hooks.profiler import Profiler
 from t5x_diffeq.training.tracking.jsonl import read_metrics
 
 SECRET = b"a key of this machine"

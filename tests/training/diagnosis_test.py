@@ -7,7 +7,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from helpers import setup_of, small_config
 
 from configs import default
-from t5x_diffeq.training.spike_hook import find_cause
+from t5x_diffeq.training.hooks.spike_hook import find_cause
 
 
 @pytest.fixture(scope="module")

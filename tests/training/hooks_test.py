@@ -6,8 +6,8 @@ from helpers import metrics_of, stop_after
 from t5x_diffeq.cli.train import train_to_end
 from t5x_diffeq.config.config import Config
 from t5x_diffeq.system.errors import InputError
-from t5x_diffeq.training.hook_list import _named
 from t5x_diffeq.training.hooks import Hook
+from t5x_diffeq.training.hooks.hook_list import _named
 
 
 class Calls(Hook):

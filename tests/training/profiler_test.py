@@ -17,10 +17,10 @@ from t5x_diffeq.cli.train import train_to_end
 from t5x_diffeq.config.config import Config
 from t5x_diffeq.system import files
 from t5x_diffeq.system.errors import InputError
-from t5x_diffeq.training import profiler as profiler_module
-from t5x_diffeq.training import requests
 from t5x_diffeq.training.checks import run_checks
-from t5x_diffeq.training.profiler import Profiler
+from t5x_diffeq.training.hooks import profiler as profiler_module
+from t5x_diffeq.training.hooks import requests
+from t5x_diffeq.training.hooks.profiler import Profiler
 from t5x_diffeq.training.setup import Setup
 from t5x_diffeq.training.step import lower_train_step
 

@@ -12,9 +12,9 @@ from t5x_diffeq.checkpoints.checkpoint_folder import whole_steps
 from t5x_diffeq.cli.train import train_to_end
 from t5x_diffeq.cluster.signals import StopSignals
 from t5x_diffeq.config.config import Config
-from t5x_diffeq.training import loop, requests
-from t5x_diffeq.training.basic_hooks import Saves
-from t5x_diffeq.training.hooks import LoopPosition
+from t5x_diffeq.training import loop
+from t5x_diffeq.training.hooks import LoopPosition, requests
+from t5x_diffeq.training.hooks.basic_hooks import Saves
 from t5x_diffeq.training.setup import Setup
 
 

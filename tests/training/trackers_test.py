@@ -14,12 +14,12 @@ from patience import patience
 from t5x_diffeq.cli.train import train_to_end
 from t5x_diffeq.config.config import Config
 from t5x_diffeq.system.errors import InputError
+from t5x_diffeq.training.hooks.watcher import WeightFigures
 from t5x_diffeq.training.tracking import trackers
 from t5x_diffeq.training.tracking.interface import BackgroundTracker, Tracker
 from t5x_diffeq.training.tracking.jsonl import JsonlWriter, read_metrics
 from t5x_diffeq.training.tracking.services import TensorBoardTracker
 from t5x_diffeq.training.tracking.trackers import RunWriter, check_trackers, open_writer, render
-from t5x_diffeq.training.watcher import WeightFigures
 
 IMAGE = np.arange(4 * 6 * 3, dtype=np.uint8).reshape(4, 6, 3)
 BLOCK = 32 * 1024  # of W&B's file, in which no record header crosses a boundary

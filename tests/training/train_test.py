@@ -14,8 +14,9 @@ from t5x_diffeq.checkpoints.identity import run_of
 from t5x_diffeq.cli.train import train_to_end
 from t5x_diffeq.config.config import Config
 from t5x_diffeq.system.errors import InputError, RunError
-from t5x_diffeq.training import basic_hooks, loop
+from t5x_diffeq.training import loop
 from t5x_diffeq.training import step as train_step
+from t5x_diffeq.training.hooks import basic_hooks
 from t5x_diffeq.training.load import load_run
 from t5x_diffeq.training.tracking.jsonl import read_metrics
 

@@ -16,8 +16,8 @@ from t5x_diffeq.cli.train import train_to_end
 from t5x_diffeq.config.config import Config
 from t5x_diffeq.model.language_model import in_one_document, nodes
 from t5x_diffeq.model.sub_fields import make_block
+from t5x_diffeq.training.hooks.watcher import Watcher
 from t5x_diffeq.training.step import lower_train_step
-from t5x_diffeq.training.watcher import Watcher
 
 pytestmark = pytest.mark.in_turns
 BATCH = 8

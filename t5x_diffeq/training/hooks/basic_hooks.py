@@ -17,7 +17,7 @@ from t5x_diffeq.system.files import AnyPath, check_writable
 from t5x_diffeq.training.depths import depths_of, full_grid_from
 from t5x_diffeq.training.evaluation import evaluate_loss, make_eval_step
 from t5x_diffeq.training.goodput import CHECKPOINT, EVALUATION
-from t5x_diffeq.training.hooks import DoneStep, Hook, LoopPosition, Training
+from t5x_diffeq.training.hooks.hook import DoneStep, Hook, LoopPosition, Training
 from t5x_diffeq.training.objective import Batch
 from t5x_diffeq.training.progress import eval_line, utilisation
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from t5x_diffeq.system.console import log
 from t5x_diffeq.system.files import describe_error
-from t5x_diffeq.training.hooks import Hook, Training
+from t5x_diffeq.training.hooks.hook import Hook, Training
 
 SECONDS_BETWEEN_LOOKS = 10.0
 

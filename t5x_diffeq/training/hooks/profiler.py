@@ -28,7 +28,7 @@ from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.files import AnyPath, atomic_file, describe_error
 from t5x_diffeq.system.foreign_files import read_inside
 from t5x_diffeq.training.goodput import OTHER
-from t5x_diffeq.training.hooks import Hook, Training
+from t5x_diffeq.training.hooks.hook import Hook, Training
 from t5x_diffeq.training.setup import Setup
 
 FOLDER = "profiles"  # in the workdir; not `profile`, which is the request's name

@@ -18,7 +18,7 @@ from t5x_diffeq.model.ode.sources import source_of
 from t5x_diffeq.system.console import log
 from t5x_diffeq.system.extras import need_package
 from t5x_diffeq.system.files import describe_error
-from t5x_diffeq.training.hooks import DoneStep, Hook, LoopPosition, Training
+from t5x_diffeq.training.hooks.hook import DoneStep, Hook, LoopPosition, Training
 from t5x_diffeq.training.objective import Batch
 from t5x_diffeq.training.setup import Setup
 from t5x_diffeq.training.watch import Curves, Programs, compile_programs

@@ -20,8 +20,8 @@ from t5x_diffeq.system.console import log
 from t5x_diffeq.system.errors import RunError
 from t5x_diffeq.system.files import describe_error
 from t5x_diffeq.training.goodput import OTHER, ROLLBACK
-from t5x_diffeq.training.hook_list import Hooks
-from t5x_diffeq.training.hooks import DoneStep, Hook, Training
+from t5x_diffeq.training.hooks.hook import DoneStep, Hook, Training
+from t5x_diffeq.training.hooks.hook_list import Hooks
 from t5x_diffeq.training.objective import Batch, Params, places_of
 from t5x_diffeq.training.setup import Setup
 from t5x_diffeq.training.step import make_gradient

@@ -13,7 +13,7 @@ from t5x_diffeq.cluster.processes import gather
 from t5x_diffeq.cluster.signals import Interrupted
 from t5x_diffeq.config.plugins import load_plugin
 from t5x_diffeq.system.errors import InfrastructureError, InputError, RunError
-from t5x_diffeq.training.hooks import DoneStep, Hook, LoopPosition, Training
+from t5x_diffeq.training.hooks.hook import DoneStep, Hook, LoopPosition, Training
 from t5x_diffeq.training.objective import Batch
 
 
@@ -32,7 +32,7 @@ def load_hooks(names: Sequence[str]) -> list[HookClass]:
         cls = getattr(make, "func", make)  # of a class with arguments
         where = f"train.hooks={name}"
         if not (isinstance(cls, type) and issubclass(cls, Hook)):
-            raise InputError(f"{where} is not a class derived from {Hook.__module__}.Hook")
+            raise InputError(f"{where} is not a class derived from t5x_diffeq.Hook")
         if not getattr(cls, "name", None):
             raise InputError(f"{where}: the class has no name; give it one")
         try:
