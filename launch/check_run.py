@@ -29,7 +29,7 @@ from t5x_diffeq.planner.topology import make_topology
 from t5x_diffeq.system.errors import InfrastructureError, InputError
 from t5x_diffeq.system.files import BUCKETS, files_in, files_matching, is_in_bucket, parse_path
 from t5x_diffeq.training.checks import run_checks
-from t5x_diffeq.training.partitioning import AXES, describe_mesh, mesh_sizes
+from t5x_diffeq.training.partitioning import AXES, choose_mesh_sizes, describe_mesh
 from t5x_diffeq.training.setup import expected_vocab_size, make_setup
 
 NEED_PATH = {
@@ -151,7 +151,7 @@ def check_mesh(config: Config, devices: list[PlannedDevice]) -> None:
     Raises:
       InputError: if not.
     """
-    sizes = mesh_sizes(config.mesh, config.train.batch_size, devices)
+    sizes = choose_mesh_sizes(config.mesh, config.train.batch_size, devices)
     config = config.with_values({f"mesh.{axis}": sizes[axis] for axis in AXES})
     # As many devices of this machine have the same shardings.
     virtual = make_topology(f"cpu:{len(devices)}").devices

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from studies.study import run_study
-from t5x_diffeq.experiments.experiment import Experiment, Keys, Training
+from t5x_diffeq.experiments.experiment import Experiment, Keys, Trainee
 from t5x_diffeq.experiments.present import TableSpec
 
 _T, _N, _STEPS = "model.time_embed_dim", "model.num_steps", "train.total_steps"
@@ -42,7 +42,7 @@ def compare_budgets(config: str | None = None, seeds: int = 3) -> Experiment:
     ]
     return Experiment(
         trainings=tuple(
-            Training(name.partition(",")[0], {**keys, _STEPS: multiply_steps(x)}, name, config)
+            Trainee(name.partition(",")[0], {**keys, _STEPS: multiply_steps(x)}, name, config)
             for name, factors, keys in contenders
             for x in factors
         ),

@@ -8,7 +8,7 @@
 
 from studies.study import run_study
 from t5x_diffeq.config.config_files import values_of
-from t5x_diffeq.experiments.experiment import Keys, Sweep, Training
+from t5x_diffeq.experiments.experiment import Keys, Sweep, Trainee
 
 _N = "model.num_steps"
 
@@ -83,7 +83,7 @@ def sweep_controls(config: str, rates: tuple[float, ...], size: str = "", seeds:
     }
     return Sweep(
         trainings=tuple(
-            Training(variant + size, keys, ", ".join(filter(None, (variant, name))), config, rates)
+            Trainee(variant + size, keys, ", ".join(filter(None, (variant, name))), config, rates)
             for variant, controls in by_variant.items()
             for name, keys in controls.items()
             if not keys or _changes(keys, values_of(config, variant + size))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from studies.study import run_study
 from t5x_diffeq.config.config_files import values_of
-from t5x_diffeq.experiments.experiment import RATE_NAME, Sweep, Texts, Training, at_rate
+from t5x_diffeq.experiments.experiment import RATE_NAME, Sweep, Texts, Trainee, at_rate
 from t5x_diffeq.experiments.present import TableSpec
 from t5x_diffeq.experiments.runs import ExperimentRun, format_flags
 
@@ -82,17 +82,17 @@ LAPTOP = EqualTime(
     config=_WORKSTATION,
     trainings=(
         *(
-            Training(variant, config=_WORKSTATION, rates=(2e-3, 4e-3))
+            Trainee(variant, config=_WORKSTATION, rates=(2e-3, 4e-3))
             for variant in ("baseline", "ode", "shared", "compact", "smooth")
         ),
-        Training("baseline", _PENALTY, "baseline with penalty", _WORKSTATION, (1e-3, 2e-3)),
-        Training("compact", _PENALTY, "compact with penalty", _WORKSTATION, (2e-3, 4e-3)),
+        Trainee("baseline", _PENALTY, "baseline with penalty", _WORKSTATION, (1e-3, 2e-3)),
+        Trainee("compact", _PENALTY, "compact with penalty", _WORKSTATION, (2e-3, 4e-3)),
     ),
 )
 PAPER = EqualTime(
     config=_SMALL,
     trainings=tuple(
-        Training(variant, config=_SMALL, rates=(3e-4, 6e-4, 1.2e-3))
+        Trainee(variant, config=_SMALL, rates=(3e-4, 6e-4, 1.2e-3))
         for variant in ("ode", "baseline", "compact", "smooth")
     ),
     seeds=1,

@@ -9,7 +9,7 @@ models train for a hundredth of the steps at width 32, as a rehearsal. Weight de
 """
 
 from studies.study import run_study
-from t5x_diffeq.experiments.experiment import Experiment, Keys, Training, at_rate
+from t5x_diffeq.experiments.experiment import Experiment, Keys, Trainee, at_rate
 from t5x_diffeq.experiments.present import TableSpec
 
 _MUON: Keys = {"optimizer.name": "muon"}
@@ -35,7 +35,7 @@ _TABLES = tuple(
 def _rung(width: int, keys: Keys) -> Experiment:
     return Experiment(
         trainings=tuple(
-            at_rate(Training(f"{variant}-{width}", {**preset, **keys}, name, "ladder.py"), rate)
+            at_rate(Trainee(f"{variant}-{width}", {**preset, **keys}, name, "ladder.py"), rate)
             for name, (variant, preset, rate) in _MODELS.items()
         ),
         tables=_TABLES,

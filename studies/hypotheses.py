@@ -13,7 +13,7 @@ have. Weight decay is 0.1 for all; where norms are held, of the embeddings alone
 """
 
 from studies.study import run_study
-from t5x_diffeq.experiments.experiment import Keys, Sweep, Training
+from t5x_diffeq.experiments.experiment import Keys, Sweep, Trainee
 
 _N, _T = 6, "model.time_embed_dim"  # N of configs/ladder.py at these widths
 _FROZEN: Keys = {"optimizer.role_multipliers": (("time_embedding", 0.0),)}
@@ -58,9 +58,9 @@ _WITH_ADAM: dict[str, dict[str, Keys]] = {
 
 def _trainings(
     optimizer: str, rates: tuple[float, ...], variants: dict[str, dict[str, Keys]]
-) -> list[Training]:
+) -> list[Trainee]:
     return [
-        Training(
+        Trainee(
             f"{variant}-32",
             {"optimizer.name": optimizer, "optimizer.weight_decay": 0.1, **keys},
             ", ".join(filter(None, (variant, optimizer, name))),

@@ -19,7 +19,7 @@ from math import log
 
 from studies.ladder_fits import BASELINE, RungRun, at_best_rate, format_notes
 from studies.study import run_study
-from t5x_diffeq.experiments.experiment import Group, Keys, Sweep, Texts, Training, at_rate
+from t5x_diffeq.experiments.experiment import Group, Keys, Sweep, Texts, Trainee, at_rate
 from t5x_diffeq.experiments.present import TableSpec
 from t5x_diffeq.experiments.runs import ExperimentRun
 from t5x_diffeq.system.files import AnyPath
@@ -46,9 +46,9 @@ BASELINES: dict[str, tuple[str, Keys]] = {
 }
 
 
-def _training(model: str, width: int) -> Training:
+def _training(model: str, width: int) -> Trainee:
     variant, keys = {**MODELS, **MODELS_OF_PHI, **BASELINES}[model]
-    return Training(f"{variant}-{width}", keys, model, _CONFIG, _RATES)
+    return Trainee(f"{variant}-{width}", keys, model, _CONFIG, _RATES)
 
 
 def _sweep(width: int) -> Sweep:

@@ -10,7 +10,7 @@ as one model for all. Weight decay is 0.1 for all, and every model has the best 
 """
 
 from studies.study import run_study
-from t5x_diffeq.experiments.experiment import RATE_NAME, Keys, Sweep, Training
+from t5x_diffeq.experiments.experiment import RATE_NAME, Keys, Sweep, Trainee
 from t5x_diffeq.experiments.present import TableSpec
 from t5x_diffeq.experiments.runs import ExperimentRun
 
@@ -55,10 +55,10 @@ def _evaluate(trained: ExperimentRun) -> list[ExperimentRun]:
     return [ExperimentRun(name, "evaluate", arguments, trained.labels, trained.name)]
 
 
-def _trainings(optimizer: str, width: int) -> tuple[Training, ...]:
+def _trainings(optimizer: str, width: int) -> tuple[Trainee, ...]:
     sizes: Keys = {"model.embed_dim": width, "model.mlp_dim": 4 * width}
     return tuple(
-        Training(
+        Trainee(
             variant,
             {"optimizer.name": optimizer, **sizes, **_EVERY, **keys},
             f"{name}, {optimizer}, {width}",

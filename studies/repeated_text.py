@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from studies.study import run_study
-from t5x_diffeq.experiments.experiment import RATE_NAME, Keys, Sweep, Texts, Training, at_rate
+from t5x_diffeq.experiments.experiment import RATE_NAME, Keys, Sweep, Texts, Trainee, at_rate
 from t5x_diffeq.experiments.present import TableSpec
 from t5x_diffeq.experiments.runs import ExperimentRun
 
@@ -64,7 +64,7 @@ class DecayThenRate(Sweep):
 
 LAPTOP = PAPER = DecayThenRate(
     trainings=tuple(
-        Training(f"{variant}-64", {**_EVERY, **keys}, name, "ladder.py", _DECAYS)
+        Trainee(f"{variant}-64", {**_EVERY, **keys}, name, "ladder.py", _DECAYS)
         for name, (variant, keys) in _MODELS.items()
     )
 )

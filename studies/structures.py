@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from studies.ladder_fits import at_best_rate
 from studies.study import run_study
 from t5x_diffeq.config.config_files import values_of
-from t5x_diffeq.experiments.experiment import Keys, Sweep, Texts, Training, at_rate
+from t5x_diffeq.experiments.experiment import Keys, Sweep, Texts, Trainee, at_rate
 from t5x_diffeq.experiments.present import TableSpec, format_lines, mean_and_error
 from t5x_diffeq.experiments.runs import ExperimentRun, format_flags
 from t5x_diffeq.system.files import AnyPath
@@ -214,7 +214,7 @@ def read_costs(width: int, done: Mapping[str, Mapping[str, Any]]) -> dict[tuple[
 
 def _trainings(
     width: int, budget: str, costs: Mapping[tuple[str, str], Costs]
-) -> dict[str, Training]:
+) -> dict[str, Trainee]:
     """The trainings with a budget, by structure; a multiple of 10 optimizer steps."""
     steps = values_of(_CONFIG, f"baseline-{width}")[_STEPS] / 2
     trainings = {}
@@ -227,7 +227,7 @@ def _trainings(
             factor *= mean(each.keys.get("train.depths", (_N,))) / _N
             keys = {**_EVERY, **each.keys, **_keys_by_budget(each)[size]}
             keys[_STEPS] = 10 * round(steps / factor / 10)
-            trainings[name] = Training(f"{each.variant}-{width}", keys, name, _CONFIG)
+            trainings[name] = Trainee(f"{each.variant}-{width}", keys, name, _CONFIG)
     return trainings
 
 

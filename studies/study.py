@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 
 from t5x_diffeq.cli import command_line
 from t5x_diffeq.cli.reproduce import ExperimentFlags, carry_out_at_scale
-from t5x_diffeq.experiments.experiment import RATE_NAME, Experiment, Keys, Sweep, Training
+from t5x_diffeq.experiments.experiment import RATE_NAME, Experiment, Keys, Sweep, Trainee
 from t5x_diffeq.experiments.present import TableSpec
 
 Models = Mapping[str, tuple[str, Keys]]  # by name, the variant and the keys that it sets
@@ -39,7 +39,7 @@ def sweep_of_widths(
     keys = {"optimizer.name": "muon", "optimizer.weight_decay": 0.1, **every}
     return Sweep(
         trainings=tuple(
-            Training(
+            Trainee(
                 f"{variant}-{width}", {**keys, **own}, f"{name}, {width}", "ladder.py", _MUON_RATES
             )
             for width in widths

@@ -80,6 +80,26 @@ def test_what_is_imported_exists():
                 assert found, (path, name)
 
 
+def public_names(path):
+    """The classes and functions of a module, and its names for types."""
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names = (each.id for each in targets if isinstance(each, ast.Name))
+            yield from (name for name in names if not name.isupper())
+
+
+def test_a_public_name_means_one_thing():
+    """`main` and `train` are those of a verb; an exported model has a file of its own."""
+    homes = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        if not path.stem.startswith("modeling_"):
+            for name in {*public_names(path)} - {"main", "train"}:
+                assert name.startswith("_") or homes.setdefault(name, path) == path, name
+
+
 def test_the_package_does_not_know_the_studies():
     for path in [*PACKAGE.rglob("*.py"), *(ROOT / "configs").glob("*.py")]:
         assert not [name for name in list_imports(path) if name.startswith("studies.")], path

@@ -12,7 +12,7 @@ from scipy.stats import fisher_exact
 from t5x_diffeq.analysis import clustering
 from t5x_diffeq.analysis.clustering import Clustering
 from t5x_diffeq.analysis.figures import WIDTH, make_drawing, make_panels
-from t5x_diffeq.analysis.report import Drawing, Section, Table
+from t5x_diffeq.analysis.report import Analysis, DataTable, Drawing
 from t5x_diffeq.system.console import Progress
 
 _METHOD = (
@@ -30,7 +30,7 @@ _LONG = 10.0  # the horizon of the figure in which constant weights form cluster
 _ENDS = {"start": "#2980b9", "end": "#c0392b"}  # of a particle's trajectory
 
 
-def clustering_section(seeds: int) -> Section:
+def clustering_section(seeds: int) -> Analysis:
     """The section on particles under attention alone, with constant and growing weights."""
     names = {p: "constant" if p == 0 else f"t^{p}" for p in clustering.POWERS}
     with Progress("clustering: trajectories"):
@@ -51,7 +51,7 @@ def clustering_section(seeds: int) -> Section:
             f"[seed, state, token, dim] for t^{power}",
         )
         arrays[f"clusters_{power}"] = (each.clusters, f"[seed, state] for t^{power}")
-    return Section(
+    return Analysis(
         name="clustering",
         title="Clustering under attention alone",
         method=_METHOD,
@@ -88,7 +88,7 @@ def _clustering_drawings(
     return drawings
 
 
-def _outcome_table(rows: Sequence[dict[str, Any]], seeds: int) -> Table:
+def _outcome_table(rows: Sequence[dict[str, Any]], seeds: int) -> DataTable:
     choices: dict[tuple, list[dict[str, Any]]] = {}
     for row in rows:
         choices.setdefault((row["scale"], row["horizon"], row["half_range"]), []).append(row)
@@ -102,7 +102,7 @@ def _outcome_table(rows: Sequence[dict[str, Any]], seeds: int) -> Table:
         (*choice, *(_ending(row, seeds) for row in grouped), _chance(grouped, seeds))
         for choice, grouped in choices.items()
     ]
-    return Table(title, ("scale", "horizon", "half range", *powers, "p"), table)
+    return DataTable(title, ("scale", "horizon", "half range", *powers, "p"), table)
 
 
 def _ending(row: dict[str, Any], seeds: int) -> str:

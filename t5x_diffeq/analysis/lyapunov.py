@@ -35,10 +35,9 @@ from t5x_diffeq.model.ode.integrate import step_function, step_inputs
 from t5x_diffeq.model.ode.solvers import find_scheme
 from t5x_diffeq.model.ode.sources import source_of
 from t5x_diffeq.model.sub_fields import vector_field
+from t5x_diffeq.system.chips import GIB
 from t5x_diffeq.system.console import Progress
 from t5x_diffeq.system.errors import InputError
-
-GIB = 2**30
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int
 
 from t5x_diffeq.analysis.figures import make_drawing, render_image
 from t5x_diffeq.analysis.lyapunov import Exponents, exact_trajectory, lyapunov_exponents
-from t5x_diffeq.analysis.report import Drawing, Section, Table, as_code, prompt_markup
+from t5x_diffeq.analysis.report import Analysis, DataTable, Drawing, as_code, prompt_markup
 from t5x_diffeq.analysis.run_plots import (
     escape_piece,
     exponents_over_depth,
@@ -63,7 +63,7 @@ def lyapunov_section(
     prompts: Sequence[Sequence[int]],
     pieces: Sequence[Sequence[str]],
     convention: str,
-) -> Section:
+) -> Analysis:
     """The section on the tokens of each prompt that the last token's output is sensitive to."""
     tokens, outputs = _pad_prompts(prompts)
     exponents = lyapunov_exponents(model, params, tokens, outputs=outputs, convention=convention)
@@ -86,12 +86,14 @@ def lyapunov_section(
             markup += prompt_markup(f"Prompt {p + 1}: {title}", text, shades, values)
         drawings |= _prompt_drawings(p, text, shown, exponents)
         rows += list(_prompt_rows(p, text, exponents, flow))
-    return Section(
+    return Analysis(
         name="lyapunov",
         title="Sensitivity to tokens",
         findings=findings,
         method=[*_METHOD[convention], _ROLLOUT if rolls_out else _NO_ROLLOUT],
-        tables=[Table(f"Finite-time exponents ({convention}) of each input token", columns, rows)],
+        tables=[
+            DataTable(f"Finite-time exponents ({convention}) of each input token", columns, rows)
+        ],
         drawings=drawings,
         arrays=_arrays_of(tokens, outputs, exponents, flow),
         markup=markup,

@@ -19,7 +19,7 @@ _STYLE = Path(__file__).with_suffix(".css")
 
 
 @dataclass(frozen=True)
-class Table:
+class DataTable:
     """A titled table; floats are shown with three digits."""
 
     title: str
@@ -40,13 +40,13 @@ class Drawing:
 
 
 @dataclass(frozen=True)
-class Section:
+class Analysis:
     """One analysis; all texts are plain text, see `typeset`."""
 
     name: str  # stem of its files' names
     title: str
     method: Sequence[str]  # how it was computed: paragraphs
-    tables: Sequence[Table]
+    tables: Sequence[DataTable]
     drawings: dict[str, Drawing]
     # results by name: the array, with its axes and unit in words
     arrays: dict[str, tuple[np.ndarray, str]]
@@ -61,7 +61,7 @@ def write_report(
     page: str,
     title: str,
     facts: dict[str, object],
-    sections: Sequence[Section],
+    sections: Sequence[Analysis],
     missing: Sequence[str] = (),
 ) -> AnyPath:
     """Writes the page of some sections, which says that those `missing` aren't done.
@@ -73,7 +73,7 @@ def write_report(
     return folder / page
 
 
-def write_section(folder: AnyPath, section: Section, facts: dict[str, object]) -> None:
+def write_section(folder: AnyPath, section: Analysis, facts: dict[str, object]) -> None:
     """Writes `NAME.npz`, `NAME.json` (its manifest), and `NAME_FIGURE.png` and `.pdf`.
 
     Raises:
@@ -103,7 +103,10 @@ def write_section(folder: AnyPath, section: Section, facts: dict[str, object]) -
 
 
 def _page_markup(
-    title: str, facts: dict[str, object], sections: Sequence[Section], missing: Sequence[str]
+    title: str,
+    facts: dict[str, object],
+    sections: Sequence[Analysis],
+    missing: Sequence[str],
 ) -> str:
     about = "".join(
         f"<dt>{html.escape(key)}</dt><dd>{html.escape(str(value))}</dd>"
@@ -125,7 +128,7 @@ def _page_markup(
     )
 
 
-def _section_markup(section: Section) -> str:
+def _section_markup(section: Analysis) -> str:
     findings = "".join(f"<p>{typeset(text)}</p>" for text in section.findings)
     how = "".join(f'<p class="small">{typeset(text)}</p>' for text in section.method)
     figures = "".join(
@@ -181,7 +184,7 @@ def _show(drawing: Drawing) -> str:
     )
 
 
-def table_markup(table: Table) -> str:
+def table_markup(table: DataTable) -> str:
     """A table in HTML, which scrolls by itself if the page is narrow."""
     head = "".join(f"<th>{typeset(column)}</th>" for column in table.columns)
     rows = "".join(

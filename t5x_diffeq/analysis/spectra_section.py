@@ -9,7 +9,7 @@ from flax import linen as nn
 
 from t5x_diffeq.analysis import depth_plots, spectra
 from t5x_diffeq.analysis.figures import make_drawing
-from t5x_diffeq.analysis.report import Drawing, Row, Section, Table
+from t5x_diffeq.analysis.report import Analysis, DataTable, Drawing, Row
 from t5x_diffeq.model.config import ModelConfig
 from t5x_diffeq.model.language_model import LanguageModel
 from t5x_diffeq.model.ode.solvers import grid
@@ -23,7 +23,7 @@ _COMPLEX = "complex eigenvalues from the largest magnitude down; dimensionless"
 
 def spectra_section(
     model: LanguageModel, params: dict, times: int, perplexities: dict[int, float]
-) -> Section:
+) -> Analysis:
     """The section on eigenvalues at the model's nodes or layers; between nodes if W(t) is smooth.
 
     Args:
@@ -54,7 +54,7 @@ def spectra_section(
         arrays[kind] = (values, f"{spectra.title_of(kind)}, {axes}: {_COMPLEX}")
         if curves:
             arrays[f"{kind}_between"] = (curves[kind], f"the same at `times`: {_COMPLEX}")
-    return Section(
+    return Analysis(
         name="spectra",
         title="Spectra",
         findings=[] if layers else [_describe_between(rough, perplexities)],
@@ -94,7 +94,7 @@ def _describe_method(config: ModelConfig) -> list[str]:
     return how
 
 
-def _growth_table(at_nodes: spectra.Spectra) -> Table:
+def _growth_table(at_nodes: spectra.Spectra) -> DataTable:
     """A table that tests the paper's claim that spectra grow with depth."""
     rows: list[Row] = [
         (spectra.title_of(kind), *spectra.growth(values).values())
@@ -108,10 +108,10 @@ def _growth_table(at_nodes: spectra.Spectra) -> Table:
         "Mean |lambda| in the first and the last third of the depth and their ratio, Spearman's "
         "correlation of mean |lambda| with depth, and the ratio of the largest |lambda|"
     )
-    return Table(title, ("", *columns), rows)
+    return DataTable(title, ("", *columns), rows)
 
 
-def _heads_table(heads: spectra.Spectra) -> Table:
+def _heads_table(heads: spectra.Spectra) -> DataTable:
     scores = [
         score(values)
         for score in (spectra.positive_fraction, spectra.copying_score)
@@ -131,7 +131,7 @@ def _heads_table(heads: spectra.Spectra) -> Table:
         "Share of eigenvalues with positive real part, and the sum of lambda over the sum of "
         "|lambda| (1: the head copies, -1: it repels), at the first and the last node"
     )
-    return Table(title, ("", *columns), rows)
+    return DataTable(title, ("", *columns), rows)
 
 
 def _head_score(score: np.ndarray, head: int, node: int) -> float | str:

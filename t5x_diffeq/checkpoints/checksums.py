@@ -6,24 +6,21 @@ Each process hashes the files that it wrote, in the thread that saves, into
 Cloud Storage keeps for every object: in a bucket it is queried, and nothing is read.
 """
 
-import base64
 import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import google_crc32c
 import jax
 import orbax.checkpoint as ocp
 from etils import epath
 
-from t5x_diffeq.system.files import AnyPath, bucket_files, is_in_bucket, parse_json
+from t5x_diffeq.system.files import AnyPath, bucket_files, crc32c, is_in_bucket, parse_json
 from t5x_diffeq.system.foreign_files import read_inside
 
 FOLDER = "checksums"
 REST = f"{FOLDER}/rest.json"
-_CHUNK = 2**22
 _THREADS = 8
 _HASHING = ThreadPoolExecutor(1, thread_name_prefix="checksums")
 
@@ -156,11 +153,7 @@ def sums_of(folder: AnyPath, names: Sequence[str]) -> dict[str, Checksum]:
 
 
 def _sum_of(path: AnyPath) -> Checksum:
-    crc, size = 0, 0
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            crc, size = google_crc32c.extend(crc, chunk), size + len(chunk)
-    return Checksum(size, base64.b64encode(crc.to_bytes(4, "big")).decode())
+    return Checksum(path.stat().st_size, crc32c(path))
 
 
 def names_in(folder: AnyPath) -> list[str]:

@@ -28,7 +28,7 @@ from t5x_diffeq.system.foreign_files import check_inside, read_inside
 
 _NEEDED = ("step", "params", "opt_state")  # the parts that every train state has
 _DAMAGE = "DATA_LOSS"  # TensorStore's word for what it can't decode
-Result = TypeVar("Result")
+_Result = TypeVar("_Result")
 
 
 class DamagedError(Exception):
@@ -128,7 +128,7 @@ def _read_facts(folder: AnyPath) -> RunFacts:
 # ------------------------------------------------------------------------------ one outcome
 
 
-def _do_together(folder: AnyPath, read: Callable[[], Result]) -> Result:
+def _do_together(folder: AnyPath, read: Callable[[], _Result]) -> _Result:
     """The result of `read()`, once it has succeeded on all processes."""
     fault = result = None
     try:

@@ -79,12 +79,12 @@ def main() -> None:
     import jax.numpy as jnp
 
     from t5x_diffeq.analysis.lyapunov import check_exponents_exist
-    from t5x_diffeq.analysis.report import Section, write_report, write_section
+    from t5x_diffeq.analysis.report import Analysis, write_report, write_section
     from t5x_diffeq.data.corpus import load_corpus
     from t5x_diffeq.training.load import load_run
 
     facts: dict[str, object] = {}
-    make: dict[str, Callable[[], Section]] = {"clustering": _make_clustering_section}
+    make: dict[str, Callable[[], Analysis]] = {"clustering": _make_clustering_section}
     if workdir is not None:
         corpus = load_corpus(workdir)
         vocab_size = corpus.tokenizer.vocab_size
@@ -109,7 +109,7 @@ def main() -> None:
         page, title = "report.html", "Analysis"
     title += f" of {absolute_path(workdir).name}" if workdir is not None else ""
     made = f"on {datetime.date.today()} by t5x_diffeq {__version__} and jax {jax.__version__}"
-    sections: list[Section] = []
+    sections: list[Analysis] = []
     for n, kind in enumerate(kinds, 1):
         log(_KINDS[kind])
         sections.append(make[kind]())

@@ -173,12 +173,10 @@ def _evaluate_tasks(workdir: AnyPath, grids: _Grids) -> None:
     need_package("lm_eval", "--tasks", "leave it out")
     import jax
 
-    from t5x_diffeq.data.tokenizer_folder import load_tokenizer
+    from t5x_diffeq.data.tokenizer_folder import tokenizer_of_run
     from t5x_diffeq.inference import harness
 
-    tokenizer = load_tokenizer(workdir / "tokenizer")  # nothing else of its data is needed
-    if tokenizer is None:
-        raise InputError(f"workdir {workdir} holds no tokenizer/; train there first, or restore it")
+    tokenizer = tokenizer_of_run(workdir)
     tasks = harness.load_tasks(_TASKS.value, _NUM_FEWSHOT.value, _INCLUDE_PATH.value, _LIMIT.value)
     folder = parse_path(_OUTPUT.value, "--output") if _OUTPUT.value else workdir / "lm_eval"
     run = _load_run(workdir, tokenizer, grids, tasks.methods)

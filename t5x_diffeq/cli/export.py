@@ -11,7 +11,6 @@ Needs safetensors: pip install -e '.[export]'.
 from t5x_diffeq.cli import flag_values
 from t5x_diffeq.cli.verb_flags import VerbFlags
 from t5x_diffeq.system.console import Progress, format_count, log, print_table
-from t5x_diffeq.system.errors import InputError
 
 _LAYERS = "layers"
 FLAGS = VerbFlags(__name__)
@@ -36,7 +35,7 @@ def main() -> None:
     to = flag_values.parse_folder(_OUTPUT, "export")
 
     from t5x_diffeq.checkpoints.workdir import read_config
-    from t5x_diffeq.data.tokenizer_folder import load_tokenizer  # importing JAX takes seconds
+    from t5x_diffeq.data.tokenizer_folder import tokenizer_of_run  # importing JAX takes seconds
     from t5x_diffeq.hf.folder import local_path, need_packages
     from t5x_diffeq.hf.save_pretrained import save_pretrained
     from t5x_diffeq.training.load import load_run
@@ -45,9 +44,7 @@ def main() -> None:
     output = local_path(to, "output")
     need_packages("export")
     as_run = read_config(workdir)
-    tokenizer = load_tokenizer(workdir / "tokenizer")  # nothing else of its data is needed
-    if tokenizer is None:
-        raise InputError(f"workdir {workdir} has lost its tokenizer/; restore it")
+    tokenizer = tokenizer_of_run(workdir)
     run = load_run(
         workdir,
         tokenizer.vocab_size,

@@ -73,7 +73,7 @@ def _take_over(given: Mapping[str, object], workdir: AnyPath, first: bool) -> Co
     from t5x_diffeq.checkpoints.identity import CONFIG_FILE
     from t5x_diffeq.checkpoints.workdir import check_config, read_config
     from t5x_diffeq.data.recipe import adopt_tokenizer
-    from t5x_diffeq.data.tokenizer_folder import load_tokenizer
+    from t5x_diffeq.data.tokenizer_folder import tokenizer_of_run
     from t5x_diffeq.training.checks import run_checks
 
     trust(given)
@@ -84,9 +84,7 @@ def _take_over(given: Mapping[str, object], workdir: AnyPath, first: bool) -> Co
     run_checks("finetune", config)
     check_config(config, workdir)  # before the tokenizer of a run that lost its config is replaced
     if first:
-        tokenizer = load_tokenizer(source / "tokenizer")
-        assert tokenizer is not None  # as the checks say
-        adopt_tokenizer(tokenizer, workdir / "tokenizer", config.data)
+        adopt_tokenizer(tokenizer_of_run(source), workdir / "tokenizer", config.data)
     return config
 
 

@@ -10,7 +10,7 @@ from datetime import datetime
 
 from t5x_diffeq.cli import flag_values
 from t5x_diffeq.cli.verb_flags import VerbFlags
-from t5x_diffeq.config.keys.values import INT32
+from t5x_diffeq.config.keys.values import INT32, TEMPERATURES
 from t5x_diffeq.system.console import log, print_result, track
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.extras import need_package
@@ -94,8 +94,11 @@ def _check_flags() -> None:
         need_package("transformers", "--chat")
     if not 0 < _TOP_P.value <= 1:
         raise InputError(f"--top_p={_TOP_P.value} must be above 0, and at most 1")
-    if _TEMPERATURE.value != 0 and not 1e-3 <= _TEMPERATURE.value <= 1e3:
-        raise InputError(f"--temperature={_TEMPERATURE.value} must be 0, or from 0.001 to 1000")
+    lowest, highest = TEMPERATURES
+    if _TEMPERATURE.value != 0 and not lowest <= _TEMPERATURE.value <= highest:
+        raise InputError(
+            f"--temperature={_TEMPERATURE.value} must be 0, or from {lowest:g} to {highest:g}"
+        )
 
 
 def _read_prompt(tokenizer, text: str, limit: int, chat) -> list[int]:

@@ -49,7 +49,7 @@ _DEFAULT_PORT = 8476
 _ARRIVAL_SECONDS = 300  # for all processes to arrive; T5X_DIFFEQ_ARRIVAL_SECONDS changes it
 _ALL_HERE, _REFUSED = b"all are here", b"refused: "
 _SECONDS_BETWEEN_LINES = 60  # while processes are waited for
-Result = TypeVar("Result")
+_Result = TypeVar("_Result")
 peers: Peers | None = None  # this process's connections, if there are several processes
 agreement: Agreement | None = None  # likewise
 
@@ -111,7 +111,7 @@ def initialise() -> None:
         ) from error
     names = gather("the names of the machines", local_name())
     if jax.default_backend() == "cpu":
-        check_names(names)
+        check_machine_names(names)
 
 
 def local_name() -> tuple[str, str]:
@@ -123,7 +123,7 @@ def local_name() -> tuple[str, str]:
         return name, ""
 
 
-def check_names(names: Sequence[Sequence[str]]) -> None:
+def check_machine_names(names: Sequence[Sequence[str]]) -> None:
     """Raises an InputError if one of several machines has a loopback address for its own name.
 
     Gloo, which sums over processes without accelerators, tells them the address that a machine's
@@ -376,7 +376,7 @@ def wait_for_all(what: str) -> None:
     gather(what, None)
 
 
-def run_in_turn(work: Callable[[bool], Result], what: str) -> Result:
+def run_in_turn(work: Callable[[bool], _Result], what: str) -> _Result:
     """The result of `work(is_first)`, which runs on process 0 first, then on the others.
 
     It returns when all are done, so that none waits for another in a collective of the devices.

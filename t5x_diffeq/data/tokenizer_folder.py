@@ -148,3 +148,14 @@ def load_tokenizer(folder: AnyPath) -> Tokenizer | None:
         tokenizer.open_with(opener)
     tokenizer.chat, tokenizer.imported = read_chat_format(folder), imported or {}
     return tokenizer
+
+
+def tokenizer_of_run(workdir: AnyPath, named: str = "workdir ") -> Tokenizer:
+    """The tokenizer of a run, of whose data nothing else is read.
+
+    Raises:
+      InputError: if it is lost or damaged; `named` stands before the workdir in the message.
+    """
+    if tokenizer := load_tokenizer(workdir / "tokenizer"):
+        return tokenizer
+    raise InputError(f"{named}{workdir} has lost its tokenizer/; restore it, or name another run")

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from t5x_diffeq.experiments.present import (
-    Point,
+    PlottedPoint,
     TableSpec,
     best_choice,
     cells,
@@ -17,7 +17,7 @@ from t5x_diffeq.system.extras import install_command
 from t5x_diffeq.system.files import AnyPath, write_whole
 from t5x_diffeq.training.tracking.jsonl import read_metrics
 
-Panels = dict[str, dict[str, list[Point]]]  # by title, lines by name
+Panels = dict[str, dict[str, list[PlottedPoint]]]  # by title, lines by name
 _TEXTS = ("text", "trained on", "tuned on")  # labels that name a panel; they come first in a row
 
 
@@ -52,7 +52,7 @@ def draw(
     caveat = "" if comparable else " (not comparable with the paper's)"
     if panels := _panels_of_table(outcomes, table):
         write(path.name, panels, table.column, table.value)
-    if table.over_steps and (panels := losses_over_steps(outcomes, table, output)):
+    if table.over_steps and (panels := loss_panels(outcomes, table, output)):
         write(f"{path.name}_over_steps", panels, "optimizer steps", "validation loss")
 
 
@@ -89,7 +89,7 @@ def _name(label: str, value: Label) -> str:
     return value if isinstance(value, str) else f"{label}={value}"
 
 
-def losses_over_steps(outcomes: Sequence[dict], table: TableSpec, output: AnyPath) -> Panels:
+def loss_panels(outcomes: Sequence[dict], table: TableSpec, output: AnyPath) -> Panels:
     """The validation loss over optimizer steps: a line for each cell, the mean over its seeds."""
     panels: Panels = {}
     for row, columns in group_outcomes(outcomes, table).items():

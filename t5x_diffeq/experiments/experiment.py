@@ -27,7 +27,7 @@ _WIDTH, _RATE = "model.time_embed_dim", f"optimizer.{RATE_NAME}"
 
 
 @dataclass(frozen=True)
-class Training:
+class Trainee:
     """A model that is trained on each text with each seed."""
 
     variant: str
@@ -87,7 +87,7 @@ def trainings(
     variants: Iterable[str],
     choices: Mapping[str, Iterable[object]] | None = None,
     configs: Mapping[str | None, Keys] | None = None,
-) -> tuple[Training, ...]:
+) -> tuple[Trainee, ...]:
     """Every variant with every choice of values, in every config.
 
     Args:
@@ -95,7 +95,7 @@ def trainings(
     """
     choices = choices or {}
     return tuple(
-        Training(variant, {**keys, **dict(zip(choices, values, strict=True))}, config=config)
+        Trainee(variant, {**keys, **dict(zip(choices, values, strict=True))}, config=config)
         for config, keys in (configs or {None: {}}).items()
         for variant in variants
         for values in product(*choices.values())
@@ -106,9 +106,9 @@ def trainings(
 class Experiment:
     """Runs, and the tables and figures made from their outcomes."""
 
-    trainings: tuple[Training, ...] = ()
+    trainings: tuple[Trainee, ...] = ()
     # by the name of a text, its trainings where they differ
-    trainings_on: Mapping[str, tuple[Training, ...]] = field(default_factory=dict)
+    trainings_on: Mapping[str, tuple[Trainee, ...]] = field(default_factory=dict)
     # makes the runs that follow a training, whose outcomes are shown instead of its own
     follow_up: Callable[[ExperimentRun], list[ExperimentRun]] | None = None
     others: tuple[ExperimentRun, ...] = ()  # runs that need no text and have no seed
@@ -222,7 +222,7 @@ class Sweep(Experiment):
         return runs + others, best
 
 
-def at_rate(training: Training, rate: float, key: str = _RATE) -> Training:
+def at_rate(training: Trainee, rate: float, key: str = _RATE) -> Trainee:
     """The training with this learning rate, or with this value of another key."""
     return replace(training, keys={**training.keys, key: rate})
 

@@ -11,7 +11,7 @@ scheme and step size. `euler`, per-layer weights with the ODE's scheme and step,
 beside them in the tables and in figure 4.
 """
 
-from t5x_diffeq.experiments.experiment import Experiment, Keys, Sweep, Training, trainings
+from t5x_diffeq.experiments.experiment import Experiment, Keys, Sweep, Trainee, trainings
 from t5x_diffeq.experiments.follow_ups import (
     CLUSTERING,
     COST_TABLES,
@@ -27,8 +27,8 @@ from t5x_diffeq.experiments.follow_ups import (
 )
 from t5x_diffeq.experiments.present import TableSpec
 
-_BASELINE, _EULER = (Training(variant, rates=(4e-3, 8e-3)) for variant in ("baseline", "euler"))
-_ODE, _SHARED = (Training(variant, rates=(2e-3, 4e-3, 8e-3)) for variant in ("ode", "shared"))
+_BASELINE, _EULER = (Trainee(variant, rates=(4e-3, 8e-3)) for variant in ("baseline", "euler"))
+_ODE, _SHARED = (Trainee(variant, rates=(2e-3, 4e-3, 8e-3)) for variant in ("ode", "shared"))
 _BOTH = ("ode", "baseline")
 _WITH_EULER = ("baseline", "euler", "ode")
 _ALL = ("baseline", "euler", "ode", "shared")
@@ -65,7 +65,7 @@ LAPTOP: dict[str, Experiment] = {
     "figure14": Experiment(
         trainings=(
             *trainings(["ode"], {"model.time_embed_dim": (20, 48, 96, 144)}),
-            Training("baseline"),
+            Trainee("baseline"),
         ),
         tables=(TableSpec(("text",), "T", "loss", over_steps=True),),
     ),
@@ -169,7 +169,7 @@ PAPER: dict[str, Experiment] = {
     "figure14": Experiment(
         trainings=(
             *trainings(["ode"], {"model.time_embed_dim": (48, 96, 144)}, {_LARGE: {}}),
-            Training("baseline", config=_LARGE),
+            Trainee("baseline", config=_LARGE),
         ),
         tables=(TableSpec(("text",), "T", "perplexity", over_steps=True),),
         seeds=1,

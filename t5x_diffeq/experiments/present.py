@@ -26,7 +26,7 @@ _PAIRED_HEAD = (
 )
 
 # The horizontal coordinate, the mean, and the standard error or None.
-Point = tuple[float | str, float, float | None]
+PlottedPoint = tuple[float | str, float, float | None]
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,13 @@ import numpy as np
 from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
+from t5x_diffeq.config.keys.values import TEMPERATURES
 from t5x_diffeq.data.tokenizer import Tokenizer
 from t5x_diffeq.model.language_model import LanguageModel
 from t5x_diffeq.model.layers.array_types import Cache, Places, Positions, Tokens, Weights
 from t5x_diffeq.system.arguments import checked
 from t5x_diffeq.system.errors import InputError
 
-TEMPERATURES = (1e-3, 1e3)  # the lowest and the highest, but for 0
 BUCKET = 128  # prompts and caches are padded to multiples of it, so that few programs are compiled
 
 

@@ -58,7 +58,7 @@ def check_adaptive(config: ModelConfig, adaptive: Adaptive) -> None:
     need_package("diffrax", adaptive.solver)
 
 
-def solve(
+def solve_adaptively(
     model: LanguageModel,
     params: dict,
     tokens: Tokens,

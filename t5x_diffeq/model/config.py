@@ -8,7 +8,7 @@ import numpy as np
 
 from t5x_diffeq.config.config import ModelKeys, check_values, check_vocab_size
 from t5x_diffeq.config.keys.values import VocabSize
-from t5x_diffeq.model.layers.attention_kernels import check, choose
+from t5x_diffeq.model.layers.attention_kernels import check_kernel, choose
 from t5x_diffeq.model.layers.rotary import BASE, check_scaling
 from t5x_diffeq.model.ode.integrate import kept_names
 from t5x_diffeq.model.ode.solvers import find_scheme, grid
@@ -65,7 +65,7 @@ class ModelConfig(ModelKeys):
         shapes = (platform, self.dtype, self.head_width, self.max_length)
         rows = (segments, shards, capability)
         if self.attention != "auto":
-            return self, check(self.attention, *shapes, *rows)
+            return self, check_kernel(self.attention, *shapes, *rows)
         kernel, reason = choose(*shapes, *rows)
         return replace(self, attention=kernel), reason
 

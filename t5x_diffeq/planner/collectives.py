@@ -24,10 +24,10 @@ _AXES = re.compile(
     r"(?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))? \{([^}]*)\}"
 )
 
-Group = tuple[int, ...]
+DeviceGroup = tuple[int, ...]
 
 
-def _first_group(it: hlo.Instruction) -> Group | None:
+def _first_group(it: hlo.Instruction) -> DeviceGroup | None:
     """The first group of an instruction, as indices into the program's order of devices.
 
     Groups are written as lists `{{0,1},{2,3}}`, as tiles `[2,2]<=[4]` (two groups of two), or as
@@ -44,7 +44,7 @@ def _first_group(it: hlo.Instruction) -> Group | None:
     return None
 
 
-def _along_axes(mesh: str, source: str | None, order: str | None, chosen: str) -> Group:
+def _along_axes(mesh: str, source: str | None, order: str | None, chosen: str) -> DeviceGroup:
     sizes = {axis: int(size) for axis, size in re.findall(r"'([^']+)'=(\d+)", mesh)}
     indices = _arrange(source or str(np.prod(list(sizes.values()))), order)
     indices_by_axis = {axis: [0] for axis in sizes}
@@ -84,7 +84,7 @@ class Collective:
     shapes: tuple[hlo.Shape, ...]  # what it moves; several where the compiler has combined several
     executions: int  # how often it runs in one run of the program
     # The first group, as indices into the program's devices; None for all, or where it is none.
-    group: Group | None
+    group: DeviceGroup | None
     asynchronous: bool  # whether other instructions can run meanwhile
     # Bytes of zeros that one execution moves: an all-reduce in place of an all-gather, for which
     # each device has put its part into a buffer of zeros.

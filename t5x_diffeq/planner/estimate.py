@@ -16,7 +16,7 @@ from typing import Any
 
 from t5x_diffeq.model.flops import StepFlops
 from t5x_diffeq.planner.collectives import BETWEEN_SLICES, Collective
-from t5x_diffeq.planner.program_cost import Kernel, ProgramCost
+from t5x_diffeq.planner.program_cost import GpuKernel, ProgramCost
 from t5x_diffeq.planner.topology import rings
 from t5x_diffeq.system.chips import Chip
 
@@ -180,7 +180,7 @@ def step_times(
     return StepTimes(compute, attention, waited, overlapped, latency, low, high)
 
 
-def _kernel_seconds(kernel: Kernel, figures: Chip) -> float:
+def _kernel_seconds(kernel: GpuKernel, figures: Chip) -> float:
     """What one run of a GPU's kernel takes: its products, bytes and the rest overlap."""
     # Operands of half the width are multiplied at twice the rate, of twice the width at half of it.
     rate = figures.peak_flops * 16 / (kernel.operand_bits or 16)

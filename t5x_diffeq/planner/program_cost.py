@@ -33,7 +33,7 @@ _SPECIAL = (
 )
 
 
-class Kernel(NamedTuple):
+class GpuKernel(NamedTuple):
     """What one run of a kernel does."""
 
     product_flops: float  # FLOPs of its matrix products; a multiply-add is two
@@ -43,14 +43,14 @@ class Kernel(NamedTuple):
     times: int  # how often the kernel runs
 
 
-def _kernel(program: hlo.Program, execution: hlo.Execution, memory_bytes: int) -> Kernel | None:
+def _kernel(program: hlo.Program, execution: hlo.Execution, memory_bytes: int) -> GpuKernel | None:
     """The kernel that an instruction is; None for attention's, and for collectives."""
     it = execution.instruction
     target = it.attribute(r'custom_call_target="([^"]+)"') or ""
     if OPCODE.match(it.opcode) or target.startswith(_ATTENTION):
         return None
     flops, bits, lanes = _work(program, program.computations[execution.computation], it)
-    return Kernel(flops, bits, memory_bytes, lanes, execution.times)
+    return GpuKernel(flops, bits, memory_bytes, lanes, execution.times)
 
 
 def product_flops(text: str) -> int:
@@ -115,7 +115,7 @@ class ProgramCost(NamedTuple):
     # The compiler's estimates (of a TPU's alone), without custom kernels and collectives.
     cycles: int | None
     unestimated_bytes: int = 0  # of memory, those of what the compiler can't estimate
-    kernels: tuple[Kernel, ...] = ()  # what runs, where the compiler gives no cycles (on a GPU)
+    kernels: tuple[GpuKernel, ...] = ()  # what runs, where the compiler gives no cycles (on a GPU)
 
 
 def program_cost(text: str) -> ProgramCost:

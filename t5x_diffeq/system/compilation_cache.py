@@ -20,7 +20,7 @@ _READ = "/jax/compilation_cache/cache_hits"
 
 
 @dataclass
-class Programs:
+class ProgramCounts:
     """Counts the programs that this process has needed since the cache was enabled.
 
     `read` of them were read. `cache` says where the cache is, or why there is none.
@@ -35,7 +35,7 @@ class Programs:
         return f"programs: {self.read} read, {compiled} compiled; compilation cache: {self.cache}"
 
 
-def enable_cache() -> Programs:
+def enable_cache() -> ProgramCounts:
     """Enables JAX's persistent compilation cache, or says in one line why it can't be used.
 
     It is in JAX_COMPILATION_CACHE_DIR, which may be in a bucket, else in a folder that only this
@@ -64,8 +64,8 @@ def enable_cache() -> Programs:
 
 
 @cache
-def _count_programs() -> Programs:
-    programs = Programs()
+def _count_programs() -> ProgramCounts:
+    programs = ProgramCounts()
 
     def count_needed(event: str, duration_secs: float, **_: object) -> None:
         programs.needed += event == _COMPILED_OR_READ

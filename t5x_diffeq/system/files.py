@@ -4,6 +4,7 @@
 read_bytes, read_text, /) is done with their own methods, all else with the functions here.
 """
 
+import base64
 import errno
 import glob
 import hashlib
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import fsspec
+import google_crc32c
 from etils import epath
 
 from t5x_diffeq.system.errors import (
@@ -31,6 +33,7 @@ from t5x_diffeq.system.extras import install_command
 from t5x_diffeq.system.foreign_files import check_inside, read_inside
 
 BUCKETS = "gs://"
+_CHUNK_BYTES = 2**22  # that are hashed at once
 _SILENCE = 30  # seconds without a byte after which a request to a bucket is retried
 _WAY_OUT = (
     "; check the bucket's name and the credentials: the machine's service account, or "
@@ -373,3 +376,12 @@ def file_digest(path: AnyPath) -> str:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise RunError(f"{path} can't be read: {describe_error(error)}") from error
+
+
+def crc32c(path: AnyPath) -> str:
+    """A file's CRC-32C in base64: the checksum that Google Cloud Storage keeps for every object."""
+    checksum = google_crc32c.Checksum()
+    with path.open("rb") as file:
+        for _ in checksum.consume(file, _CHUNK_BYTES):
+            pass
+    return base64.b64encode(checksum.digest()).decode()

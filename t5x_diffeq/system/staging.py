@@ -5,14 +5,11 @@ of the free space on its disk. Whenever a copy is used, it must have the checksu
 reports, or the known hash of the object. Copies stay until a person deletes them.
 """
 
-import base64
 import shutil
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-
-import google_crc32c
 
 from t5x_diffeq.system import files
 from t5x_diffeq.system.console import format_count, log
@@ -101,7 +98,7 @@ def _cache_bytes(cached: int) -> int:
 def _is_good(copy: Copy) -> bool:
     if copy.sha256 and copy.file.exists():
         return files.file_digest(copy.file) == copy.sha256
-    return copy.file.exists() and _crc32c_of(copy.file) == copy.crc32c
+    return copy.file.exists() and files.crc32c(copy.file) == copy.crc32c
 
 
 def _check_room(missing: list[Copy]) -> None:
@@ -126,7 +123,7 @@ def _fetch(copy: Copy) -> None:
     with files.atomic_file(copy.file) as partial:
         with files.bucket_errors(f"{copy.source} can't be copied to {copy.file.parent}", RunError):
             files.bucket_files().get_file(str(copy.source), str(partial))
-        if _crc32c_of(partial) != copy.crc32c:
+        if files.crc32c(partial) != copy.crc32c:
             raise InfrastructureError(
                 f"{copy.source} was damaged in transit; run the command again"
             )
@@ -135,12 +132,3 @@ def _fetch(copy: Copy) -> None:
                 f"{copy.source} is damaged: it doesn't have the hash of what was written; make it "
                 "again"
             )
-
-
-def _crc32c_of(file: Path) -> str:
-    """A file's CRC-32C, the checksum that Google Cloud Storage keeps for every object."""
-    checksum = google_crc32c.Checksum()
-    with file.open("rb") as opened:
-        for _ in checksum.consume(opened, 2**20):
-            pass
-    return base64.b64encode(checksum.digest()).decode()

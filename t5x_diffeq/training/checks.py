@@ -12,7 +12,7 @@ from t5x_diffeq.config.config import Config
 from t5x_diffeq.data.corpus import check_tokenizers
 from t5x_diffeq.data.named_source import check_paths, part_configs
 from t5x_diffeq.data.sources import STREAM
-from t5x_diffeq.data.tokenizer_folder import load_tokenizer
+from t5x_diffeq.data.tokenizer_folder import tokenizer_of_run
 from t5x_diffeq.model.config import ModelConfig
 from t5x_diffeq.model.ode.solvers import find_scheme
 from t5x_diffeq.model.ode.sources import source_of
@@ -149,9 +149,7 @@ def _check_figures(config: Config) -> None:
 def _check_pretrained(config: Config) -> None:
     """Checks that the run in `init_from` can be tuned so, and that its tokenizer fits the data."""
     source = parse_path(str(config.init_from), "config.init_from")
-    tokenizer = load_tokenizer(source / "tokenizer")
-    if tokenizer is None:
-        raise InputError(f"config.init_from={source} has lost its tokenizer/; choose another run")
+    tokenizer = tokenizer_of_run(source, "config.init_from=")
     find_step(source, config.init_step)
     size, length = tokenizer.vocab_size, config.data.sequence_length
     PretrainedRun(source, size).check(ModelConfig.of(config.model, size, length))

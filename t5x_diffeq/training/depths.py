@@ -18,7 +18,7 @@ from t5x_diffeq.config.config import Config
 _DRAW = 0xDE97  # distinguishes this use of the seed from others
 
 
-class Rows(NamedTuple):
+class DepthRows(NamedTuple):
     """Every k-th row of a batch."""
 
     first: int  # the first one
@@ -31,12 +31,12 @@ class Rows(NamedTuple):
         return x.reshape(-1, self.every, *x.shape[1:])[:, self.first]
 
 
-def rows_of_depths(rule: str, count: int) -> list[Rows]:
+def rows_of_depths(rule: str, count: int) -> list[DepthRows]:
     """The rows that each of `count` depths reads, the largest last, by a `train.depths_rows`."""
     if rule == "parts":
-        return [Rows(i, count) for i in range(count)]
+        return [DepthRows(i, count) for i in range(count)]
     every = least_rows(rule, count)
-    return [Rows(i % every, every) for i in range(count - 1)] + [Rows(0, 1)]
+    return [DepthRows(i % every, every) for i in range(count - 1)] + [DepthRows(0, 1)]
 
 
 def least_rows(rule: str, count: int) -> int:

@@ -9,7 +9,7 @@ import jax
 from clu import metrics as clu_metrics
 from jaxtyping import Array, Float
 
-from t5x_diffeq.model.adaptive import Adaptive, solve
+from t5x_diffeq.model.adaptive import Adaptive, solve_adaptively
 from t5x_diffeq.model.language_model import LanguageModel
 from t5x_diffeq.system.errors import InputError, RunError
 from t5x_diffeq.training.losses import losses_and_choices
@@ -52,7 +52,7 @@ def make_adaptive_eval_step(
 
     @jax.jit
     def solve_batch(params: dict, batch: Batch) -> tuple[EvalMetrics, Array, Array]:
-        solution = solve(model, params, batch["inputs"], adaptive, places_of(batch))
+        solution = solve_adaptively(model, params, batch["inputs"], adaptive, places_of(batch))
         with_params = model.bind({"params": params})
         y, head = with_params.normalise(solution.y), with_params.head_vectors()
         sizes = {"vocab_size": model.config.vocab_size, "chunk": chunk}

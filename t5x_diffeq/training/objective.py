@@ -19,7 +19,7 @@ from t5x_diffeq.config.config import TrainKeys
 from t5x_diffeq.model.language_model import LanguageModel
 from t5x_diffeq.model.layers.array_types import Places, State, Weights
 from t5x_diffeq.model.ode.running_cost import Rate
-from t5x_diffeq.training.depths import Rows, rows_of_depths
+from t5x_diffeq.training.depths import DepthRows, rows_of_depths
 from t5x_diffeq.training.losses import StateAndHead, losses_and_choices, sum_of_terms
 from t5x_diffeq.training.terms import logits_terms, states_terms
 
@@ -32,7 +32,7 @@ class Pass(NamedTuple):
     """A forward pass of an optimizer step."""
 
     model: LanguageModel  # the model on the pass's grid
-    rows: Rows  # the rows of a batch, or of each microbatch, that it reads
+    rows: DepthRows  # the rows of a batch, or of each microbatch, that it reads
     share: float  # its share in what is minimised
     learns: float  # the weight of distilling the largest depth's predictions; 0: no distillation
 

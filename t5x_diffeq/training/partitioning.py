@@ -15,7 +15,7 @@ from t5x_diffeq.model.layers.mesh import Rule, Rules, axes_of, spec_of
 from t5x_diffeq.model.layers.parameter import Parameter, is_parameter, map_parameters
 from t5x_diffeq.system.errors import InputError
 
-Tree = TypeVar("Tree")
+_Tree = TypeVar("_Tree")
 AXES = ("data", "fsdp", "context", "tensor")
 _BATCH = ("data", "fsdp")  # the mesh axes that split the sequences of a batch
 _UNNAMED = ("context",)  # the axes that are not mentioned where they split nothing
@@ -31,18 +31,20 @@ def make_mesh(
     devices: Sequence[jax.Device] | None = None,
     slices: int | None = None,
 ) -> Mesh:
-    """The mesh over these devices, or over those that this process sees; sizes as in `mesh_sizes`.
+    """The mesh over these devices, or over those that this process sees.
+
+    Its sizes are those of `choose_mesh_sizes`.
 
     Raises:
       InputError: if the axes don't multiply to the number of devices, don't divide the batch, or
         can't be laid out on the network of the devices.
     """
     devices = jax.devices() if devices is None else devices
-    sizes = mesh_sizes(mesh, batch_size, devices, slices)
+    sizes = choose_mesh_sizes(mesh, batch_size, devices, slices)
     return arrange_mesh(sizes, devices[: prod(sizes.values())])
 
 
-def mesh_sizes(
+def choose_mesh_sizes(
     mesh: MeshKeys, batch_size: int, devices: Sequence[Any], slices: int | None = None
 ) -> dict[str, int]:
     """The size of each mesh axis on these devices.
@@ -314,6 +316,6 @@ def shard_bytes(arrays: Any) -> int:
     )
 
 
-def unbox(tree: Tree) -> Tree:
+def unbox(tree: _Tree) -> _Tree:
     """The tree with its parameters unboxed."""
     return map_parameters(lambda leaf: leaf.value if is_parameter(leaf) else leaf, tree)

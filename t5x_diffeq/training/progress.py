@@ -26,7 +26,7 @@ from t5x_diffeq.model.ode.sources import source_of
 from t5x_diffeq.model.sub_fields import has_method
 from t5x_diffeq.system import allocator
 from t5x_diffeq.system.chips import chip
-from t5x_diffeq.system.compilation_cache import Programs
+from t5x_diffeq.system.compilation_cache import ProgramCounts
 from t5x_diffeq.system.console import format_count, format_duration, log, print_table
 from t5x_diffeq.system.environment import KEEP_MEMORY
 from t5x_diffeq.system.extras import python_command
@@ -69,7 +69,7 @@ def eval_line(step: int, values: dict[str, float], loss_on: str, name: str = "ev
 
 
 def log_ready(
-    depths: list[tuple[int, ...]], elapsed: float, seconds: float, programs: Programs
+    depths: list[tuple[int, ...]], elapsed: float, seconds: float, programs: ProgramCounts
 ) -> None:
     """Prints that the steps are compiled, which took so many of the seconds since the start."""
     took = f"to compile {describe_steps(depths)} took {seconds:.1f} s of it"

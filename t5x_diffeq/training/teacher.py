@@ -6,7 +6,7 @@ from t5x_diffeq.checkpoints.restoring import find_step
 from t5x_diffeq.checkpoints.workdir import read_config
 from t5x_diffeq.config.config import Config
 from t5x_diffeq.data.tokenizer import Tokenizer
-from t5x_diffeq.data.tokenizer_folder import load_tokenizer
+from t5x_diffeq.data.tokenizer_folder import tokenizer_of_run
 from t5x_diffeq.model.language_model import LanguageModel
 from t5x_diffeq.system.console import log
 from t5x_diffeq.system.errors import InputError
@@ -39,9 +39,7 @@ def check_teachers_tokenizer(config: Config, tokenizer: Tokenizer) -> None:
     workdir = _workdir_of(config)
     if workdir is None:
         return
-    theirs = load_tokenizer(workdir / "tokenizer")
-    if theirs is None:
-        raise InputError(f"{_KEY}={workdir} has lost its tokenizer/; take another teacher")
+    theirs = tokenizer_of_run(workdir, f"{_KEY}=")
     if theirs.fingerprint != tokenizer.fingerprint:
         raise InputError(
             f"{_KEY}={workdir} has another tokenizer than this run, and only predictions of the "

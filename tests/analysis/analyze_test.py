@@ -67,7 +67,7 @@ def test_what_is_done_stays(workdir, tmp_path, monkeypatch):
 
     def section(name):
         arrays = {"x": (np.arange(2), "[x]")}
-        return report.Section(name, f"The {name}", ["How."], [], {}, arrays)
+        return report.Analysis(name, f"The {name}", ["How."], [], {}, arrays)
 
     def stop():
         raise KeyboardInterrupt

@@ -210,8 +210,8 @@ def test_clusters():
 def test_a_machine_whose_name_is_a_loopback_address():
     """As Debian's /etc/hosts has it; alone on its machine a run doesn't mind."""
     near, far = ["node1", "127.0.1.1"], ["node2", "10.0.0.2"]
-    processes.check_names([near, near])
-    processes.check_names([["node1", "10.0.0.1"], far])
+    processes.check_machine_names([near, near])
+    processes.check_machine_names([["node1", "10.0.0.1"], far])
     for names in ([near, far], [far, ["node1", "::1"]]):
         with pytest.raises(InputError, match=r"machine node1 has the address .* for its own name"):
-            processes.check_names(names)
+            processes.check_machine_names(names)

@@ -8,7 +8,7 @@ import pytest
 from t5x_diffeq.config.config import Config
 from t5x_diffeq.config.config_files import default_config
 from t5x_diffeq.data.tokenizer import ByteTokenizer
-from t5x_diffeq.experiments.drawing import draw, losses_over_steps
+from t5x_diffeq.experiments.drawing import draw, loss_panels
 from t5x_diffeq.experiments.present import (
     TableSpec,
     add_task_scores,
@@ -142,7 +142,7 @@ def test_losses_over_steps_are_means_of_seeds(tmp_path):
         (tmp_path / f"r{seed}" / "metrics.jsonl").write_text(text)
         outcomes.append({"run": f"r{seed}", "text": "t", "model": "ode", "loss": last})
     layout = TableSpec(("text",), "model", "loss", over_steps=True)
-    assert losses_over_steps(outcomes, layout, tmp_path) == {
+    assert loss_panels(outcomes, layout, tmp_path) == {
         "t": {"ode": [(0, 5.0, 0.0), (10, 2.5, 0.5)]}
     }
     draw(outcomes, layout, tmp_path / "figure1", tmp_path)

@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 import t5x_diffeq as td
 from t5x_diffeq.inference.explorer import stepping
 from t5x_diffeq.inference.explorer.answers import Explorer
-from t5x_diffeq.inference.explorer.app import MOST_BYTES, Worker, make_app
+from t5x_diffeq.inference.explorer.app import MOST_BYTES, Turns, make_app
 from t5x_diffeq.inference.sampling import Sampling
 from t5x_diffeq.model.layers.linear import ADAPTERS
 from t5x_diffeq.training.load import Run
@@ -285,7 +285,7 @@ def test_what_nobody_waits_for_is_not_computed():
     release, computed = threading.Event(), []
 
     async def check():
-        worker, gone = Worker("test"), Client()
+        worker, gone = Turns("test"), Client()
         first = asyncio.create_task(worker.run(Client(), release.wait))
         await asyncio.sleep(0)
         second = asyncio.create_task(worker.run(gone, lambda: computed.append("second")))
@@ -306,7 +306,7 @@ def test_a_crowd_is_sent_away_but_not_who_has_a_part_of_the_answer():
     release = threading.Event()
 
     async def check():
-        worker = Worker("test")
+        worker = Turns("test")
         crowd = [asyncio.create_task(worker.run(Client(), release.wait)) for _ in range(32)]
         await asyncio.sleep(0)
         with pytest.raises(HTTPException, match="32 requests are waiting"):

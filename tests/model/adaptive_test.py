@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from small_models import SMALL, TOKENS, random_params
 
-from t5x_diffeq.model.adaptive import Adaptive, check_adaptive, solve
+from t5x_diffeq.model.adaptive import Adaptive, check_adaptive, solve_adaptively
 from t5x_diffeq.model.language_model import LanguageModel
 from t5x_diffeq.system.errors import InputError
 
@@ -29,7 +29,7 @@ def final_state(model, params):
 def test_equals_fine_fixed_steps(weights):
     model = LanguageModel(dataclasses.replace(SMOOTH, weights=weights))
     params = random_params(model, scale=0.2)
-    solution = jax.jit(lambda p: solve(model, p, TOKENS, EXACT))(params)
+    solution = jax.jit(lambda p: solve_adaptively(model, p, TOKENS, EXACT))(params)
     assert solution.reached
     assert 3 < solution.steps < 200
     np.testing.assert_allclose(solution.y, final_state(model, params), atol=2e-4)
@@ -43,7 +43,7 @@ def test_gradients():
     def gradient(final):
         return jax.jit(jax.grad(lambda p: jnp.sin(final(p)).mean()))(params)["source"]
 
-    found = gradient(lambda p: solve(model, p, TOKENS, EXACT).y)
+    found = gradient(lambda p: solve_adaptively(model, p, TOKENS, EXACT).y)
     expected = gradient(lambda p: final_state(model, p))
     for a, b in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
         np.testing.assert_allclose(a, b, atol=2e-3 * float(jnp.abs(b).max()))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from t5x_diffeq.planner.program_cost import Kernel, program_cost
+from t5x_diffeq.planner.program_cost import GpuKernel, program_cost
 
 # Written as XLA writes an H100's programs: cuBLAS's calls and cuDNN's, a product by Triton, random
 # bits, a buffer that is reserved, and a collective.
@@ -64,9 +64,9 @@ def test_kernels_of_a_program():
     A, B = 64 * 32, 32 * 16  # elements
     operands = 2 * (A + B)
     assert list(program_cost(TEXT).kernels) == [
-        Kernel(2 * 64 * 32 * 16, 16, operands + 2 * 64 * 16 + 64, 0, 1),
-        Kernel(2 * 64 * 32 * 64, 8, 2 * A + 8 + 2 * 64 * 64 + 64, 0, 1),
-        Kernel(2 * 64 * 32 * 16, 16, operands + 4 * 64 * 16, 0, 1),
+        GpuKernel(2 * 64 * 32 * 16, 16, operands + 2 * 64 * 16 + 64, 0, 1),
+        GpuKernel(2 * 64 * 32 * 64, 8, 2 * A + 8 + 2 * 64 * 64 + 64, 0, 1),
+        GpuKernel(2 * 64 * 32 * 16, 16, operands + 4 * 64 * 16, 0, 1),
         # Two integers' operations, a float's at half of that, a special function at four.
-        Kernel(0, 0, 2 * 4 * 64 * 16, pytest.approx((2 + 0.5 + 4) * 64 * 16), 5),
+        GpuKernel(0, 0, 2 * 4 * 64 * 16, pytest.approx((2 + 0.5 + 4) * 64 * 16), 5),
     ]

@@ -11,7 +11,7 @@ from t5x_diffeq.planner import topology
 from t5x_diffeq.planner.collectives import BETWEEN_SLICES, Collective
 from t5x_diffeq.planner.estimate import Links, step_times
 from t5x_diffeq.planner.hlo import shapes
-from t5x_diffeq.planner.program_cost import Kernel, ProgramCost
+from t5x_diffeq.planner.program_cost import GpuKernel, ProgramCost
 from t5x_diffeq.system.chips import CHIPS
 
 
@@ -129,11 +129,11 @@ def test_a_gpus_kernels_take_what_they_do_most():
     h100 = CHIPS["NVIDIA H100 80GB HBM3"]
     links = Links([SimpleNamespace(platform="gpu", id=number) for number in range(2)], h100)
     each = {
-        "product": Kernel(0.73 * 989e9, 16, 0, 0, 1),
-        "fp8 product": Kernel(0.66 * 2 * 989e9, 8, 0, 0, 1),
-        "float32 product": Kernel(0.73 * 989e9 / 2, 32, 0, 0, 1),
-        "bytes": Kernel(0, 0, int(0.9 * 3350e6), 0, 1),
-        "elements": Kernel(0, 0, 0, 64 * 132 * 1.755e6, 1),
+        "product": GpuKernel(0.73 * 989e9, 16, 0, 0, 1),
+        "fp8 product": GpuKernel(0.66 * 2 * 989e9, 8, 0, 0, 1),
+        "float32 product": GpuKernel(0.73 * 989e9 / 2, 32, 0, 0, 1),
+        "bytes": GpuKernel(0, 0, int(0.9 * 3350e6), 0, 1),
+        "elements": GpuKernel(0, 0, 0, 64 * 132 * 1.755e6, 1),
     }
     none, some = (StepFlops(0, 0, 0, 0, 0, 0, 0, kernel, 128) for kernel in (0, 2 * 0.36 * 989e9))
     for what, kernel in each.items():

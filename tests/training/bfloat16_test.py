@@ -11,7 +11,7 @@ from flax.traverse_util import flatten_dict
 from helpers import auto_mesh, train_config
 from small_models import TOKENS, small
 
-from t5x_diffeq.model.adaptive import Adaptive, solve
+from t5x_diffeq.model.adaptive import Adaptive, solve_adaptively
 from t5x_diffeq.model.language_model import in_one_document
 from t5x_diffeq.model.layers.attention_kernels import splash_attention
 from t5x_diffeq.model.layers.embedding import Embedding
@@ -255,7 +255,7 @@ def test_the_state_is_float32_wherever_it_is_integrated():
         )
 
     assert jax.eval_shape(integrate, params)[0].dtype == jnp.float32
-    solved = jax.eval_shape(lambda p: solve(model, p, TOKENS, Adaptive()), params)
+    solved = jax.eval_shape(lambda p: solve_adaptively(model, p, TOKENS, Adaptive()), params)
     assert solved.y.dtype == jnp.float32
     y, (cache, *_) = jax.eval_shape(extend, params)
     assert {y.dtype, cache["keys"].dtype} == {jnp.dtype(jnp.bfloat16)}  # activations stay narrow

@@ -166,7 +166,7 @@ def test_a_teacher_with_another_tokenizer(small, teacher):
     with pytest.raises(InputError, match=r"train\.distill_from=.*has another tokenizer"):
         check_corpus(HuggingFaceTokenizer(bpe.to_str().encode()))
     (teacher / "tokenizer").rename(teacher / "lost")
-    with pytest.raises(InputError, match=r"has lost its tokenizer/; take another teacher"):
+    with pytest.raises(InputError, match=r"has lost its tokenizer/; restore it"):
         check_corpus(ByteTokenizer())
 
 

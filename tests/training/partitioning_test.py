@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec
 from t5x_diffeq.config.config import Config
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.training import setup as setups
-from t5x_diffeq.training.partitioning import arrange_mesh, axes_across_slices, mesh_sizes
+from t5x_diffeq.training.partitioning import arrange_mesh, axes_across_slices, choose_mesh_sizes
 from t5x_diffeq.training.progress import describe_devices
 from t5x_diffeq.training.setup import make_setup
 
@@ -134,7 +134,7 @@ def test_weights_stay_within_a_node_by_default(small):
 
     def sizes(**given):
         small.mesh.update(given)
-        return mesh_sizes(Config.of(small).mesh, 16, devices)
+        return choose_mesh_sizes(Config.of(small).mesh, 16, devices)
 
     assert sizes() == mesh_shape(data=4, fsdp=4)
     assert sizes(tensor=2) == mesh_shape(data=4, fsdp=2, tensor=2)

@@ -110,7 +110,7 @@ class ModelKeys(Section):
     """rank of the LoRA branches of `per_layer` kernels. `0`: no branches"""
     adapter_alpha: values.Positive = key(16.0, finetune=True)
     """a LoRA branch is scaled by alpha / rank"""
-    adapter_kernels: values.Texts = key((), finetune=True, asks=reads_as_data)
+    adapter_kernels: values.TupleOfTexts = key((), finetune=True, asks=reads_as_data)
     """the linears that have a LoRA branch: `qkv` (gpt); `query`, `key`, `value` (llama); `output`,
     `up`, `gate` (llama), `down`. `()`: all of them"""
     vocab_size: Annotated[int | None, Values(int, 1, values.VOCABULARY, optional=True)] = key(None)

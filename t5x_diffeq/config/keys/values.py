@@ -27,6 +27,7 @@ PLUGIN = "package.module:Name"  # the choice of a key that takes any importable 
 
 STEP_RANGE = "FIRST:LAST"  # the choice of a key that takes the numbers of two steps
 
+TEMPERATURES = (1e-3, 1e3)  # the lowest and the highest at which tokens are drawn, but for 0
 BEST = "best"  # in place of a checkpoint's step: the one with the lowest evaluation loss
 INT32 = 2**31 - 1  # steps and positions are counted in 32 bits
 FLOAT32 = 3.4e38  # about the largest number of the type
@@ -147,6 +148,6 @@ BelowOne = Annotated[float, Values(float, 0, 1, open="[)")]
 Seconds = Annotated[float, Values(float, 1)]
 Text = Annotated[str, Values(str)]
 TextOrNone = Annotated[str | None, Values(str, optional=True)]
-Texts = Annotated[tuple[str, ...], Values(tuple, entry=Values(str))]
+TupleOfTexts = Annotated[tuple[str, ...], Values(tuple, entry=Values(str))]
 Switch = Annotated[bool, Values(bool)]
 Entries = Annotated[tuple, Values(tuple)]

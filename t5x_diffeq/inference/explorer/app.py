@@ -91,7 +91,7 @@ def _shorten(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-class Worker:
+class Turns:
     """A thread in which computations take turns, so that the server answers meanwhile.
 
     A waiting computation is cancelled when its client disconnects.
@@ -133,8 +133,8 @@ class _Server:
 
     def __init__(self, explorers: Mapping[str, Explorer], token: str):
         self.explorers, self.token = explorers, token
-        self.tokens = Worker("tokens")
-        self.readings, self.analyses = Worker("readings"), Worker("analyses")
+        self.tokens = Turns("tokens")
+        self.readings, self.analyses = Turns("readings"), Turns("analyses")
         self._answers: dict[tuple, Answer] = {}  # given last, by path and fields
 
     def guarded(self, handler: _Handler) -> _Handler:
@@ -158,7 +158,7 @@ class _Server:
 
     def on_grid(
         self,
-        worker: Worker,
+        worker: Turns,
         needed: Mapping[str, Values],
         compute: Callable[[Explorer, Depth, _Fields], Answer],
     ) -> _Handler:
@@ -229,7 +229,7 @@ class _Server:
         return self.explorers[name]
 
     async def _answer(
-        self, request: Request, worker: Worker, fields: _Fields, compute: Callable[[], Answer]
+        self, request: Request, worker: Turns, fields: _Fields, compute: Callable[[], Answer]
     ) -> Response:
         """The answer, which is given at once if it was given before."""
         key = (request.url.path, *fields.values())

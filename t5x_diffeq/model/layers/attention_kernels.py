@@ -86,7 +86,7 @@ def choose(
     return "xla", f"there is no other for {platform}"
 
 
-def check(
+def check_kernel(
     kernel: str,
     platform: str,
     dtype: DTypeLike,

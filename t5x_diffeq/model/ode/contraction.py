@@ -20,7 +20,7 @@ from t5x_diffeq.model.layers.mesh import axes_of, on_shards, spec_of
 Axes = tuple[str | None, ...]
 E = Float[Array, "nodes T"]
 Projection = Float[Array, "T ..."]
-Kernel = Float[Array, "..."]
+_Kernel = Float[Array, "..."]
 Kernels = Float[Array, "nodes ..."]
 Flat = Float[Array, "nodes size"]
 _LANES = 128  # width of a TPU's vector registers
@@ -28,7 +28,7 @@ _LANES = 128  # width of a TPU's vector registers
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def contract(
-    e: E, P: Projection, axes: Axes, dtype: DTypeLike, W0: Kernel | None = None
+    e: E, P: Projection, axes: Axes, dtype: DTypeLike, W0: _Kernel | None = None
 ) -> Kernels:
     """W0 + P e(t) for all times: a matrix product on each device's own shard of P.
 
@@ -48,7 +48,7 @@ def contract(
       W0: the kernel that is added, float32; None: nothing is added.
     """
 
-    def product(e: E, P: Projection, W0: Kernel | None) -> Kernels:
+    def product(e: E, P: Projection, W0: _Kernel | None) -> Kernels:
         change = jnp.tensordot(e, P, 1)
         return (change if W0 is None else W0 + change).astype(dtype)
 
@@ -58,20 +58,20 @@ def contract(
 
 
 def _contract_forward(
-    e: E, P: Projection, axes: Axes, dtype: DTypeLike, W0: Kernel | None
-) -> tuple[Kernels, tuple[E, Projection, Kernel | None]]:
+    e: E, P: Projection, axes: Axes, dtype: DTypeLike, W0: _Kernel | None
+) -> tuple[Kernels, tuple[E, Projection, _Kernel | None]]:
     return contract(e, P, axes, dtype, W0), (e, P, W0)
 
 
 def _contract_backward(
-    axes: Axes, dtype: DTypeLike, inputs: tuple[E, Projection, Kernel | None], dW: Kernels
-) -> tuple[E, Projection, Kernel | None]:
+    axes: Axes, dtype: DTypeLike, inputs: tuple[E, Projection, _Kernel | None], dW: Kernels
+) -> tuple[E, Projection, _Kernel | None]:
     """dP = e^T dW, de = dW P^T summed over the shards, and dW0, the sum of dW; all in float32."""
     replicated, stacked_spec = PartitionSpec(), _stacked_spec(axes)
     kernel_spec = PartitionSpec(*spec_of(axes))
     mesh_axes = [axis for entry in stacked_spec for axis in axes_of(entry)]
 
-    def products(e: E, P: Projection, dW: Kernels) -> tuple[E, Projection, Kernel]:
+    def products(e: E, P: Projection, dW: Kernels) -> tuple[E, Projection, _Kernel]:
         flat = dW.reshape(dW.shape[0], -1)
         dP = jnp.matmul(e.astype(dtype).T, flat, preferred_element_type=jnp.float32)
         dP = _lay_out_as_at_rest(dP.reshape(e.shape[1], *dW.shape[1:]))

@@ -22,8 +22,8 @@ FieldOfKey = Callable[[Array | None], VectorField]
 Args = Any  # what a field reads beside weights and state: a tree of arrays without a gradient
 StepInputs = tuple[Tree, Array | None]  # weights and dropout key of a step, or stacked of all
 Step = Callable[[Memory, StepInputs], Memory]
-Cache = Any  # of one evaluation of a sub-field, what it keeps of earlier tokens: a tree of arrays
-SubFieldWithCache = Callable[[Tree, Vector, Cache], tuple[Vector, Cache]]
+_Cache = Any  # of one evaluation of a sub-field, what it keeps of earlier tokens: a tree of arrays
+SubFieldWithCache = Callable[[Tree, Vector, _Cache], tuple[Vector, _Cache]]
 
 # What "keep:..." can name: values that the layers mark with `checkpoint_name`.
 CHECKPOINT_NAMES = ("qkv", "attention", "mlp", "fp8")
@@ -106,11 +106,11 @@ def integrate_with_caches(
     g: SubField,
     weights: list[Tree],
     y: Vector,
-    caches: list[Cache],
+    caches: list[_Cache],
     *,
     scheme: str,
     step_size: float,
-) -> tuple[Vector, list[Cache]]:
+) -> tuple[Vector, list[_Cache]]:
     """y(1) from y(0) of new tokens, and the caches of f with these tokens added.
 
     A scheme's step evaluates sub-fields of weights and state, as in a textbook, and knows no
