@@ -48,7 +48,7 @@ def local_rows(sharding: NamedSharding, batch_size: int, process: int | None = N
 
 
 def _read(parts: Sequence[Examples], places: Sequence[_Place]) -> Example:
-    """The batch of the examples at some places; a part makes all of its own at once."""
+    """The batch of the examples at these places; each part makes its examples in one call."""
     by_part = sorted(range(len(places)), key=lambda row: places[row].part)
     batches = [
         parts[part].batch([places[row].number for row in rows])
@@ -61,6 +61,7 @@ def _read(parts: Sequence[Examples], places: Sequence[_Place]) -> Example:
 def train_dataset(mixture: Mixture, batch_size: int, seed: int, rows: Rows) -> grain.MapDataset:
     """A dataset whose element s is `rows` of the global batch of step s."""
     parts = [examples for _, examples in mixture]
+    # Places are shuffled, not examples, so a process reads only the rows that it needs.
     places = [
         grain.MapDataset.range(len(examples))
         .map(partial(_Place, part))
@@ -119,6 +120,7 @@ def eval_batches(
 
     def local_batches() -> Iterator[Example]:
         for first in range(0, number * batch_size, batch_size):
+            # Rows beyond the last window repeat it, masked below: every batch has one shape.
             windows = np.minimum(first + rows, count - 1)
             part_of = np.searchsorted(firsts, windows, side="right") - 1
             numbers = windows - firsts[part_of]
@@ -134,7 +136,10 @@ def eval_batches(
 def put_on_devices(
     batch: Example, rows: Rows, batch_size: int, sharding: NamedSharding
 ) -> dict[str, jax.Array]:
-    """Global arrays from the rows of each process, of which a device may take some columns."""
+    """Global arrays, of which this process has `rows`.
+
+    Where `mesh.context` splits sequences, a device takes some columns of its rows.
+    """
 
     def to_global(leaf: np.ndarray) -> jax.Array:
         leaf_sharding = NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[: leaf.ndim]))

@@ -10,7 +10,7 @@ from t5x_diffeq.system.foreign_files import read_inside
 
 _TEMPLATE_FILE = "chat_template.jinja"
 _CONFIG_FILE, _MAP_FILE = "tokenizer_config.json", "special_tokens_map.json"
-# That of data.chat_template=plain, which needs no special tokens.
+# The template of data.chat_template=plain, which needs no special tokens.
 PLAIN_TEMPLATE = """\
 {%- for message in messages %}
     {{- message['role'] | capitalize + ':\\n' }}
@@ -46,7 +46,7 @@ class ChatFormat:
 
     @property
     def files(self) -> dict[str, bytes]:
-        """The files of a Hugging Face folder that hold it, by their names."""
+        """The files of a Hugging Face folder that hold template and tokens, by their names."""
         tokens = json.dumps(dict(self.tokens), indent=2) if self.tokens else None
         files = {_CONFIG_FILE: tokens, _TEMPLATE_FILE: self.template}
         return {name: text.encode() for name, text in files.items() if text is not None}

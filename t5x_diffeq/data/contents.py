@@ -22,7 +22,7 @@ from t5x_diffeq.system.staging import cache_folder
 if TYPE_CHECKING:
     import datasets
 
-_END_BYTES = 2**16  # so many hold the statistics of a parquet file's columns
+_END_BYTES = 2**16  # enough for the statistics of a parquet file's columns, which are at its end
 _THREADS = 16  # that wait for a file system
 
 
@@ -49,11 +49,11 @@ def hash_of_table(table: "datasets.Dataset") -> str:
     with suppress(OSError, ValueError, KeyError):
         return str(read_json_object(record)["sha256"])
     with Progress("hashing the documents", len(table), "documents") as progress:
-        found = digest(_rows_of(table, progress))
+        sha256 = digest(_rows_of(table, progress))
     with suppress(OSError, RunError):  # else it is hashed again at the next start
         record.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_whole(record, json.dumps({"sha256": found}).encode())
-    return found
+        write_whole(record, json.dumps({"sha256": sha256}).encode())
+    return sha256
 
 
 def _state_of(name: str) -> str:

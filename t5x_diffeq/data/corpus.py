@@ -77,7 +77,7 @@ class Corpus:
         return self.tokenizer.decode(self.parts[0].validation[0][:count])
 
     def amount(self, split: str) -> str:
-        """The size of all parts: `1.23M tokens`, with how many of them have a loss if not all."""
+        """The size of all parts: `1.23M tokens`, and how many tokens have a loss, unless all do."""
         documents = [getattr(part, split) for part in self.parts]
         tokens = sum(int(each.lengths.sum()) for each in documents)
         trained = sum(each.trained_tokens for each in documents)
@@ -118,16 +118,16 @@ def prepare_corpus(
 
 
 def _check_same(data: DataKeys, origins: list[Source | AnyPath], workdir: AnyPath) -> None:
-    """Checks that the data has the contents that the workdir was started on, wherever it is now.
+    """Checks that the data has the contents with which the workdir was started.
 
-    The workdir's facts follow data that has moved.
+    If the data has moved, its new place is written into the workdir's facts.
     """
     tokenizer = load_tokenizer(workdir / "tokenizer")
     try:
         before = files.parse_json(read_inside(workdir / _FACTS_FILE))["parts"]
         weights = [part["weight"] for part in before]
     except (OSError, ValueError, KeyError, TypeError):
-        return  # `load_corpus` says so
+        return  # `load_corpus` reports it
     if tokenizer is None:
         return
     if weights != _weights_of(data):
@@ -164,7 +164,7 @@ def _make_corpus(
     vocab_size: int | None,
     tuned: bool,
 ) -> None:
-    """Makes the tokenizer, unless there is one, and tokenises what isn't in shards."""
+    """Makes the tokenizer, unless shards or a tuned run bring one, and tokenises the sources."""
     sources = [origin for origin in origins if isinstance(origin, Source)]
     tokenizers = [_tokenizer_of_shards(each) for each in origins if not isinstance(each, Source)]
     if tokenizers and data.chat_template is not None:
@@ -337,7 +337,7 @@ def explain_no_run(workdir: AnyPath) -> str:
 
 
 def link_corpus(source: AnyPath, workdir: AnyPath) -> None:
-    """Makes the corpus of one workdir that of another one, too; its tokens stay where they are."""
+    """Gives a workdir the corpus of another one, `source`; the tokens stay where they are."""
     parts = _read_parts(source)
     for part in parts:
         part["shards"] = str(files.absolute_path(files.join_path(source, part["shards"])))

@@ -1,4 +1,4 @@
-"""The documents in files, with no more than a few chunks of them in memory.
+"""The documents in files, of which no more than a few chunks are in memory.
 
 A document is a whole file (txt, md), a line (jsonl) or a row (parquet). A chunk is what is read at
 once: a file, about 16 MiB of lines, or a row group; a compressed file is one chunk.
@@ -63,7 +63,7 @@ class Chunk:
 class FileDocuments(Documents):
     """The documents in files, in the order of the files; fast if they are read in order.
 
-    The `field` of a line or row holds the text; None: each is a conversation.
+    The `field` of a line or row holds the text; None: each line or row is a conversation.
 
     Raises:
       InputError: if a file, or more than a share `max_unreadable` of the rows, can't be read.
@@ -83,7 +83,7 @@ class FileDocuments(Documents):
         self.firsts = [0, *accumulate(chunk.documents for chunk in self.chunks)]
         self.characters = sum(chunk.characters for chunk in self.chunks)
         self.fingerprint = digest(file_digest(path).encode() for path in paths)
-        self.check_unchanged()  # while they were counted and hashed
+        self.check_unchanged()  # since the counting and hashing began
 
     def check_unchanged(self) -> None:
         """Raises an InputError if a file is not what it was when its documents were counted."""
@@ -116,7 +116,7 @@ class FileDocuments(Documents):
 
 
 class DocumentRange(Documents):
-    """Documents from one (number, character) to another, without those that the cut empties."""
+    """Documents from one (number, character) to another; none is empty because of the cut."""
 
     def __init__(self, documents: Documents, start: tuple[int, int], stop: tuple[int, int]):
         self.documents, self.start, self.stop = documents, start, stop
@@ -152,8 +152,8 @@ class ConcatenatedDocuments(Documents):
 def _state_of(path: Path) -> tuple[int, ...]:
     """What changes with a file's content: its size and its times.
 
-    The time of the last change of its status, unlike that of its content, can't be set. The inode
-    isn't among them: some mounted buckets give a file another one later.
+    `st_ctime` is needed because programs can set `st_mtime`. The inode is left out, because some
+    mounted buckets give a file another inode later.
     """
     try:
         facts = path.stat()
@@ -252,7 +252,7 @@ def _read_bytes(chunk: Chunk) -> bytes:
 
 
 def _most_bytes() -> int:
-    """The most bytes that are read at once: their texts take several times as many."""
+    """The most bytes that are read at once; as texts, they take several times the memory."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     allowed, _ = resource.getrlimit(resource.RLIMIT_AS)
     return (memory if allowed == resource.RLIM_INFINITY else min(memory, allowed)) // 8
@@ -293,7 +293,7 @@ def _read_rows(chunk: Chunk, field: str | None) -> list[str]:
 
 
 def text_as_bytes(schema: "pyarrow.Schema") -> "pyarrow.Schema":
-    """The schema with bytes for text: a table can be cast to it whatever its text holds."""
+    """The schema with bytes for text; a table can be cast to it even if a text isn't UTF-8."""
     pyarrow = _import_pyarrow()
     bytes_of = {pyarrow.string(): pyarrow.binary(), pyarrow.large_string(): pyarrow.large_binary()}
 

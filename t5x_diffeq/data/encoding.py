@@ -7,10 +7,10 @@ With data.loss_on=completion, some tokens are read but not trained on, and a cha
 - `token + 2**30`: it is trained on, and is an `end_of_text` within its document;
 - `~code`, which is negative: it is not trained on.
 
-Tokens are below 2**30. So the tokens of other documents are codes too: all are trained on.
+Tokens are below 2**30. So the tokens of plain texts are codes, too, which are all trained on.
 
-An encoder first cuts documents into pieces, whose lengths are known, then encodes many at once,
-without the `end_of_text` that closes a document. A plain text that is long has several pieces; a
+An encoder first cuts documents into pieces, whose lengths are known, then encodes many pieces at
+once, without the `end_of_text` that closes a document. A long plain text has several pieces; a
 conversation has one.
 """
 
@@ -62,7 +62,7 @@ def tokens_of(codes: Codes) -> Codes:
 class TextEncoder:
     """Plain texts, of which every token is trained on.
 
-    `end_of_text` is the token that closes each document, `dtype` that of the codes in files.
+    `end_of_text` is the token that closes each document, `dtype` the dtype of codes in files.
     """
 
     def __init__(self, tokenizer: Tokenizer):
@@ -150,16 +150,17 @@ class ConversationEncoder(TextEncoder):
             prompt, completion = conversation["prompt"], conversation["completion"]
             before, tokens = self.tokenizer.encode([prompt, prompt + completion])
             size = min(len(before), len(tokens))
-            same = np.cumprod(before[:size] == tokens[:size]).sum()  # tokens of the prompt alone
-            trained = np.arange(len(tokens)) >= same
+            # A token that holds the end of the prompt and the start of the completion is trained.
+            prompt_tokens = np.cumprod(before[:size] == tokens[:size]).sum()
+            trained = np.arange(len(tokens)) >= prompt_tokens
         else:
             tokens, trained = self.chat.encode(conversation["messages"], conversation.get("tools"))
             if not trained.any():
                 raise TemplateError(f"it leaves out the messages of the {ANSWERER}")
         stop = int(np.flatnonzero(trained).max(initial=-1)) + 1
         if stop and tokens[stop - 1] == self.end_of_text:
-            stop -= 1  # the template wrote the one that closes the document
-        start = int(stop > 0 and tokens[0] == self.tokenizer.opener)  # windows put it there
+            stop -= 1  # the template has written the token that closes the document
+        start = int(stop > 0 and tokens[0] == self.tokenizer.opener)  # windows add the opener
         return encode_tokens(tokens[start:stop], trained[start:stop], self.end_of_text)
 
 

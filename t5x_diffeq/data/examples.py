@@ -28,7 +28,8 @@ class TrainingData(Protocol):
     ) -> Iterator[dict[str, jax.Array]]:
         """Global batches `consumed`, `consumed` + 1, ..., prefetched.
 
-        `position` is what the method returned after these or some of these, if any were drawn.
+        `position` is what the method `position` returned after `consumed` batches or fewer; None if
+        none were drawn.
         """
 
     def position(self) -> dict | None:

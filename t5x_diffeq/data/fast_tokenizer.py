@@ -12,11 +12,13 @@ _BPE = 2  # sentencepiece's enum value for byte-pair encoding
 def fast_tokenizer(tokenizer: Tokenizer, reads_names: bool) -> Any | None:
     """The `tokenizers.Tokenizer` that makes the same tokens; None if there can be none.
 
-    There is none of a sentencepiece model that normalises characters, is no byte-pair encoding, or
-    has symbols of several characters with a dummy prefix, which would stand after each of them.
+    A sentencepiece model has none if it normalises characters, if it isn't a byte-pair encoding, or
+    if it has a dummy prefix and symbols of several characters: the library would put the prefix
+    after each symbol, too.
 
-    Sentencepiece takes the name of a special token in a text for text, and so does what is made of
-    it; with `reads_names` it is that token, as a chat template wants.
+    Sentencepiece reads the name of a special token in a text as plain text, and so does the
+    tokenizer that is returned. With `reads_names` the name is read as the token, as chat templates
+    need it.
     """
     if isinstance(tokenizer, HuggingFaceTokenizer):
         return tokenizer.processor
@@ -26,15 +28,15 @@ def fast_tokenizer(tokenizer: Tokenizer, reads_names: bool) -> Any | None:
         proto = parse_sentencepiece(tokenizer.model)
         if not _is_plain(proto):
             return None
-        made = _sentencepiece_processor(proto, reads_names)
+        fast = _sentencepiece_processor(proto, reads_names)
         if tokenizer.opener is not None:
             from tokenizers.processors import TemplateProcessing
 
             opener = tokenizer.token_name(tokenizer.opener)
-            made.post_processor = TemplateProcessing(
+            fast.post_processor = TemplateProcessing(
                 f"{opener} $A", special_tokens=[(opener, tokenizer.opener)]
             )
-        return made
+        return fast
     raise TypeError(f"{type(tokenizer).__name__} has no form in Hugging Face's library")
 
 
@@ -64,10 +66,10 @@ def _byte_processor() -> Any:
     visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     hidden = (chr(0x100 + n) for n in range(0x100))
     signs = [chr(byte) if byte in visible else next(hidden) for byte in range(0x100)]
-    made = Tokenizer(models.BPE({sign: byte for byte, sign in enumerate(signs)}, []))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    made.decoder = decoders.ByteLevel()
-    return made
+    fast = Tokenizer(models.BPE({sign: byte for byte, sign in enumerate(signs)}, []))
+    fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    fast.decoder = decoders.ByteLevel()
+    return fast
 
 
 def _sentencepiece_processor(proto: Any, reads_names: bool) -> Any:
@@ -75,7 +77,7 @@ def _sentencepiece_processor(proto: Any, reads_names: bool) -> Any:
 
     pieces = list(proto.pieces)
     kind = type(pieces[0])
-    made = Tokenizer(
+    fast = Tokenizer(
         models.BPE(
             {piece.piece: number for number, piece in enumerate(pieces)},
             _merges([(each.piece, each.score) for each in pieces if each.type == kind.NORMAL]),
@@ -97,15 +99,15 @@ def _sentencepiece_processor(proto: Any, reads_names: bool) -> Any:
     decoding: list[Any] = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     if rules.add_dummy_prefix:
         decoding.append(decoders.Strip(" ", 1, 0))
-    made.normalizer = normalizers.Sequence(normal)
-    made.decoder = decoders.Sequence(decoding)
+    fast.normalizer = normalizers.Sequence(normal)
+    fast.decoder = decoders.Sequence(decoding)
     if reads_names:
         special = (kind.UNKNOWN, kind.CONTROL)
-        made.add_special_tokens([each.piece for each in pieces if each.type in special])
+        fast.add_special_tokens([each.piece for each in pieces if each.type in special])
     # A single character needs no entry of its own: nothing merges with it.
     users = (each.piece for each in pieces if each.type == kind.USER_DEFINED)
-    made.add_tokens([AddedToken(piece, normalized=False) for piece in users if len(piece) > 1])
-    return made
+    fast.add_tokens([AddedToken(piece, normalized=False) for piece in users if len(piece) > 1])
+    return fast
 
 
 def _merges(pieces: list[tuple[str, float]]) -> list[tuple[str, str]]:

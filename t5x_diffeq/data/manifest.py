@@ -1,9 +1,9 @@
 """The manifest of a folder of token shards, and checks that the shards match it.
 
-It says what they were made from, and the hash of each. Hashing all shards at each start would take
-as long as reading them. So what was checked on a machine is stored in a small file in the user's
-cache (`staging.cache_folder`): each file's size, modification time and hash. A file for which these
-are unchanged is not hashed again.
+The manifest says what the shards were made from, and the hash of each. Hashing all shards at each
+start would take as long as reading them. So the results of a check are stored in a small file in
+the user's cache (`staging.cache_folder`): each file's size, modification time and hash. A file for
+which these are unchanged is not hashed again on this machine.
 """
 
 import io
@@ -26,7 +26,7 @@ from t5x_diffeq.system.staging import cache_folder
 MANIFEST = "manifest.json"
 SPLITS = ("train", "validation")
 MASKS = "masks"  # true if the shards say which tokens are trained on; without it, all are
-TRAINED = "trained_tokens"  # how many, in a shard and in a split
+TRAINED = "trained_tokens"  # their number, in the facts of a shard and of a split
 _FACTS = {"source": str, "tokenizer": str, "vocab_size": int, "record_tokens": int}
 _SPLIT_TYPES = {"documents": int, "tokens": int}
 _SHARD_TYPES = {"names": str, "sha256": str, "lengths_sha256": str, "largest_token": int}
@@ -185,7 +185,7 @@ def load_lengths(path: AnyPath) -> Integer[np.ndarray, " documents"]:
 
 
 def check_amounts(folder: AnyPath, split: str, facts: dict, lengths: np.ndarray) -> None:
-    """Raises an InputError unless the manifest has these numbers of documents and tokens."""
+    """Raises an InputError unless the manifest has the documents and tokens that shards hold."""
     amounts = {"documents": len(lengths), "tokens": int(lengths.sum(dtype=np.int64))}
     for key, amount in amounts.items():
         if facts[key] != amount:

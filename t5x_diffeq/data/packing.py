@@ -1,8 +1,8 @@
 """Packs documents into windows of fixed length, with random access to any window.
 
-Each token of a window is predicted from those before it. A document's last target is the token that
-closes it, and its first input the one that opens it: so every token of a document is predicted, the
-first one from the opener alone, and attention need not cross documents.
+Each token of a window is predicted from the tokens before it. The first input of a document is the
+token that opens it, and the last target is the token that closes it. So every token of a document
+is predicted, the first one from the opener alone, and attention need not cross documents.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ from t5x_diffeq.data.token_bytes import TokenBytes
 from t5x_diffeq.data.tokenizer import Border
 from t5x_diffeq.system.errors import InputError
 
-_OPEN_ROWS = 64  # rows that first-fit packing keeps open
+_OPEN_ROWS = 64  # rows that first-fit packing keeps open; they bound its search for room
 
 
 @runtime_checkable
@@ -29,15 +29,16 @@ class TokenDocuments(Protocol):
     lengths: np.ndarray
 
     def slice(self, number: int, start: int, stop: int) -> np.ndarray:
-        """Codes `start` to `stop` (or the end) of document `number`; `end_of_text` is its last."""
+        """Codes `start` to `stop` (or the end) of document `number`; its last is `end_of_text`."""
 
 
 class Example(TypedDict):
     """The model's inputs, its targets, and the mask of targets that count.
 
-    Each is `[L]`, and `[B, L]` in a batch. `segments` number the documents of a window from 0, and
-    `positions` number the tokens of each; without them, attention crosses documents. `bytes`, a
-    number per example (`[B]` in a batch), is the size of the text of the targets that count.
+    Each is `[L]`, and `[B, L]` in a batch. `segments` number the documents of a window, and
+    `positions` the tokens of each document, from 0; without them, attention crosses documents.
+    `bytes`, a number per example (`[B]` in a batch), is the size of the text of the targets that
+    count.
     """
 
     inputs: Integer[np.ndarray, "..."]
@@ -62,8 +63,9 @@ def add_segments(example: Example, starts: np.ndarray) -> Example:
 def example_of(inputs: Codes, targets: Codes, border: Border, segments: bool) -> Example:
     """The example, or the batch, of codes (see `encoding`); only targets to train on count.
 
-    `inputs` and the `targets` that follow them are `[..., L]`. The input that closes a document is
-    where the next one is opened. Without segments, attention crosses documents.
+    `inputs` and the `targets` that follow them are `[..., L]`. Where an input would be the token
+    that closes a document, the opener of the next document stands instead. Without segments,
+    attention crosses documents.
     """
     starts = inputs == border.end
     example: Example = {
@@ -130,7 +132,7 @@ class Windows:
         return example
 
     def batch(self, numbers: Sequence[int]) -> Example:
-        """The windows of some numbers, made at once: calls of NumPy cost more than the work."""
+        """The windows of these numbers, made together: NumPy's calls cost more than their work."""
         codes = np.zeros((len(numbers), self.length + 1), np.int32)
         stops = np.empty((len(numbers), 1), np.int64)  # the numbers of targets
         for row, stop, k in zip(codes, stops, numbers, strict=True):
@@ -165,8 +167,8 @@ class FirstFitRows:
     """First fit: whole documents share a window where they fit; the remainder is padded and masked.
 
     A document longer than a window is cut into pieces of length L. The plan for a whole epoch is
-    made at the start from the documents' lengths alone, so that here too any window can be read
-    without those before it; it takes a few seconds and 20 bytes per document.
+    made at the start from the documents' lengths alone, so any window can be read without the
+    windows before it, as in `Windows`. The plan takes a few seconds and 20 bytes per document.
 
     Raises:
       InputError: if there are no documents.
@@ -220,7 +222,7 @@ class FirstFitRows:
         return add_segments(example, starts) if self.segments else example
 
     def batch(self, numbers: Sequence[int]) -> Example:
-        """The rows of some numbers."""
+        """The rows of these numbers."""
         return stack([self[number] for number in numbers])
 
 

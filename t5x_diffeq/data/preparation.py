@@ -40,7 +40,7 @@ def prepare_shards(
 
     If it is the only part, checks them, and writes and returns the manifest. The same documents and
     tokenizer give the same bytes, whatever the number of workers (processes) or parts. `shards` is
-    their number in each split; `part` is (i, n), the i-th of n parts.
+    the number of shards of each split; `part` is (i, n), the i-th of n parts.
 
     Raises:
       InputError: if the folder holds shards of other data, or another number of them, or there is
@@ -92,13 +92,13 @@ def fingerprint_of(source: Source, tokenizer: Tokenizer) -> str:
 
 
 def _is_made(folder: AnyPath, name: str, facts: dict) -> bool:
-    there = read_shard_facts(folder, name)
-    if there and there["fingerprint"] != facts["fingerprint"]:
+    made = read_shard_facts(folder, name)
+    if made and made["fingerprint"] != facts["fingerprint"]:
         raise InputError(
-            f"{folder} holds shard {name} of {there['source']}, not of {facts['source']} as it is "
+            f"{folder} holds shard {name} of {made['source']}, not of {facts['source']} as it is "
             "now; choose another folder, or delete this one"
         )
-    return there is not None
+    return made is not None
 
 
 def _make_shards(
@@ -137,8 +137,8 @@ def _make_shards(
 class _Worker:
     """Makes shards, one after the other; each process has one worker.
 
-    `done` is the number of characters made so far by all workers; or of documents, where those of
-    the source aren't known.
+    `done` is the number of characters that all workers have tokenised so far; the number of
+    documents if the source doesn't know its characters.
     """
 
     source: Source
@@ -159,7 +159,7 @@ class _Worker:
     def make(self, job: _Job, report: _Report = lambda _: None) -> None:
         """Tokenises and writes one shard; calls `report` with what is done.
 
-        A file of the source that has changed can also be why it can't be read.
+        If this fails because a file of the source has changed, the error says so.
         """
         skipped = Skipped()
 

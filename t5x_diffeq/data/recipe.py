@@ -1,4 +1,4 @@
-"""The tokenizer of `config.data`: how it is made, and the recipe that its folder keeps of that."""
+"""The tokenizer of `config.data`: how it is made, and the recipe in its folder, which says so."""
 
 import json
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ _TRAINING_CHARACTERS = 100_000  # of each, from its beginning
 def _training_texts(documents: Documents, conversations: bool) -> Iterator[str]:
     for number in range(0, len(documents), -(-len(documents) // _TRAINING_DOCUMENTS) or 1):
         text = documents[number]
-        if conversations and text:  # that of an unreadable row is empty
+        if conversations and text:  # the text of an unreadable row is empty
             text = text_of_conversation(text)
         text = text[:_TRAINING_CHARACTERS]
         if find_text_fault(text) is None:
@@ -123,7 +123,7 @@ def _read_recipe(path: AnyPath) -> dict:
 
 
 def _difference(made_by: dict, recipe: dict) -> str | None:
-    """How a tokenizer's recipe differs from the one that is asked for; None if it doesn't.
+    """How the recipe of a stored tokenizer differs from the present one; None if it doesn't.
 
     Earlier versions did not store `files`, nor the oldest ones `text`.
     """
@@ -147,12 +147,12 @@ def tokenizer_in(
 ) -> Tokenizer:
     """The tokenizer of `config.data`, made and saved in `folder` if it isn't there yet.
 
-    If it is trained, then on `documents`, whose fingerprint is `text`. One that is there is used
-    only if the keys, the text and the content of the named files are those that made it. `discard`
-    removes another one, left over from a failed start.
+    If it is trained, then on `documents`, whose fingerprint is `text`. A tokenizer in the folder is
+    used only if the same keys, text and content of the named files made it. With `discard`, another
+    tokenizer, left over from a failed start, is replaced.
 
     Raises:
-      InputError: if `folder` holds another one.
+      InputError: if `folder` holds another tokenizer, without `discard`.
     """
     trained = data.tokenizer == TRAINED
     # As the named files are now; they can have changed since another start.
@@ -160,15 +160,15 @@ def tokenizer_in(
     files = whole_fingerprint(named)
     recipe = {**_keys_of(data), "text": text if trained else None, "files": files}
     path = folder / _RECIPE
-    if path.exists() and (there := load_tokenizer(folder)):
+    if path.exists() and (stored := load_tokenizer(folder)):
         if not (fault := _difference(_read_recipe(path), recipe)):
-            return there
+            return stored
         if not discard:
             raise InputError(
                 f"the tokenizer in {folder} {fault}; choose another folder, or delete this one"
             )
         log(f"replacing {folder}: it is left over from a run that never started, and {fault}")
-    # Deterministic: the same on any machine.
+    # Training is deterministic: it makes the same tokenizer on any machine.
     tokenizer = make_tokenizer(data, documents) if trained else named
     _save(tokenizer, folder, recipe)
     return tokenizer

@@ -1,8 +1,8 @@
 """Rows and their documents, and what becomes of a row that can't be read.
 
-A row is a line of JSON, a record of a table, or a whole file of text. One that can't be read stands
-in its place as an `Unreadable` document, which is skipped. It is counted and named in the log, and
-an error if there are too many (`data.max_unreadable`). All readers go by this rule.
+A row is a line of JSON, a record of a table, or a whole file of text. If a row can't be read, an
+`Unreadable` document stands in its place. Such documents are skipped, counted, and named in the
+log; too many of them are an error (`data.max_unreadable`). All readers follow this rule.
 """
 
 from collections import Counter
@@ -15,8 +15,8 @@ from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.files import parse_json
 
 _ONE_PER_LINE = "write one object per line, or delete it"
-_ENOUGH_ROWS = 1000  # to see that the most can't be read, and the rest needn't be tried
-_ENOUGH_UNREADABLE = 100  # to judge an endless source by
+_ENOUGH_ROWS = 1000  # after so many, a source is refused if most of its rows can't be read
+_ENOUGH_UNREADABLE = 100  # an endless source is judged when its limit allows so many
 FAULTS = "unreadable"  # in a shard's facts
 _BYTE_ORDER_MARK = "\ufeff"  # at the start of a text it only says that UTF-8 follows
 
@@ -44,7 +44,8 @@ class Unreadable(str):
 def document_of(record: Mapping[str, Any], field: str | None, where: str) -> str:
     """The document of a record at `where`, or an `Unreadable` in its place.
 
-    Its text, which may be bytes or None, is in `field`; None: the record is a conversation.
+    The text, which may be bytes or None, is in `field`. If `field` is None, the record is a
+    conversation.
     """
     try:
         text = _text_in(record, field, where)
@@ -57,7 +58,7 @@ def document_of(record: Mapping[str, Any], field: str | None, where: str) -> str
 
 
 def document_of_line(line: bytes, field: str | None, where: str) -> str:
-    """Likewise of a line with a JSON object."""
+    """The document of a line, a JSON object, or an `Unreadable`; `field` as in `document_of`."""
     try:
         record = parse_json(line.decode("utf-8", "surrogateescape"))
     except ValueError as error:
@@ -69,7 +70,7 @@ def document_of_line(line: bytes, field: str | None, where: str) -> str:
 
 
 def document_of_text(content: bytes, where: str) -> str:
-    """The document that is a whole file."""
+    """The document that is a whole file, or an `Unreadable` if its content is no text."""
     try:
         text = content.decode("utf-8")
         offset = content.find(b"\0")
@@ -101,7 +102,7 @@ def _text_in(record: Mapping[str, Any], field: str | None, where: str) -> str:
 class Skipped(Counter[str]):
     """How many documents were left out, by reason.
 
-    For each reason that is the fault of a row, `faults` has the first such row and its content.
+    For each reason for which rows are unreadable, `faults` describes the first such row.
     """
 
     def __init__(self, counts: Mapping[str, int] = {}, faults: Mapping[str, str] = {}):
@@ -109,14 +110,14 @@ class Skipped(Counter[str]):
         self.faults = dict(faults)
 
     def skip(self, text: str, reason: str) -> None:
-        """Counts a document; says which it is, if it is the first that is unreadable for this."""
+        """Counts a document; names it in the log if it is the first unreadable for this reason."""
         self[reason] += 1
         if isinstance(text, Unreadable) and reason not in self.faults:
             self.faults[reason] = text.fault
             log(f"warning: skipped: {text.fault}")
 
     def note(self, documents: Iterable[str]) -> None:
-        """Counts the unreadable ones of some documents; they are skipped and reported later."""
+        """Counts unreadable documents, which are skipped and logged when they are tokenised."""
         for each in documents:
             if isinstance(each, Unreadable):
                 self[each.reason] += 1
@@ -133,7 +134,7 @@ class Skipped(Counter[str]):
         return sum(self[reason] for reason in self.faults)
 
     def check(self, rows: int, limit: float) -> None:
-        """Raises an InputError if more of all rows than `limit` (a share) are unreadable."""
+        """Raises an InputError if the share of unreadable rows is larger than `limit`."""
         if self.unreadable > limit * rows:
             raise InputError(
                 f"{next(iter(self.faults.values()))} ({self.unreadable} of {rows} rows can't be "
@@ -141,7 +142,7 @@ class Skipped(Counter[str]):
             )
 
     def check_so_far(self, rows: int, limit: float) -> None:
-        """Checks, before all rows are read, that half of them can be."""
+        """Checks, before all rows are read, that half of the rows so far can be read."""
         if rows >= _ENOUGH_ROWS and self.unreadable > 0.5 * rows:
             self.check(rows, limit)
 

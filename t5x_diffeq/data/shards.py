@@ -44,7 +44,7 @@ def stem(split: str, index: int, count: int) -> str:
 def write_shard(
     folder: AnyPath, name: str, documents: Iterable[TokenArray], facts: dict, skipped: Skipped
 ) -> None:
-    """Writes one shard; if this is killed, the shard is either complete or will be made again.
+    """Writes one shard; if the process is killed, the shard is complete or will be made again.
 
     The documents are in the dtype of the file; `skipped` is filled as they are taken. The `facts`
     are what determines the shard's content, and are stored with it.
@@ -79,7 +79,11 @@ def write_shard(
 
 
 def _write_records(path: Path, documents: Iterable[TokenArray]) -> tuple[list[int], int, int]:
-    """Writes the records; the documents' lengths, the largest token, and the number trained on."""
+    """Writes the records.
+
+    Returns the documents' lengths, the largest token, and how many tokens are trained on.
+    """
+    # A record by itself in a group: to read any record, the library reads its whole group.
     writer = ArrayRecordWriter(str(path), "group_size:1")
     lengths, largest, trained = [], 0, 0
     try:
@@ -110,8 +114,8 @@ def merge_shards(folder: AnyPath, count: int, facts: dict, max_unreadable: float
     """Checks that every shard was made from `facts`, writes the manifest, and returns it.
 
     Raises:
-      InputError: if a shard is missing, damaged, or made from other data, or too many rows are
-        unreadable; names it, or the first of them.
+      InputError: if a shard is missing, damaged, or made from other data, or if too many rows are
+        unreadable; it names the shard, or the first such row.
     """
     check_inside(folder.resolve())
     manifest, skipped = {**facts, "shards": count}, Skipped()
@@ -190,6 +194,7 @@ class ShardedDocuments:
         self.ends = np.cumsum(self.lengths, dtype=np.int64)
         small = len(self.lengths) > 0 and self.ends[-1] <= IN_MEMORY_TOKENS
         numbers = range(self.first_records[-1])
+        # All documents of a small split in one array; None: records are read as they are needed.
         self.row = np.concatenate(list(map(self._record, numbers))) if small else None
 
     def __len__(self) -> int:

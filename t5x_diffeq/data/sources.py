@@ -63,8 +63,8 @@ class Source:
     validation: Documents
     fingerprint: str  # a hash of everything that determines the documents
     large: bool = False  # whether it is better to tokenise them with many processes
-    conversations: bool = False  # whether each document is one (see `conversations`)
-    files: tuple[FileDocuments, ...] = ()  # read whenever a document is taken
+    conversations: bool = False  # whether each document is a conversation (see `conversations`)
+    files: tuple[FileDocuments, ...] = ()  # the files that are read whenever a document is taken
     max_unreadable: float = 0.0  # the largest share of rows that may be unreadable (`rows`)
     former: str | None = None  # the fingerprint in earlier versions, if it was another
     characters: int = 0  # of both splits; 0: unknown, or of conversations

@@ -31,7 +31,7 @@ from t5x_diffeq.system.console import log
 from t5x_diffeq.system.errors import InputError
 
 BLOCK_DOCUMENTS = 1000  # shuffled together
-_FRUITLESS_EPOCHS = 2  # without a document for a lane, which then gives up
+_FRUITLESS_EPOCHS = 2  # a lane that finds no document in so many epochs gives up
 _ENCODED_AT_ONCE = 64  # documents
 _LANES = 4  # if there are as many files; at least one for each process
 _PREFETCHED_BATCHES = 8
@@ -42,18 +42,18 @@ class LanePosition(NamedTuple):
 
     place: int = 0  # of the file, in the endless sequence of all epochs' files
     row: int = 0  # of the file, at which the block of documents begins
-    library: dict | None = None  # the state of the library's iterator there; None: the beginning
+    library: dict | None = None  # the library's iterator at this row; None: the file's beginning
     document: int = 0  # in the shuffled block
     token: int = 0  # in the document
-    rows: int = 0  # how many the lane had read in its first pass when the block began
-    # What it had skipped of them, and their faults, as `rows.Skipped` has them.
+    rows: int = 0  # how many rows of its first epoch the lane had read when the block began
+    # The counts and the faults of the rows that it had skipped by then (`rows.Skipped`).
     skipped: tuple[dict[str, int], dict[str, str]] = ({}, {})
 
 
 class Lane:
     """The windows of one lane, from a position.
 
-    It is lane `number` of so many; `seed` determines the order of files and documents.
+    The lane is number `number` of `lanes`; `seed` determines the order of files and documents.
     """
 
     def __init__(
@@ -76,6 +76,7 @@ class Lane:
         self.logged = self.usable = 0
         self.documents: deque[tuple[LanePosition, Codes]] = deque()  # begun or to come
         self.start = position  # until there are documents
+        # Where the next window begins in the first document, and how many codes follow from there.
         self.token, self.tokens = position.token, -position.token
         self.coming = self._documents(position)
 
@@ -125,6 +126,7 @@ class Lane:
             documents[-1].append(piece)
             if is_last:
                 documents.append([])
+        # Only when the number has doubled, so a long run prints few of these lines.
         if self.skipped.total() >= max(1, 2 * self.logged):
             self.logged = self.skipped.total()
             log(f"documents skipped so far: {self.skipped}")
@@ -167,9 +169,10 @@ class Lane:
 
 
 class _LocalBatches(grain.IterDataset):
-    """The rows of this process, of one batch after the other.
+    """The `rows` of this process, of one global batch after the other.
 
-    `lanes` are those of these rows; `lane_of` has the lane of each row of the global batch.
+    `lanes` has the lanes that these rows belong to, by number; `lane_of` has the number of the lane
+    of every row of the global batch.
     """
 
     def __init__(
@@ -197,6 +200,7 @@ class _LocalIterator(grain.DatasetIterator):
         batches, wanted, examples = self.batches, set(self.batches.rows.tolist()), []
         for row, number in enumerate(batches.lane_of.tolist()):
             if number in batches.lanes:
+                # Also for rows of other processes: all copies of a lane stay at one position.
                 codes = batches.lanes[number].window()
                 if row in wanted:
                     ends = batches.border, batches.segments
@@ -230,7 +234,7 @@ class Stream:
     def batches(
         self, sharding: NamedSharding, consumed: int, position: dict | None
     ) -> Iterator[dict[str, jax.Array]]:
-        """Batches from a position, of which those before `consumed` are passed over."""
+        """The batches after the first `consumed`; those since `position` are read and dropped."""
         before, kept = (position["drawn"], position["lanes"]) if position else (0, [])
         lanes = len(kept) or self._number_of_lanes()
         lane_of = np.arange(self.batch_size) * lanes // self.batch_size

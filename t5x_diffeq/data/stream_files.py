@@ -43,9 +43,9 @@ _KINDS = {"parquet": r"\.parquet$", "json": r"\.jsonl?(\.(gz|zst|bz2|xz))?$"}
 
 
 class FileReader:
-    """The documents of one file, from its beginning or where `state` was taken.
+    """The documents of one file, from its beginning or from an earlier reader's `state`.
 
-    `row` of its records were taken before. `state` is that of the library's iterator after these.
+    `row` is the number of records that were read before that state.
     """
 
     def __init__(self, files: "StreamFiles", number: int, row: int = 0, state: dict | None = None):
@@ -72,7 +72,7 @@ class FileReader:
         """The next record; None at the end."""
         try:
             return next(self.records, None)
-        except Exception:  # which ends the iterator: a later call goes on with another, from here
+        except Exception:  # it ends the iterator; a later call goes on from here with another one
             self.dataset.load_state_dict(self.dataset.state_dict())
             self.records = iter(self.dataset)
             raise
@@ -115,7 +115,7 @@ class StreamFiles:
 
 @dataclass(frozen=True)
 class OpenStream:
-    """Both splits of a streamed dataset; without validation files, it holds documents out."""
+    """Both splits of a streamed dataset; without validation files, train documents are held out."""
 
     train: StreamFiles
     validation: StreamFiles | None
@@ -180,7 +180,7 @@ class _FirstDocuments(Documents):
 def open_stream(data: DataKeys) -> OpenStream:
     """The dataset that `data.path` names.
 
-    That is `name`, `name:config` or `name@revision:config` of the Hub, a folder, or a file or glob
+    It is `name`, `name:config` or `name@revision:config` of the Hub, a folder, or a file or glob
     of .parquet, .jsonl or .json files, also compressed, here or behind hf://, gs:// and the like.
 
     Raises:
@@ -254,10 +254,10 @@ def _check_links(key: str, path: str | None) -> None:
 def _builder_of_lines(
     data: DataKeys, builder: "datasets.DatasetBuilder"
 ) -> "datasets.DatasetBuilder":
-    """A builder of the lines of JSON files, where one that is no JSON doesn't end the file.
+    """A builder that reads JSON files by lines; the library's own stops at a line of no JSON.
 
-    Their bytes come as Latin-1, which has a character for each. A file that is one array is left to
-    the library.
+    The text of a line is Latin-1, which has a character for each byte. Files that are a single
+    array are left to the library's builder.
     """
     import datasets
 
@@ -326,7 +326,7 @@ def _files_of(data: DataKeys, split: str, builder: "datasets.DatasetBuilder") ->
 
 
 def _columns_of(dataset: "datasets.IterableDataset", are_lines: bool, path: str) -> list[str]:
-    """The names of the fields; of lines those of the first record."""
+    """The names of the fields; for lines, the names in the first line that is an object."""
     if not are_lines:
         return dataset.column_names or list(next(iter(dataset), {}))
     for line in islice(dataset, VALIDATION_DOCUMENTS):

@@ -61,7 +61,7 @@ class TokenBytes:
 class _Vocabulary(NamedTuple):
     pieces: list[str]  # the texts of the tokens, as the tokenizer writes them
     known: dict[int, int]  # the bytes of tokens that are no text: single bytes, special and added
-    opens: list[int]  # after which a text begins: what lies between these is a text of its own
+    opens: list[int]  # tokens after which a text begins: the library encodes it by itself
     added: Sequence[str] = ()  # the added tokens that stand for text
 
 
@@ -73,7 +73,8 @@ def _spaced_length(piece: str) -> int:
     return _plain_length(piece.replace(_SPACE, " "))
 
 
-# Of a piece: text as it is, with sentencepiece's sign for a space, or a character for each byte.
+# What a piece can be: plain text, text with sentencepiece's sign for a space, or a character for
+# each byte.
 _WAYS: tuple[Callable[[str], int], ...] = (_plain_length, _spaced_length, len)
 
 
@@ -127,7 +128,7 @@ def _(tokenizer: ByteTokenizer) -> _Vocabulary:
 
 @_vocabulary.register
 def _(tokenizer: SentencePieceTokenizer) -> _Vocabulary:
-    """Chats encode the text between control pieces (`fast_tokenizer`), each with a prefix."""
+    """In chats, each text between control pieces has a prefix of its own (`fast_tokenizer`)."""
     processor, tokens = tokenizer.processor, range(tokenizer.vocab_size)
     control = [i for i in tokens if processor.is_control(i)]
     known = {i: 1 for i in tokens if processor.is_byte(i)}
@@ -137,7 +138,7 @@ def _(tokenizer: SentencePieceTokenizer) -> _Vocabulary:
 
 @_vocabulary.register
 def _(tokenizer: HuggingFaceTokenizer) -> _Vocabulary:
-    """The library looks for added tokens in the text: what lies between them is encoded alone."""
+    """The library looks for added tokens first; each text between them is encoded by itself."""
     pieces = [tokenizer.processor.id_to_token(i) or "" for i in range(tokenizer.vocab_size)]
     single = {f"<0x{byte:02X}>" for byte in range(256)}
     known = {i: 1 for i, piece in enumerate(pieces) if piece in single}

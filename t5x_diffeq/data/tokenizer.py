@@ -82,7 +82,7 @@ class Tokenizer(ABC):
 
     @property
     def border(self) -> Border:
-        """The tokens between two documents: one without an opener is opened by `end_of_text`."""
+        """The tokens between two documents; without an opener, `end_of_text` is both of them."""
         return Border(self.end_of_text, self.end_of_text if self.opener is None else self.opener)
 
     @property
@@ -103,7 +103,7 @@ class Tokenizer(ABC):
         Args:
           name: what an error calls the text.
           limit: most tokens that the model takes; an empty text is then the start of a document.
-            None for a part of a text, which can be empty and of any length.
+            None: the text is a part of another one, so it can be empty and of any length.
           ask: writes the text as a message (see `Chat.ask`), perhaps with the opener.
 
         Raises:
@@ -135,8 +135,9 @@ class Tokenizer(ABC):
     def save(self, folder: AnyPath) -> None:
         """Makes this the only tokenizer in `folder`, where `load_tokenizer` finds it.
 
-        Without a model there is none. So another model is removed first, and this one is written
-        last: an interrupted save leaves no tokenizer. Several processes may save the same one.
+        A folder without a model has no tokenizer. So another model is removed first, and this one
+        is written last: an interrupted save leaves no tokenizer. Several processes may save the
+        same tokenizer at once.
         """
         settings = {
             OPENER_FILE: self.opener,

@@ -39,7 +39,7 @@ from t5x_diffeq.system.foreign_files import read_inside
 SENTENCEPIECE_FILE = "tokenizer.model"  # in a folder of Hugging Face's
 GENERATION_FILE = "generation_config.json"
 _IDS = ("bos_token_id", "eos_token_id", "pad_token_id")  # in `config.json`
-# What the run decides, or would name code; and what says which version wrote the file.
+# Keys that the run decides, that name code, or that say which version wrote the file.
 _NOT_KEPT = {
     GENERATION_FILE: ("transformers_version", "_from_model_config"),
     CONFIG_FILE: ("chat_template", "model_max_length", "auto_map", "name_or_path"),
@@ -83,7 +83,7 @@ def token_names(file: Path, ids: list[Any]) -> list[str]:
 
             model = sentencepiece.SentencePieceProcessor(model_proto=read_inside(file))
             names = dict(enumerate(map(model.id_to_piece, range(model.get_piece_size()))))
-    except Exception as error:  # the libraries raise bare ones
+    except Exception as error:  # the libraries raise bare Exceptions
         raise InputError(f"{file} can't be read: {error}; restore it") from error
     for number in ids:
         if type(number) is not int or number not in names:

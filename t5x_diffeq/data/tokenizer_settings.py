@@ -39,7 +39,11 @@ _REWRITE = "(AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER))"
 
 
 def obey_settings(tokenizer: FileTokenizer, path: AnyPath) -> FileTokenizer:
-    """The tokenizer of the file `path` as the files beside it say; an InputError if it can't be."""
+    """The tokenizer of the file `path` with the settings beside it.
+
+    Raises:
+      InputError: if a setting is unknown, contradicts the file, or can't be obeyed.
+    """
     folder, chat = path.parent, tokenizer.chat
     settings = read_settings(folder / _MAP_FILE) | read_settings(folder / CONFIG_FILE)
     is_json = isinstance(tokenizer, HuggingFaceTokenizer)
@@ -73,7 +77,7 @@ def obey_settings(tokenizer: FileTokenizer, path: AnyPath) -> FileTokenizer:
 
 
 def said_of(model: bytes | None) -> dict[str, Any]:
-    """What a `tokenizer.json` says of settings that can stand beside it, too."""
+    """The settings that a `tokenizer.json` contains and `tokenizer_config.json` can have, too."""
     if model is None:
         return {}
     content = parse_json(model)
@@ -127,7 +131,7 @@ def _check_names(tokenizer: FileTokenizer, path: AnyPath, named: Mapping[str, in
 def _obey_model(
     tokenizer: FileTokenizer, path: AnyPath, settings: Mapping[str, Any]
 ) -> tuple[bytes, list[int], list[int]]:
-    """The sentencepiece model as its settings say, and the tokens before and after every text."""
+    """The sentencepiece model with the settings, and the tokens before and after every text."""
     wanted, chats = settings.get("add_prefix_space"), tokenizer.chat.template is not None
     content = tokenizer.model
     if wanted is not None or (chats and settings.get("legacy") is False):
@@ -159,7 +163,7 @@ def _obey_model(
 def _obey_json(
     tokenizer: FileTokenizer, path: AnyPath, settings: Mapping[str, Any]
 ) -> tuple[bytes, list[int], list[int]]:
-    """The `tokenizer.json` as its settings say, and the tokens before and after every text."""
+    """The `tokenizer.json` with the settings, and the tokens before and after every text."""
     from tokenizers import AddedToken
     from tokenizers import Tokenizer as Processor
 
@@ -212,8 +216,9 @@ def _specials_around(processor: Any) -> tuple[list[int], list[int]]:
 
     if processor.post_processor is None:
         return [], []
+    # The library doesn't show its template, so a text of one word shows what it puts around a text.
     probe = Processor(WordLevel({"x": 0}, "x"))
     probe.post_processor = processor.post_processor
-    found = probe.encode("x")
-    text = found.special_tokens_mask.index(0)
-    return found.ids[:text], found.ids[text + 1 :]
+    encoded = probe.encode("x")
+    word = encoded.special_tokens_mask.index(0)
+    return encoded.ids[:word], encoded.ids[word + 1 :]
