@@ -1,8 +1,8 @@
 """A branch: a run that goes on from a checkpoint of another run, in its own workdir.
 
 It has that run's parameters, optimizer state and position in the data, and its own schedule. So
-several cooldowns can start from one stable checkpoint. The workdir begins as a copy of what the
-other one was at the checkpoint, and is then resumed like any run; the tokens stay where they are.
+several cooldowns can start from one stable checkpoint. The workdir begins as a copy of the other
+workdir as it was at the checkpoint, and is then resumed like any run. The tokens aren't copied.
 `branch.json` is written first and `config.json` last, so an interrupted copy is recognised.
 """
 

@@ -27,13 +27,13 @@ _CPUS: Options = {"xla_cpu_copy_insertion_use_region_analysis": True}
 # 1.7 times as long as one with enough (docs/lab/tpu_step.md). A core of a v4 has no more.
 _VMEM: Options = {"xla_tpu_scoped_vmem_limit_kib": 48 * 1024}
 _OFFLOAD = "xla_tpu_enable_sparse_core_collective_offload_"
-# Collectives run on SparseCores, beside the TensorCores; without them v5p and v6e wait for each.
-# On TPU7x that is the compiler's default.
+# Collectives run on SparseCores, beside the TensorCores; without these options, v5p and v6e wait
+# for every collective. On TPU7x they are the compiler's defaults.
 _SPARSE_CORE: Options = {
     f"{_OFFLOAD}{kind}": True
     for kind in ("all_gather", "2d_all_gather", "3d_all_gather", "reduce_scatter", "all_reduce")
 }
-# A GPU has none: its compiler hides collectives by itself (docs/lab/tpu_step.md).
+# GPUs have no options here: their compiler hides collectives by itself (docs/lab/tpu_step.md).
 _TPUS: dict[str, Options] = {
     "TPU v4": {"xla_enable_async_all_gather": True},
     "TPU v5 lite": _VMEM,
@@ -42,7 +42,7 @@ _TPUS: dict[str, Options] = {
     "TPU v6 lite": _VMEM | _SPARSE_CORE,
     "TPU7x": _VMEM | _SPARSE_CORE,
 }
-# Collectives are combined up to so many bytes. A TPU's compiler has a threshold for sums alone.
+# The thresholds up to which collectives are combined. A TPU's compiler has one for sums alone.
 _COMBINED = {
     "tpu": ("xla_jf_crs_combiner_threshold_in_bytes",),
     "gpu": (

@@ -32,7 +32,7 @@ class DepthRows(NamedTuple):
 
 
 def rows_of_depths(rule: str, count: int) -> list[DepthRows]:
-    """The rows that each of `count` depths reads, the largest last, by a `train.depths_rows`."""
+    """The rows that each of `count` depths reads, the largest last; `rule`: train.depths_rows."""
     if rule == "parts":
         return [DepthRows(i, count) for i in range(count)]
     every = least_rows(rule, count)
@@ -40,7 +40,7 @@ def rows_of_depths(rule: str, count: int) -> list[DepthRows]:
 
 
 def least_rows(rule: str, count: int) -> int:
-    """The number by which the rows of each device must be divisible; as in `rows_of_depths`."""
+    """The number by which each device's rows must be divisible for `rows_of_depths`."""
     if count == 1 or rule == "all":
         return 1
     return count if rule == "parts" else int(rule.removeprefix("every:"))

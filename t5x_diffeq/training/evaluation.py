@@ -85,6 +85,7 @@ def evaluate_loss(
       InputError: if the masks count none.
     """
     sums = (0.0, 0, 0)
+    # The host adds up the sums of one batch while the devices compute the next.
     pending = eval_step(params, next(batches))
     for batch in batches:
         dispatched = eval_step(params, batch)

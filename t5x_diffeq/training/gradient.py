@@ -1,10 +1,10 @@
 """The parts of a step's gradient: W(t) made once, sums over microbatches, norm, teacher.
 
-W(t) is made once per optimizer step, for each pass by the source of the pass's own grid, and its
-gradient is pulled back once, to P and the like. Passes whose sources are the same function of t
-have their weights made together. Between the two,
-sequences may go through the model in several microbatches, whose gradients with respect to the made
-weights are summed in float32. So accumulation adds no work for the hypernetwork.
+W(t) is made once per optimizer step, for each pass by the source of the pass's own grid. If the
+sources of several passes are the same function of t, one call makes the weights of all of them. The
+sequences then go through the model, in several microbatches if need be, whose gradients with
+respect to W(t) are summed in float32. At the end the sum is pulled back once, to P and the like. So
+accumulation adds no work for the hypernetwork.
 """
 
 from collections.abc import Callable
@@ -31,9 +31,9 @@ from t5x_diffeq.model.ode.weight_source import Embeddings
 from t5x_diffeq.training.losses import StateAndHead
 from t5x_diffeq.training.objective import Batch, BatchMetrics, Params, Pass, end_of_pass, split_rows
 
-# gradients of the rest, and of the weights of each source
+# gradients of the parameters that make no weights, and of the weights of each source
 GradientsAndMetrics = tuple[tuple[Params, list[Weights]], BatchMetrics]
-EmbeddingsOfSources = list[dict[str, Array]]  # `Embeddings`, of each source at nodes of its own
+EmbeddingsOfSources = list[dict[str, Array]]  # the `Embeddings` of each source, at its nodes
 _MAKERS = ("source", "adapters")  # the parts of the model that make the weights of a pass
 
 
@@ -43,11 +43,11 @@ class NodesOfSource(NamedTuple):
     model: LanguageModel  # the model of one of the passes, whose source makes W for all
     times: Float[np.ndarray, " nodes"]
     slices: list[slice]  # for each of the passes, which of the times are its own
-    distinct: np.ndarray  # the index of each time that differs from those before it
+    distinct: np.ndarray  # for each distinct time, the index of its first occurrence
 
     @classmethod
     def of(cls, models: list[LanguageModel]) -> "NodesOfSource":
-        """Those of the models of these passes."""
+        """The nodes of passes with these models."""
         times = [nodes(model.config) for model in models]
         ends = np.cumsum([len(each) for each in times]).tolist()
         slices = [slice(*part) for part in zip([0, *ends], ends, strict=False)]
@@ -59,14 +59,15 @@ class SourcesOfPasses(NamedTuple):
     """The sources of the passes of a step: each grid's own, and grids of one W(t) together."""
 
     sources: list[NodesOfSource]
-    indices: list[tuple[int, int]]  # for each pass, its source, and its number among that one's
+    indices: list[tuple[int, int]]  # for each pass: which source, and which of the source's passes
 
     @classmethod
     def of(cls, passes: list[Pass]) -> "SourcesOfPasses":
-        """Those of these passes."""
+        """The sources of these passes."""
         models: dict[str, list[LanguageModel]] = {}
         indices = []
         for model in (each.model for each in passes):
+            # A single pass has nothing to share, and lowering a program takes time.
             program = program_of_source(model.config) if len(passes) > 1 else ""
             sharing = models.setdefault(program, [])
             indices.append(([*models].index(program), len(sharing)))
@@ -74,29 +75,30 @@ class SourcesOfPasses(NamedTuple):
         return cls([NodesOfSource.of(each) for each in models.values()], indices)
 
     def split(self, weights: list[Weights]) -> list[Weights]:
-        """The weights of each pass, from those of each source."""
+        """The weights of each pass, from the weights of each source."""
         parts = [(weights[i], self.sources[i].slices[n]) for i, n in self.indices]
-        return [jax.tree.map(lambda w, part=part: w[part], whole) for whole, part in parts]
+        return [jax.tree.map(lambda w, part=part: w[part], tree) for tree, part in parts]
 
     def distinct(self, embeddings: EmbeddingsOfSources) -> Embeddings:
-        """e(t) at all times, those of a source once each, from those of each source."""
-        each = zip(self.sources, embeddings, strict=True)
-        return _joined([{name: e[of.distinct] for name, e in es.items()} for of, es in each])
+        """e(t) of all sources, each at its distinct times, from e(t) at all times of each."""
+        pairs = zip(self.sources, embeddings, strict=True)
+        return _joined([{name: e[s.distinct] for name, e in es.items()} for s, es in pairs])
 
 
 class MadeWeights(NamedTuple):
-    """What each of the sources of a step makes, at the times of all its passes."""
+    """What each source of a step makes, at the times of all its passes."""
 
     trained: list[Weights]  # leaves `[nodes, ...]` made by parts of the model that train
-    frozen: list[Weights]  # those made by parts that don't
-    pull_back: Callable[[list[Weights]], tuple[Params]]  # from the trained ones to what makes them
+    frozen: list[Weights]  # leaves made by parts that don't train
+    # from the gradient of the trained weights to the gradient of the parts that make them
+    pull_back: Callable[[list[Weights]], tuple[Params]]
     embeddings: EmbeddingsOfSources  # e(t) at the nodes, by the name of the generated layer
 
 
 def make_weights(
     sources: list[NodesOfSource], params: Params, trains: Callable[[str], bool]
 ) -> MadeWeights:
-    """Makes W at the times of each source, each once."""
+    """Makes the weights of each source, at all its times in one call."""
 
     def make(makers: Params) -> tuple[list[Weights], EmbeddingsOfSources]:
         """The weights that these parts of the parameters make, and their time embeddings."""
@@ -113,9 +115,9 @@ def make_weights(
     makers = {name: params[name] for name in _MAKERS if name in params}
     frozen = {name: part for name, part in makers.items() if not trains(name)}
     trained = {name: part for name, part in makers.items() if trains(name)}
-    fixed, _ = make(frozen) if frozen else ([{} for _ in sources], [])
+    frozen_weights, _ = make(frozen) if frozen else ([{} for _ in sources], [])
     weights, pull_back, embeddings = jax.vjp(make, trained, has_aux=True)
-    return MadeWeights(weights, fixed, pull_back, embeddings)
+    return MadeWeights(weights, frozen_weights, pull_back, embeddings)
 
 
 def _joined(trees: list[dict]) -> dict:
@@ -124,7 +126,7 @@ def _joined(trees: list[dict]) -> dict:
 
 
 def trained_rest(params: Params, trains: Callable[[str], bool]) -> Params:
-    """The parts that train and make no weights: embeddings, the head and the last norm."""
+    """The parts that train and make no weights: embeddings, the head and the final norm."""
     return {name: x for name, x in params.items() if trains(name) and name not in _MAKERS}
 
 
@@ -163,24 +165,26 @@ def gradient_norm(
     d_weights: list[Weights],
     embeddings: EmbeddingsOfSources,
 ) -> Float[Array, ""]:
-    """The global norm of the gradient; of P, from the gradient of W(t), which is smaller.
+    """The global norm of the gradient. For P, it is computed from the smaller gradient of W(t).
 
-    The gradient was pulled back from `d_weights`, one of each source, and `embeddings` are e(t) at
-    their nodes.
+    Args:
+      gradient: the gradient of the parameters, pulled back from `d_weights`.
+      d_weights: the gradient of the weights of each source.
+      embeddings: e(t) of each source at the nodes of these weights.
     """
     with jax.named_scope("gradient norm"):
         declared = source_parameters(model.config)
         squares = projection_squares(declared, _joined(d_weights), _joined(embeddings))
-        known = {("source", *path): square for path, square in squares.items()}
-        others = (leaf for path, leaf in flatten_dict(gradient).items() if path not in known)
-        projections = sum(known.values(), start=jnp.zeros(()))
+        of_P = {("source", *path): square for path, square in squares.items()}
+        others = (leaf for path, leaf in flatten_dict(gradient).items() if path not in of_P)
+        projections = sum(of_P.values(), start=jnp.zeros(()))
         return jnp.sqrt(projections + sum(jnp.square(leaf).sum() for leaf in others))
 
 
 def make_reader(teacher: LanguageModel, params: Params) -> Callable[[Batch], StateAndHead]:
-    """The function from a batch to the teacher's last state and head; its weights are made here.
+    """The function from a batch to the teacher's last state and head, without dropout.
 
-    It reads each microbatch beside the model, without dropout.
+    The teacher's weights are made here, once for all microbatches.
     """
     weights: Weights = nn.apply(LanguageModel.weights, teacher)({"params": params})
     return lambda batch: end_of_pass(teacher, params, batch, weights)[:2]

@@ -1,9 +1,9 @@
 """Where the time of a run goes: a stopwatch, the rates of its steps, and `history.jsonl`.
 
 The history says what happened to the run at what time, over all of its attempts. An attempt is one
-start of the training command. `metrics.jsonl` describes the optimizer steps that
-led to the present state, and loses the lines of steps that are taken again. The history only grows:
-each line is an event with the time (seconds since 1970) and the optimizer step.
+start of the training command. `metrics.jsonl` describes the optimizer steps that led to the present
+state, and loses the lines of steps that are taken again. The history only grows: each line is an
+event with the time (seconds since 1970) and the optimizer step.
 
     start      an attempt has restored or made its state; `total_steps`, and when it `began`
     time       `seconds` of the attempt so far, by activity
@@ -119,10 +119,10 @@ class Clock:
 
     @contextmanager
     def waiting_for_data(self, running: object) -> Iterator[None]:
-        """A context in which a batch is waited for, while a step runs that makes these arrays.
+        """A context in which the host waits for a batch while a step computes `running`.
 
-        If they are there in the end, the devices waited, too, and what counted as time of steps
-        counts as the data's.
+        If all arrays of `running` are ready at the end, the devices have waited, too. The time then
+        counts as waiting for data, not as time of steps.
         """
         before = self.stopwatch.seconds().get(STEPS, 0.0)
         yield
@@ -215,7 +215,7 @@ class History:
             self.write("save", save.step, bytes=save.size, **cost)
 
     def _give_up(self, error: Exception) -> None:
-        """Says that writing has failed; the history is not worth a run."""
+        """Ends the history with a warning: a run shall not fail for the sake of its history."""
         self.file = None
         log(f"warning: {error}; the run's history ends here")
 

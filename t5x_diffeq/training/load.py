@@ -1,6 +1,6 @@
-"""A trained run, loaded from its workdir, on its own grid or another; or what another begins with.
+"""Loads a trained run from its workdir, on its own grid or another; or weights for a new run.
 
-What another run begins with are its weights on the requested grid: W(t) of a time-dependent or
+A new run begins with the trained run's weights on the requested grid: W(t) of a time-dependent or
 shared source is made at the grid's nodes and becomes layer weights; layer weights, which exist only
 on their own grid, stay as they are.
 
@@ -84,7 +84,7 @@ class PretrainedRun:
 
     def params(self, mesh: Mesh, rules: Rules) -> tuple[dict, int]:
         """The run's parameters on its own grid, sharded over a mesh; and their step."""
-        # Its shapes are the same with any kernel of attention, and XLA's accepts all shapes.
+        # Parameters have the same shapes with any attention kernel, and XLA's accepts any length.
         declared = declared_params(LanguageModel(replace(self.model, attention="xla")))
         shapes = shard_shapes(declared, mesh, rules)
         verify = self.config.train.verify_checkpoints
@@ -93,8 +93,8 @@ class PretrainedRun:
     def params_for(self, placed: PlacedModel) -> tuple[dict, int]:
         """The run's parameters converted to the requested model, without adapters; and its step.
 
-        That is a model of per-layer weights, or of the run's own kind on any grid. Call within
-        `placed.context`.
+        The requested model has per-layer weights, or the run's own kind of weights on any grid.
+        Call within `placed.context`.
         """
         asked = placed.model.config
         self.check(asked)
@@ -130,8 +130,9 @@ class PretrainedRun:
 def discretise(config: ModelConfig, params: dict) -> Weights:
     """The weights of a pass as parameters of `LayerWeights`: `[nodes, ...]` in float32.
 
-    Weights that are made from others are made in the computation dtype, so that the model computes
-    with the same numbers as before, bit for bit; merging adapters in float32 loses nothing.
+    If the source computes the weights, it does so in the run's own dtype: the new model then
+    computes with the same numbers, bit for bit. Stored weights are float32, in which merging
+    adapters loses nothing.
     """
     exact = config.in_float32() if source_of(config).stored else config
     weights = LanguageModel(exact).apply({"params": params}, method="merged_weights")
@@ -161,7 +162,7 @@ def load_run(
 ) -> Run:
     """The run in `workdir`, on its own grid and as many devices as divide `batch_size`.
 
-    From here on, compiled programs are kept, and those of earlier processes are read.
+    It also enables the cache of compiled programs for the rest of the process.
 
     Args:
       workdir: the run's workdir.
@@ -248,15 +249,14 @@ def read_adapter_facts(folder: AnyPath) -> AdapterFacts:
 
 
 def load_adapters(folder: AnyPath, params: dict, abstract: dict) -> dict:
-    """The base's parameters on the adapters' grid, with the adapters and what else they replace.
+    """The base's parameters on the adapters' grid, with all parts that the adapters' run trained.
 
     `abstract` has the shapes and shardings of the base with adapters; `params` are without them.
     """
     facts = read_adapter_facts(folder)
-    base = facts.norms
-    here = _norms(params)
-    if here.keys() != base.keys() or not all(
-        np.isclose(here[name], base[name], rtol=_SAME) for name in base
+    base, norms = facts.norms, _norms(params)
+    if norms.keys() != base.keys() or not all(
+        np.isclose(norms[name], base[name], rtol=_SAME) for name in base
     ):
         raise InputError(
             f"--adapters={folder} were trained on other weights than this workdir's; give the "

@@ -41,21 +41,21 @@ class Vocabulary(NamedTuple):
         return jax.lax.psum(x.sum(-1), self.axes) if self.axes else x.sum(-1)
 
     def max(self, x: Float[Array, "chunk v"]) -> Float[Array, " chunk"]:
-        """The highest over the vocabulary."""
+        """Maxima over the vocabulary."""
         return jax.lax.pmax(x.max(-1), self.axes) if self.axes else x.max(-1)
 
     def normaliser(self, logits: Float[Array, "chunk v"]) -> Float[Array, " chunk"]:
-        """The log of the softmax's normaliser."""
+        """The log of the softmax's normaliser, log sum exp of the logits."""
         highest = self.max(logits)
         return jnp.log(self.sum(jnp.exp(logits - highest[:, None]))) + highest
 
 
 class LogitsOfChunk(NamedTuple):
-    """The logits of a chunk of tokens, with those of a teacher after the student's."""
+    """The logits of a chunk of tokens: the student's, then the teacher's if there is one."""
 
     vocabulary: Vocabulary
     logits: list[Float[Array, "chunk v"]]  # z of each model
-    normalisers: list[Float[Array, " chunk"]]  # the logs of their softmaxes' normalisers
+    normalisers: list[Float[Array, " chunk"]]  # log sum exp z of each model
     targets: Int[Array, " chunk"]
 
     @property
@@ -85,7 +85,7 @@ def logits_of(
     heads: tuple[Array, ...],
     targets: Int[Array, " chunk"],
 ) -> LogitsOfChunk:
-    """The logits of each model."""
+    """The logits of each model, given the models' states and heads."""
     logits = [vocabulary.logits(*model) for model in zip(states, heads, strict=True)]
     normalisers = [vocabulary.normaliser(each) for each in logits]
     return LogitsOfChunk(vocabulary, logits, normalisers, targets)

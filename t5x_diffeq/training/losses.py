@@ -1,7 +1,7 @@
 """Sums of terms over tokens, and next-token losses, without ever materialising all logits.
 
-Each device goes through its tokens chunk by chunk. In training, a chunk's logits are made once: the
-terms are known there, so the chunk makes its part of the gradient.
+Each device goes through its tokens chunk by chunk. In training, the logits of a chunk are made only
+once: the forward pass also computes the chunk's part of the gradient.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,15 +32,15 @@ def sum_of_terms(
     vocab_size: int,
     chunk: int,
 ) -> tuple[Float[Array, ""], list[Float[Array, "B L"]]]:
-    """The weighted sum of the terms over tokens, and the values of each, which have no gradient.
+    """The weighted sum of the terms over tokens, and each term's values, which have no gradient.
 
     The teacher gets no gradient.
 
     Args:
       terms: what each token adds to what is minimised, before the weight of the token.
-      student: its last state, normalised, and its head: one vector per token of the padded
+      student: the normalised state at t = 1, and the head: one vector per token of the padded
         vocabulary.
-      teacher: likewise; its width may differ, its vocabulary may not.
+      teacher: the same of the teacher, whose width may differ, and whose vocabulary may not.
       targets: the tokens to predict.
       weights: the weight of each token.
       vocab_size: the unpadded vocabulary; the padding has probability 0.
@@ -78,7 +78,7 @@ def _by_chunk(
     automatic sharding every chunk would gather the head. Where the vocabulary is sharded, only
     sums and extremes over it are exchanged.
 
-    `compute` takes a `Vocabulary`, the chunks of each model, and those of each of `token_arrays`.
+    `compute` takes a `Vocabulary`, the chunks of each model, and the chunks of each token array.
     It returns `results` arrays; a scalar of each device becomes an array with an entry for each
     device that has tokens of its own.
     """
@@ -94,9 +94,10 @@ def _by_chunk(
         missing = -size % length
 
         def prepare(y: Array, head: Array) -> _Chunks:
-            # In float32, so that the head's gradient is summed in it over chunks and devices. The
-            # gradient of a value is summed over devices where it is made to vary over them: here,
-            # so that this happens once, and before the gather, so that it is a sum of shards.
+            # The head becomes float32, so that its gradient is summed over chunks and devices in
+            # float32. Devices sum a gradient where `_vary` makes the value differ between them. It
+            # is here and not in the loop over chunks, so they sum once; and it stands before the
+            # gather, so they sum shards of the head.
             dtype, head = head.dtype, _vary(head.astype(jnp.float32), tokens, (*vocab, *width))
             if width:
                 head = _gather(head, width, dtype)
@@ -141,10 +142,10 @@ def _sums_forward(
     targets: Int[Array, "chunks chunk"],
     weights: Float[Array, "chunks chunk"],
 ) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
-    """Also the gradient of the student's states and head.
+    """The results, and the gradient of the student's states and head for a gradient of 1.
 
-    The products have operands in the states' dtype. JAX's own would have the float32 gradient of
-    the logits as an operand, and run at the speed of float32.
+    The products of the gradient have operands in the states' dtype. JAX's own gradient would
+    multiply by the float32 gradient of the logits, at the speed of float32.
     """
     states, heads = _in_dtype_of_states(models)
     product = partial(jnp.einsum, preferred_element_type=jnp.float32)
@@ -160,7 +161,7 @@ def _sums_forward(
         d_head += product("tv,td->vd", d_logits, states[0])
         return d_head, (charged * weights, values, d_states)
 
-    zeros = 0 * heads[0].astype(jnp.float32)  # which varies over the same mesh axes
+    zeros = 0 * heads[0].astype(jnp.float32)  # varies over the same mesh axes as the sum
     d_head, (charged, values, d_states) = jax.lax.scan(
         compute_chunk, zeros, (states, targets, weights)
     )
@@ -173,7 +174,7 @@ def _sums_backward(
     kept: tuple[Array, ...],
     gradients: tuple[Array, ...],
 ) -> tuple[list[tuple[Array, Array] | None], None, None]:
-    """The gradient for this gradient of the sum, which is the same number for all tokens."""
+    """The kept gradient times the gradient of the sum, which is one number for all tokens."""
     (d_states, d_head, *teachers), d_sum = kept, gradients[0]
     student = ((d_sum * d_states).astype(d_states.dtype), d_sum * d_head)
     return [student, *[None] * len(teachers)], None, None
@@ -203,16 +204,16 @@ def _choices(
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2))
 def _gather(head: Float[Array, "v _"], width: _Axes, dtype: jnp.dtype) -> Float[Array, "v D"]:
     """The head's whole width, gathered in `dtype`; its gradient is scattered in float32."""
-    whole = jax.lax.all_gather(head.astype(dtype), width, axis=1, tiled=True)
-    return whole.astype(jnp.float32)
+    gathered = jax.lax.all_gather(head.astype(dtype), width, axis=1, tiled=True)
+    return gathered.astype(jnp.float32)
 
 
 def _gather_forward(head: Array, width: _Axes, dtype: jnp.dtype) -> tuple[Array, None]:
     return _gather(head, width, dtype), None
 
 
-def _gather_backward(width: _Axes, dtype: jnp.dtype, _: None, d_whole: Array) -> tuple[Array]:
-    return (jax.lax.psum_scatter(d_whole, width, scatter_dimension=1, tiled=True),)
+def _gather_backward(width: _Axes, dtype: jnp.dtype, _: None, d_head: Array) -> tuple[Array]:
+    return (jax.lax.psum_scatter(d_head, width, scatter_dimension=1, tiled=True),)
 
 
 _gather.defvjp(_gather_forward, _gather_backward)

@@ -1,8 +1,9 @@
 """What an optimizer step minimises: the mean over its depths of a weighted sum of terms.
 
-Each depth counts by the rows that it reads, so that all tokens that are read count alike: few rows
-with the weight of many would make the gradient noisy. What is reported is the plain mean over the
-depths. Both are of means over the tokens that have a loss in a depth's rows.
+The weight of a depth is the number of rows that it reads, so all tokens that are read have the same
+weight: few rows with the weight of many would make the gradient noisy. What is reported is the
+plain mean over the depths. In both, the value of a depth is a mean over the tokens that have a loss
+in its rows.
 
 The terms are those of `terms.py`, and of `train.terms`.
 """
@@ -33,7 +34,7 @@ class Pass(NamedTuple):
 
     model: LanguageModel  # the model on the pass's grid
     rows: DepthRows  # the rows of a batch, or of each microbatch, that it reads
-    share: float  # its share in what is minimised
+    share: float  # the pass's weight in what is minimised; all sum to 1
     learns: float  # the weight of distilling the largest depth's predictions; 0: no distillation
 
 
@@ -50,7 +51,7 @@ def passes_of(
 ) -> list[Pass]:
     """The passes of an optimizer step at these numbers of solver steps, the largest last.
 
-    None is the model's own.
+    If `depths` is None, the only pass is at the model's own number of steps.
     """
     models = [model.at_depth(n) for n in sorted(depths or ())] or [model]
     rows = rows_of_depths(train_config.depths_rows, len(models))
@@ -63,9 +64,9 @@ def passes_of(
 def count_tokens(
     passes: list[Pass], mask: Float[Array, "B L"], microbatches: int
 ) -> list[Float[Array, ""]]:
-    """For each pass, the tokens that have a loss in the rows that it reads of a batch.
+    """For each pass, the number of tokens with a loss in the rows of a batch that it reads.
 
-    At least 1: a batch of prompts alone has no loss.
+    It is at least 1, because it is a divisor, and a batch of prompts alone has no such token.
     """
     counts = [jax.vmap(each.rows.take)(split_rows(mask, microbatches)).sum() for each in passes]
     return [jnp.maximum(tokens, 1) for tokens in counts]
@@ -74,7 +75,7 @@ def count_tokens(
 def split_rows(x: Array, microbatches: int) -> Array:
     """`[B, ...]` as `[M, B / M, ...]`: row r goes to microbatch r modulo M.
 
-    So every device keeps its own rows.
+    So every device keeps its own rows. A reshape to `[M, B / M, ...]` would gather the batch.
     """
     return x.reshape(-1, microbatches, *x.shape[1:]).swapaxes(0, 1)
 
@@ -89,11 +90,16 @@ def objective(
     key: Array | None,
     teacher: StateAndHead | None = None,
 ) -> tuple[Float[Array, ""], BatchMetrics]:
-    """The minimised loss and the reported means; for a microbatch, its part of them.
+    """The minimised loss and the reported means; for a microbatch, its part of the sums.
 
-    `weights` are those of each pass, `tokens` what `count_tokens` returns for the whole batch, and
-    `train_config` is that of `PlacedModel.train_config`. The parameters needn't hold the source's.
-    A teacher, which doesn't train, is given by its last state of these rows, and its head.
+    Args:
+      params: the parameters; those of the source may be left out.
+      weights: the weights of each pass.
+      batch: rows of the batch.
+      tokens: what `count_tokens` returns for the whole batch.
+      train_config: `PlacedModel.train_config`.
+      key: the dropout key; None: no dropout.
+      teacher: the last state of these rows, and the head, of a model that doesn't train.
     """
     chunk = train_config.loss_chunk
     assert chunk is not None  # `PlacedModel.train_config` has chosen it
@@ -152,9 +158,9 @@ def end_of_pass(
     key: Array | None = None,
     rates: tuple[Rate, ...] = (),
 ) -> PassEnd:
-    """Where the model's pass over a batch ends; with dropout, if a key is given.
+    """The end of the model's pass over a batch; with dropout if a key is given.
 
-    Without weights, they are made from the parameters, which else needn't hold the source's.
+    If `weights` is None, they are made from `params`. Otherwise `params` may lack the source's.
     """
     rngs = None if key is None or model.config.dropout_rate == 0 else {"dropout": key}
     y, head, costs = nn.apply(LanguageModel.state_and_head, model)(

@@ -18,7 +18,7 @@ from t5x_diffeq.system.errors import InputError
 _Tree = TypeVar("_Tree")
 AXES = ("data", "fsdp", "context", "tensor")
 _BATCH = ("data", "fsdp")  # the mesh axes that split the sequences of a batch
-_UNNAMED = ("context",)  # the axes that are not mentioned where they split nothing
+_UNNAMED = ("context",)  # the axes that descriptions of a mesh leave out if their size is 1
 # A config can't change these: the loss is summed over `_BATCH` and `context`, attention gathers
 # keys and values over `context`, and it needs whole heads.
 _FIXED_RULES = {"batch": _BATCH, "length": None, "head_dim": None, "maps": None}
@@ -98,6 +98,7 @@ def arrange_mesh(sizes: dict[str, int], devices: Sequence[Any]) -> Mesh:
             f"devices of kind {devices[0].device_kind} ({error}); change mesh.data, mesh.fsdp or "
             "mesh.tensor"
         ) from error
+    # Explicit axes, the default of `jax.make_mesh`, break Linen's constraints.
     automatic = (jax.sharding.AxisType.Auto,) * len(AXES)
     return Mesh(array, AXES, axis_types=automatic)
 
@@ -201,7 +202,7 @@ def logical_rules(mesh: MeshKeys) -> Rules:
     """The fixed rules and the table of `config.mesh.rules`, as Linen takes them.
 
     Raises:
-      InputError: if it isn't such a table, or names an axis that does not exist or is fixed.
+      InputError: if an entry isn't a rule, or names an axis that does not exist or is fixed.
     """
     fixed = _FIXED_RULES if mesh.context == 1 else {**_FIXED_RULES, "length": "context"}
     rules: list[Rule] = [*fixed.items()]
@@ -227,7 +228,7 @@ def logical_rules(mesh: MeshKeys) -> Rules:
 
 
 def whole_row_rules(rules: Rules) -> Rules:
-    """The rules with whole rows on each device: what splits a row splits the batch instead."""
+    """The rules with whole rows on each device: axes that split rows split the batch instead."""
     targets = {logical: axes_of(target) for logical, target in rules}
     row_rules = {"batch": (*targets["batch"], *targets["length"]), "length": None}
     return (*row_rules.items(), *(rule for rule in rules if rule[0] not in row_rules))
@@ -262,7 +263,7 @@ def batch_sharding(mesh: Mesh, rules: Rules) -> NamedSharding:
 def _is_reduced(path: tuple, leaf: Parameter) -> bool:
     """Whether a part of the optimizer's state has another shape than its parameter.
 
-    Such are the factors of a second moment (Shazeer and Stern 2018) as optax makes them.
+    The factors of a second moment (Shazeer and Stern 2018) have, as optax makes them.
     """
     is_optimizer_state = jax.tree_util.keystr(path[:1], simple=True) == "opt_state"
     shape = leaf.value.shape
@@ -270,7 +271,10 @@ def _is_reduced(path: tuple, leaf: Parameter) -> bool:
 
 
 def _spec_of_reduced(leaf: Parameter, rules: Rules) -> PartitionSpec:
-    """Dimensions of size 1 are whole; so is everything, if it is unclear which ones are left."""
+    """The spec of an array of which some of the parameter's dimensions are 1, or are missing.
+
+    Dimensions of size 1 are not sharded. If some are missing, it is unclear which, so none is.
+    """
     shape = leaf.value.shape
     if len(shape) != len(leaf.names):
         return PartitionSpec()
@@ -291,7 +295,7 @@ def _check_divides(path: str, leaf: Parameter, spec: PartitionSpec, mesh: Mesh) 
 
 
 def shard_shapes(boxed: Any, mesh: Mesh, rules: Rules) -> Any:
-    """Shape, dtype and sharding of each array of a tree, in which what has no box is replicated.
+    """Shape, dtype and sharding of each array of a tree; arrays without a box are replicated.
 
     Raises:
       InputError: if a dimension isn't divisible by its mesh axes; gives both numbers.

@@ -66,8 +66,10 @@ class PlacedModel:
 
     @property
     def loss_chunk(self) -> int:
-        """`train.loss_chunk`, or what fits: each chunk adds to the head's gradient, so few are
-        faster."""
+        """`train.loss_chunk`, or if it is None, the largest chunk that fits.
+
+        Large chunks are faster: every chunk reads and writes the whole gradient of the head.
+        """
         if self.config.train.loss_chunk is not None:
             return self.config.train.loss_chunk
         figures = chip(self.mesh.devices.flat[0].device_kind)
@@ -93,7 +95,7 @@ class PlacedModel:
         }
 
     def eval_batch_size(self, batch_size: int) -> int:
-        """`batch_size` rounded up to a number that the devices share equally, by masked rows."""
+        """`batch_size` rounded up to a multiple of the shards of a batch; masked rows fill it."""
         rows = axes_of(self.batch_sharding.spec[0])
         shards = prod(self.mesh.shape[axis] for axis in rows)
         return -(-batch_size // shards) * shards
@@ -161,5 +163,5 @@ def declared_params(model: LanguageModel) -> dict:
 
 
 def least_batch(model: LanguageModel) -> tuple[int, int]:
-    """Its rows and length: a row for each part of a batch, as layers may compute on their parts."""
+    """The rows and length of the smallest batch: a row per shard, for layers under `shard_map`."""
     return shards_over(mesh_axes("batch")), model.config.max_length

@@ -1,6 +1,6 @@
 """What a run says of itself: a summary at its start, evaluations, next commands at its end.
 
-And what describes it in a tracker: config, code, packages, devices, size, cost.
+It also describes itself to trackers: config, code, packages, devices, size, cost.
 """
 
 import platform
@@ -95,7 +95,7 @@ def log_account(
     batch_size, total_steps = config.train.batch_size, config.train.total_steps
     tokens_per_step = batch_size * config.data.sequence_length
     c = setup.model.config
-    # Weights cross nodes though the config leaves that open.
+    # The reason why weights cross nodes, where the config leaves `mesh.data` open.
     why_data = ", because a GPU has too little memory for its part of the state within one node"
     if setup.config.mesh.data == config.mesh.data:
         why_data = ""

@@ -115,12 +115,13 @@ def make_setup(
 
 
 def fits_on_gpu(devices: Sequence[Any], state: TrainState) -> bool:
-    """Whether a GPU has memory for its part of the state and the gradient; true of other devices,
-    and of GPUs whose memory isn't known.
+    """Whether a GPU has memory for its part of the state and the gradient.
+
+    True for other devices, and for GPUs whose memory isn't known.
     """
-    there = _device_memory(devices) if devices[0].platform == "gpu" else None
+    memory = _device_memory(devices) if devices[0].platform == "gpu" else None
     needed = partitioning.shard_bytes((state, state.params))
-    return there is None or needed < _SHARE_OF_STATE * there
+    return memory is None or needed < _SHARE_OF_STATE * memory
 
 
 def _setup_on(mesh: Mesh, config: Config, vocab_size: int) -> Setup:
@@ -173,8 +174,8 @@ def _trainable_parts(names: Sequence[str], parts: Collection[str]) -> Callable[[
     kinds = {part: "embeddings" if part.endswith("_embedding") else part for part in parts}
     for name in names:
         if name not in kinds.values():
-            there = ", ".join(sorted({*kinds.values()}))
-            raise InputError(f"train.trainable names {name!r}; this model has {there}")
+            known = ", ".join(sorted({*kinds.values()}))
+            raise InputError(f"train.trainable names {name!r}; this model has {known}")
     return lambda part: not names or kinds[part] in names
 
 
@@ -232,13 +233,13 @@ def least_memory(setup: Setup) -> int:
 def _device_memory(devices: Sequence[Any]) -> float | None:
     """Bytes that one of these devices can hold; for a CPU, its share of the machine's memory.
 
-    A device that is only compiled for has what the data sheet of its kind says.
+    If programs are only compiled for the device, it is the memory in the data sheet of its kind.
     """
     if devices[0].platform == "cpu":
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // len(devices)
     figures = chip(devices[0].device_kind)
     try:
-        told = devices[0].memory_stats() or {}
+        stats = devices[0].memory_stats() or {}
     except jax.errors.JaxRuntimeError:  # of a device that isn't there
-        told = {}
-    return told.get("bytes_limit", figures and figures.memory_bytes)
+        stats = {}
+    return stats.get("bytes_limit", figures and figures.memory_bytes)

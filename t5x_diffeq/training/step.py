@@ -60,7 +60,7 @@ class BatchGradient(NamedTuple):
     metrics: BatchMetrics  # what is reported of the batch, by name
     # e(t) at the nodes of the step's sources, each once, by the name of the generated layer
     embeddings: Embeddings
-    # the gradient of W(t) on the model's own grid; {} if the step had other grids alone
+    # the gradient of W(t) on the model's own grid; {} if no pass of the step was on that grid
     d_weights: Weights
 
 
@@ -71,31 +71,36 @@ def make_gradient(
     depths: tuple[int, ...] | None = None,
     teacher: LanguageModel | None = None,
 ) -> Callable[..., BatchGradient]:
-    """The function from parameters, a batch and a dropout key to the gradient and more.
+    """The function from parameters, a batch and a dropout key to a `BatchGradient`.
 
-    With a teacher, whose predictions are distilled, its fourth argument is the teacher's
-    parameters. The loss is the mean over `depths`, numbers of solver steps; None is the model's
-    own. Each device's rows must be divisible by the microbatches of `train_config`.
+    Each device's rows of the batch must be divisible by the microbatches of `train_config`.
+
+    Args:
+      trains: whether a part of the parameters, given its name, trains.
+      depths: the numbers of solver steps over which the loss is averaged; None: the model's own.
+      teacher: the model whose predictions are distilled. Its parameters are then the function's
+        fourth argument.
     """
     passes = passes_of(model, depths, train_config)
-    of_passes = SourcesOfPasses.of(passes)
+    pass_sources = SourcesOfPasses.of(passes)
 
     def gradient(
         params: Params, batch: Batch, key: Array, teacher_params: Params | None = None
     ) -> BatchGradient:
-        made = make_weights(of_passes.sources, params, trains)
+        # Outside of `loss`, so that W(t) is made once for all microbatches.
+        made = make_weights(pass_sources.sources, params, trains)
         tokens = count_tokens(passes, batch["mask"], train_config.microbatches)
         read = make_reader(teacher, teacher_params) if teacher and teacher_params else None
 
         def loss(
             rest: Params, trained: list[Weights], rows: Batch, key: Array
         ) -> tuple[Array, BatchMetrics]:
-            whole = [f | t for f, t in zip(made.frozen, trained, strict=True)]
-            weights = of_passes.split(whole)
+            of_sources = [f | t for f, t in zip(made.frozen, trained, strict=True)]
+            weights = pass_sources.split(of_sources)
             teacher_outputs = read(rows) if read else None
-            everything = {**params, **rest}
+            all_params = {**params, **rest}
             return objective(
-                passes, everything, weights, rows, tokens, train_config, key, teacher_outputs
+                passes, all_params, weights, rows, tokens, train_config, key, teacher_outputs
             )
 
         rest = trained_rest(params, trains)
@@ -103,6 +108,7 @@ def make_gradient(
         (d_rest, d_weights), metrics = accumulate(
             gradient_of_rows, batch, key, train_config.microbatches
         )
+        # The sums over microbatches are float32; the pull-back takes the dtype of the weights.
         d_weights = jax.tree.map(lambda d, w: d.astype(w.dtype), d_weights, made.trained)
         with jax.named_scope("pull back to P"):
             (d_makers,) = made.pull_back(d_weights)
@@ -110,10 +116,10 @@ def make_gradient(
         norm = gradient_norm(model, d_params, d_weights, made.embeddings)
         on_model_grid = (
             d
-            for each, d in zip(passes, of_passes.split(d_weights), strict=True)
+            for each, d in zip(passes, pass_sources.split(d_weights), strict=True)
             if each.model == model
         )
-        embeddings = of_passes.distinct(made.embeddings)
+        embeddings = pass_sources.distinct(made.embeddings)
         return BatchGradient(d_params, norm, metrics, embeddings, next(on_model_grid, {}))
 
     return gradient
@@ -124,8 +130,9 @@ def make_train_step(
 ) -> Callable[..., tuple[TrainState, Metrics]]:
     """The function from a state, a batch and a schedule to the next state and the step's metrics.
 
-    Teacher and depths are those of `make_gradient`; the last argument is the teacher's parameters.
-    The metrics are scalars; with `train.watch_every`, also the norms of the gradient of W(t).
+    Depths and teacher are as in `make_gradient`. With a teacher, the teacher's parameters are the
+    last argument. The metrics are scalars; with `train.watch_every`, also the norms of the gradient
+    of W(t).
     """
     train_config = setup.train_config
     gradient_of = make_gradient(setup.model, setup.trains, train_config, depths, teacher)
@@ -145,6 +152,7 @@ def make_train_step(
         with jax.named_scope("optimizer"):
             facts = {"norm": norm, "embeddings": embeddings, "schedule": schedule}
             updated = _update(setup, state, gradient, **facts)
+            # The devices decide: the host reads the metrics only when the next step runs.
             chosen = jax.tree.map(partial(jnp.where, rejected), _pass_over(state), updated)
         after = replace(chosen, step=state.step + 1, recent=recent)
         values = {"learning_rate": schedule(state.step), "targets": targets}
@@ -154,7 +162,7 @@ def make_train_step(
 
 
 def _update(setup: Setup, state: TrainState, gradient: Params, **facts: Any) -> TrainState:
-    """The state after the optimizer's update, which also takes `facts` of the gradient."""
+    """The state after the optimizer's update, to which `facts` go beside the gradient."""
     params = {name: part for name, part in state.params.items() if setup.trains(name)}
     updates, opt_state = setup.optimizer.update(gradient, state.opt_state, params, **facts)
     params = optax.apply_updates(params, updates)
@@ -166,9 +174,9 @@ def _update(setup: Setup, state: TrainState, gradient: Params, **facts: Any) -> 
 
 
 def _pass_over(state: TrainState) -> TrainState:
-    """The state after a rejected step: as before, but the schedule's step counts.
+    """The state after a rejected step: unchanged, except that the schedule counts the step.
 
-    Otherwise the learning rate would lag.
+    Otherwise the learning rate would lag behind the run's step.
     """
 
     def counts_steps(node: object) -> bool:
@@ -192,8 +200,10 @@ def lower_train_step(
     """The train step as a program for the setup's shardings; it donates the state.
 
     Its arguments are the state, the batch, `setup.schedule` and, with a teacher, the teacher's
-    parameters. A config
-    that names a teacher needs one here (`InputError`).
+    parameters.
+
+    Raises:
+      InputError: if the config names a teacher and none is given.
     """
     source = setup.config.train.distill_from
     if source and teacher is None:
@@ -206,6 +216,7 @@ def lower_train_step(
     step = jax.jit(
         make_train_step(setup, depths, teacher.model if teacher else None),
         donate_argnums=0,
+        # The new state has the shardings of the old one, in whose memory it is written.
         out_shardings=(shardings, everywhere),
         compiler_options=setup.step_options,
     )
@@ -219,7 +230,10 @@ def compile_train_steps(
     depths: Sequence[tuple[int, ...]],
     teacher: Teacher | None = None,
 ) -> tuple[dict[tuple[int, ...], TrainStep], float]:
-    """The compiled train step for each of `depths`, and the seconds that it took; for a thread."""
+    """The compiled train step for each of `depths`, and how many seconds the compilation took.
+
+    Another thread can call this function: it enters the setup's context itself.
+    """
     began = time.perf_counter()
     with setup.context():
         programs = {

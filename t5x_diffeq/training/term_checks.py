@@ -25,7 +25,7 @@ from t5x_diffeq.training.terms import (
     load_terms,
 )
 
-# What a step reports beside the terms.
+# The names that a step reports beside the terms, which a term can't have.
 OTHERS = (
     *("grad_norm", "learning_rate", "num_steps", "targets", "tokens_per_second", "step_seconds"),
     *("data_wait", "goodput", "mfu", "spike", "spikes", "host_memory_gib", "device_memory_gib"),
@@ -89,14 +89,14 @@ class _Check:
         models = [jnp.where(padded, jnp.finfo(jnp.float32).min, z) for z in (student, teacher)]
         models = models[: self.models]
 
-        def of(student: Array) -> Array:
+        def value_of(student: Array) -> Array:
             return term.value(_logits((), [student, *models[1:]]))
 
         def in_parts(models: list[Array]) -> tuple[Array, Array]:
             logits = _logits(("vocab",), models)
             return term.value(logits), term.pull_back(logits, d)
 
-        value, pull_back = self.call(lambda: jax.vjp(of, models[0]))
+        value, pull_back = self.call(lambda: jax.vjp(value_of, models[0]))
         self.numbers(value, (_TOKENS,))
         expected = np.asarray(pull_back(d)[0])
         gradient = np.asarray(self.call(lambda: term.pull_back(_logits((), models), d)))
@@ -123,8 +123,8 @@ class _Check:
             lambda: jax.vmap(in_parts, in_axes=1, axis_name="vocab")(halves)
         )
         joined = np.asarray(gradients).swapaxes(0, 1).reshape(_TOKENS, _ROWS)
-        for found, whole in ((values[0], value), (values[1], value), (joined, gradient)):
-            if not np.allclose(found, whole, rtol=_TOLERANCE, atol=_TOLERANCE * scale):
+        for by_parts, at_once in ((values[0], value), (values[1], value), (joined, gradient)):
+            if not np.allclose(by_parts, at_once, rtol=_TOLERANCE, atol=_TOLERANCE * scale):
                 raise self.refuse(
                     "a device that has a part of the vocabulary computes something else; sum over "
                     "it by logits.vocabulary.sum, and take its maximum by logits.vocabulary.max"
@@ -141,11 +141,11 @@ class _Check:
         if gradients[:, :, [0, 2]].any():
             raise self.refuse("the rate of a token depends on other tokens")
         narrow = jax.ShapeDtypeStruct(y.shape, jnp.bfloat16)
-        if (
-            found := self.call(lambda: jax.eval_shape(term.rate, narrow, narrow))
-        ).dtype != rate.dtype:
+        of_narrow = self.call(lambda: jax.eval_shape(term.rate, narrow, narrow))
+        if of_narrow.dtype != rate.dtype:
             raise self.refuse(
-                f"its rate of bfloat16 states is {found.dtype}; begin with y.astype(jnp.float32)"
+                f"its rate of bfloat16 states is {of_narrow.dtype}; begin with "
+                "y.astype(jnp.float32)"
             )
 
     def call(self, compute: Callable[[], Any]) -> Any:

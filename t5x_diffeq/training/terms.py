@@ -23,17 +23,18 @@ KEY = "train.terms"
 class Term:
     """A mean over tokens, and its weight in what is minimised."""
 
-    name: ClassVar[str]  # under which the mean is reported, unweighted
+    name: ClassVar[str]  # the name under which the mean is reported, unweighted
     weight: float
 
 
 class LogitsTerm(Term):
     """A term whose value at a token is made of the token's logits z.
 
-    The value and its gradient stand side by side, and the gradient is written by hand: in the one
-    that JAX derives, masks and constants of the logits' size are moved out of the loop over chunks,
-    for every chunk to read from memory (docs/lab/h100.md). Both leave out the logits of padding.
-    Sums over the vocabulary are `logits.vocabulary.sum(x)`, because a device may have a part of it.
+    A term has a value and its gradient, which is written by hand. From the gradient that JAX
+    derives, XLA moves masks and constants of the logits' size out of the loop over chunks, and
+    every chunk reads them from memory (docs/lab/h100.md). Neither value nor gradient may depend on
+    the logits of padding, which are the lowest float. Sums over the vocabulary are
+    `logits.vocabulary.sum(x)`, because a device may have a part of it.
     """
 
     def value(self, logits: LogitsOfChunk) -> Float[Array, " chunk"]:
@@ -43,7 +44,7 @@ class LogitsTerm(Term):
     def pull_back(
         self, logits: LogitsOfChunk, d: Float[Array, " chunk"]
     ) -> Float[Array, "chunk v"]:
-        """The gradient with respect to the student's logits, given the one, d, of the values."""
+        """The gradient with respect to the student's logits, given d, the values' gradient."""
         raise NotImplementedError
 
 
@@ -113,7 +114,7 @@ class VelocityPenalty(StatesTerm):
 def logits_terms(train: TrainKeys, share_of_teacher: float | None) -> list[LogitsTerm]:
     """The terms of a forward pass that are made of its logits; the cross entropy comes first.
 
-    The divergence from a teacher takes the place of a share of the cross entropy; None means that
+    `share_of_teacher` of the cross entropy is replaced by the divergence from the teacher; None:
     there is no teacher.
     """
     share = share_of_teacher or 0.0

@@ -39,7 +39,7 @@ def scale_by_bfloat16_moments(
         for seed, (path, g) in zip(seeds, gradients.items(), strict=True):
             mean = beta1 * means[path].astype(g.dtype) + (1 - beta1) * g
             square = beta2 * squares[path].astype(g.dtype) + (1 - beta2) * jnp.square(g)
-            # Without their bias towards 0.
+            # Both moments begin at 0; here they are corrected for this bias.
             unbiased = mean / (1 - beta1**count), square / (1 - beta2**count)
             directions[path] = unbiased[0] / (jnp.sqrt(unbiased[1]) + epsilon)
             bits = random_bits(seed, g.shape)
@@ -54,9 +54,10 @@ def scale_by_bfloat16_moments(
 def random_bits(seed: UInt32[Array, ""], shape: tuple[int, ...]) -> UInt32[Array, "..."]:
     """Random bits as a function of the seed and the place in the array.
 
-    It is a hash of 32 bits (Wellons 2018, lowbias32), applied twice, so it is computed in the loop
-    that updates the parameter, on each device's own shard. On CPUs `jax.random.bits` keeps bits and
-    counters in arrays of the parameter's size, and takes seconds to compile for each parameter.
+    They are a hash of 32 bits (Wellons 2018, lowbias32), applied twice. A hash of each place by
+    itself is computed in the loop that updates the parameter, on each device's own shard. On CPUs
+    `jax.random.bits` keeps bits and counters in arrays of the parameter's size, and takes seconds
+    to compile for each parameter.
     """
     place = jnp.zeros(shape, jnp.uint32)
     for axis, size in enumerate(shape):

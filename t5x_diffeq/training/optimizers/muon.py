@@ -58,9 +58,9 @@ from t5x_diffeq.system.errors import InputError
 _COEFFICIENTS = 3.4445, -4.7750, 2.0315  # a, b, c (Jordan et al. 2024)
 _ITERATIONS = 5
 _RMS = 0.2  # of the entries of a step at learning rate 1 (Liu et al. 2025)
-# Of the eigenvalues of K, relative to the largest. At 1e-3, P moves at most 30 times as far as the
-# strongest direction would ask for. A time embedding with time_scale=1000 and T = 48 keeps all of
-# 12 nodes, one with time_scale=10 keeps 5.
+# Eigenvalues of K below this part of the largest are left out. At 1e-3, P moves at most 30 times as
+# far as the strongest direction would ask for. A time embedding with time_scale=1000 and T = 48
+# keeps all of 12 nodes, one with time_scale=10 keeps 5.
 _CUTOFF = 1e-3
 
 
@@ -207,7 +207,7 @@ def orthogonal(kernel: Kernel, F: Float[Array, "nodes ..."]) -> Float[Array, "no
         return [axis for n in dimensions if spec for axis in axes_of(spec[n])]
 
     def on_device(F: Float[Array, "nodes ..."]) -> Float[Array, "nodes ..."]:
-        """The same for this device's part of all kernels."""
+        """This device's part of the orthogonal matrices, not yet scaled."""
         first = [1 + n for n in separate]
         stack = jnp.moveaxis(F, first, range(len(first)))
         rows = prod(F.shape[1 + n] for n in inputs)
@@ -277,7 +277,7 @@ def map_whole_matrices(
     whole = jnp.pad(parts, ((0, -len(parts) % holders), (0, 0), (0, 0)))
     for axis, dimension in exchanges:
         whole = jax.lax.all_to_all(whole, axis, 0, dimension, tiled=True)
-    if copies:  # of the same matrices: each takes its share
+    if copies:  # of the same matrices: each device takes its share of them
         share = len(whole) // num_copies
         whole = jax.lax.dynamic_slice_in_dim(whole, jax.lax.axis_index(copies) * share, share)
     whole = function(whole)

@@ -71,6 +71,8 @@ def make_optimizer(
         **_role_factors(optimizer.role_multipliers),
     }
     by_role = map_parameters(lambda leaf: factors.get(leaf.role, 1.0), declared)
+    # Moments are of clipped gradients. Decay comes after the step multipliers, which don't scale
+    # it, and before the learning rate and the roles' factors, which do.
     return optax.chain(
         _clip(optimizer.max_grad_norm),
         directions,
@@ -133,7 +135,7 @@ def _fault_of_pair(pair: Any, earlier: Collection[str]) -> str | None:
     return "name a role once" if role in earlier else None
 
 
-Directions = tuple[optax.GradientTransformation, dict]  # and the multiplier of each one's steps
+Directions = tuple[optax.GradientTransformation, dict]  # and the multipliers of their steps
 
 
 def _muon_and_adam(optimizer: OptimizerKeys, declared: dict, multipliers: dict) -> Directions:
@@ -153,8 +155,8 @@ def _muon_and_adam(optimizer: OptimizerKeys, declared: dict, multipliers: dict) 
 class _Kind(NamedTuple):
     """What an `optimizer.name` stands for."""
 
-    # from the keys, the declared parameters and the multipliers of their steps to the directions
-    # and the multipliers that these need
+    # the function from the keys, the declared parameters and the multipliers of their steps to the
+    # directions, and to the multipliers that the steps in these directions need
     make: Callable[[OptimizerKeys, dict, dict], Directions]
     moments: tuple[str, ...] = ("float32",)  # the values of `optimizer.moments` that it obeys
 
@@ -177,13 +179,13 @@ def _plugin(optimizer: OptimizerKeys, declared: dict, multipliers: dict) -> Dire
     """The transformation of another package that `optimizer.name` names."""
     make = load_plugin("optimizer.name", optimizer.name)
     check_returns("optimizer.name", optimizer.name, make, optax.GradientTransformation)
-    made = make(optimizer, declared)
-    if not isinstance(made, optax.GradientTransformation):
+    transformation = make(optimizer, declared)
+    if not isinstance(transformation, optax.GradientTransformation):
         raise InputError(
-            f"optimizer.name={optimizer.name} returns a {type(made).__name__}; it must return an "
-            "optax.GradientTransformation"
+            f"optimizer.name={optimizer.name} returns a {type(transformation).__name__}; it must "
+            "return an optax.GradientTransformation"
         )
-    return _with_documented_arguments(made), multipliers
+    return _with_documented_arguments(transformation), multipliers
 
 
 def _with_documented_arguments(

@@ -39,10 +39,10 @@ class Schedule:
 def learning_rate_schedule(optimizer: OptimizerKeys, total_steps: int) -> Schedule:
     """Linear warm-up to the peak, then what `optimizer.schedule` names.
 
-    It is a cosine, to `end_lr_fraction` of the peak at the last step; or ("wsd", Haegele et al.
-    2024) the peak, and a linear cooldown to `end_lr_fraction` of it over the last steps. Before
-    that cooldown, only the warm-up depends on `total_steps`. So a run that branches off while the
-    rate is at its peak goes on at exactly that rate.
+    "cosine" is a cosine, which ends at `end_lr_fraction` of the peak. "wsd" (Haegele et al. 2024)
+    stays at the peak until a linear cooldown to `end_lr_fraction` of it. Before the cooldown, only
+    the warm-up depends on `total_steps`. So a run that branches off while the rate is at its peak
+    goes on at exactly that rate.
 
     Raises:
       InputError: if the schedule's keys contradict each other.

@@ -36,7 +36,7 @@ class Tracker:
         """Writes what describes the run as a whole, once per start: flat names with values."""
 
     def rewind(self, step: int) -> None:
-        """Prepares for the steps after `step` being written again."""
+        """Goes back to `step`: the steps after it will be written again."""
 
     def close(self) -> None:
         """Stores everything; the tracker is unusable afterwards."""
@@ -111,5 +111,5 @@ class BackgroundTracker(Worker):
         self.do(create)
 
     def call(self, write: Callable[[Tracker], None]) -> None:
-        """Has `write` called with the tracker; returns at once."""
+        """Calls `write` with the tracker in the thread; returns at once."""
         self.do(lambda: write(self.tracker))

@@ -97,7 +97,7 @@ class TensorBoardTracker(Tracker):
 
 
 class _BucketFile(GrowingFile):
-    """An event file in a bucket; if that doesn't take it for a while, this is a warning."""
+    """An event file in a bucket; while the bucket can't be written to, there are warnings."""
 
     def __init__(self, path: str):
         super().__init__(epath.Path(path))
@@ -134,7 +134,7 @@ class WandbTracker(Tracker):
     older checkpoint, are accepted, and a chart has both of their values.
 
     Its files go to the workdir's `wandb/`, or if that is in a bucket, to a temporary folder.
-    `close` takes at most so many seconds.
+    `close` takes at most `seconds`.
     """
 
     def __init__(self, workdir: AnyPath, run_id: str, seconds: float):

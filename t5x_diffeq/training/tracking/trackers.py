@@ -93,8 +93,8 @@ class RunWriter:
     def draw(self, step: int, name: str, make: Callable[[], "Figure"]) -> None:
         """Has a figure drawn and written as an image, if there are trackers; returns at once.
 
-        `make` makes it from arrays on the host; called in another thread, which is where matplotlib
-        should be imported. If too many figures wait, it isn't called.
+        `make` makes the figure from arrays on the host. It is called in another thread, where it
+        should import matplotlib; it isn't called if too many figures wait.
         """
 
         def task() -> None:
