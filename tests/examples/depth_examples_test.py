@@ -256,11 +256,6 @@ def test_a_step_returns_the_dtype_of_the_state():
         check_scheme(replace(config, dtype="bfloat16", state_dtype="bfloat16"))
 
 
-@pytest.mark.parametrize("name", SCHEMES)
-def test_schemes_pass_the_check_in_bfloat16(name):
-    check_scheme(_model_config(scheme=SCHEMES[name], dtype="bfloat16", state_dtype="bfloat16"))
-
-
 def test_what_a_scheme_that_remembers_can_not_do():
     config = _model_config(scheme=SCHEMES["averages"])
     tokens = jnp.zeros((1, 3), jnp.int32)

@@ -12,7 +12,7 @@ import tarfile
 
 import pytest
 from helpers import ROOT, run_to_end
-from stand_ins import ODD, assert_one_error
+from stand_ins import assert_one_error
 
 pytestmark = pytest.mark.slow
 
@@ -65,13 +65,6 @@ def test_bad_arguments(stand_ins, arguments, message):
     config = [TINY] if arguments else []
     assert_one_error(stand_ins.run("tpu_pod.sh", *config, *arguments), 2, message)
     assert stand_ins.calls() == []
-
-
-def test_dry_run_calls_nothing(stand_ins):
-    ended = stand_ins.run("tpu_pod.sh", *RUN, ODD, "--slices=2", "--dry-run")
-    assert ended.returncode == 0, ended.stderr
-    assert stand_ins.calls() == []
-    assert all(line.startswith(("+ gcloud ", "+ tar ")) for line in ended.stdout.splitlines())
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,6 @@ RESOURCES = {  # for each: its API group with the version, and its kind
 }
 OBJECT = re.compile(r"/apis?/.+/namespaces/([^/]+)/([^/]+)(?:/([^/]+))?(/log)?")
 VERSION = {"major": "1", "minor": "34", "gitVersion": "v1.34.0"}
-CUT = None  # among the lines of a pod: the connection breaks off here, once
 
 
 def find_kubectl() -> str | None:
@@ -195,8 +194,6 @@ class Answers(Handler):
         self.end_headers()
         lines = self.cluster.lines[name]
         for line in lines[-int(query.get("tailLines", len(lines) or 1)) :]:
-            if line is CUT:
-                return lines.remove(CUT)
             self.wfile.write(b"%x\r\n%s\n\r\n" % (len(line) + 1, line.encode()))
         self.wfile.flush()
         if query.get("follow") and status["phase"] == "Running":

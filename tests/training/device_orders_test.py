@@ -73,18 +73,6 @@ def test_rows_on_every_topology(name):
 
 
 @needs_libtpu
-def test_no_process_of_a_pod_holds_neighbouring_rows():
-    """What made this file necessary: rows are no range on a TPU."""
-    devices = make_topology("v5p:4x4x4").devices
-    sizes = mesh_shape(fsdp=64)
-    sharding = batch_sharding(arrange_mesh(sizes, devices), rules_of(default.get_config()))
-    for process in range(16):
-        rows = local_rows(sharding, 256, process)
-        assert len(rows) == 16
-        assert rows[-1] - rows[0] > 15
-
-
-@needs_libtpu
 @pytest.mark.parametrize("name", ["v5p:4x4x4", "v6e:4x8"])
 def test_two_slices(name):
     """By default data crosses the slices, and fsdp fills each."""

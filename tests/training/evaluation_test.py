@@ -61,7 +61,7 @@ def test_what_the_sums_of_batches_become():
 
     def eval_step(params, batch):
         loss = Average(total=jnp.asarray(batch["loss"]), count=jnp.asarray(batch["tokens"]))
-        return EvalMetrics(loss, jnp.asarray(batch["bytes"]))
+        return EvalMetrics(loss, None if batch["bytes"] is None else jnp.asarray(batch["bytes"]))
 
     assert evaluate_loss(eval_step, {}, batches) == {
         "loss": 1.2,
@@ -69,3 +69,6 @@ def test_what_the_sums_of_batches_become():
         "bits_per_byte": pytest.approx(6 / 12 * 1.442695),
         "tokens": 5,
     }
+    for size in (None, 0):  # 0: special tokens alone
+        batch = {"loss": 1.0, "tokens": 2, "bytes": size}
+        assert "bits_per_byte" not in evaluate_loss(eval_step, {}, iter([batch]))
