@@ -1,7 +1,7 @@
 """Training: a run is prepared, its state restored, its steps compiled; then the loop takes them."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 
 from t5x_diffeq.checkpoints.checkpoint import Checkpoints
@@ -68,9 +68,14 @@ def train(
 
         # Compile in a thread, while the state is made and evaluated. On a GPU nothing may run
         # meanwhile: XLA chooses its kernels by their times.
-        compilation = _Compilation(training, stack.enter_context(ThreadPoolExecutor(1, "compile")))
+        depths = depths_to_come(config, training.start) if training.start < total_steps else []
+        teacher = load_teacher(setup)
+        thread = stack.enter_context(ThreadPoolExecutor(1, "compile"))
+        compiling = thread.submit(
+            compile_train_steps, setup, config.train.batch_size, depths, teacher
+        )
         if setup.mesh.devices.flat[0].platform == "gpu":
-            compilation.wait()
+            _wait_for(compiling, training, depths)
         making = "making the train state"
         with Progress(making), training.watchdog.limit(making, config.train.save_timeout):
             first = restored or RestoredCheckpoint(make_state(setup))
@@ -98,11 +103,10 @@ def train(
         stopped = not hooks.run(due, at)
 
         # Loop.
-        if compilation.depths and not stopped:
-            train_steps, seconds = compilation.wait()
-            elapsed = sum(stopwatch.seconds().values())
-            progress.log_ready(compilation.depths, elapsed, seconds, programs)
-            teacher_params = compilation.teacher_params
+        if depths and not stopped:
+            train_steps, seconds = _wait_for(compiling, training, depths)
+            progress.log_ready(depths, sum(stopwatch.seconds().values()), seconds, programs)
+            teacher_params = (teacher.params,) if teacher else ()
             at, stopped = _loop(training, hooks, at, batches, train_steps, teacher_params)
         stopwatch.turn_to(CHECKPOINT)
         training.watchdog.expect("saving the last checkpoint", config.train.save_timeout)
@@ -131,7 +135,8 @@ def _loop(
     training.watchdog.expect(f"step {at.step + 1}", config.train.hang_timeout)
     training.stopwatch.turn_to(STEPS)
     in_flight: DoneStep | None = None
-    while at.step < config.train.total_steps:
+    stopping = False
+    while at.step < config.train.total_steps and not stopping:
         step = at.step + 1
         hooks.before_batch(step, at.state)
         with clock.waiting_for_data(in_flight and in_flight.metrics):
@@ -154,10 +159,10 @@ def _loop(
             checkpoint, in_flight = go_back(training, hooks, error.spike, state), None
             at, batches = LoopPosition.at(checkpoint), _batches_after(training, checkpoint)
             continue
-        if not hooks.run(due, at) or stopping:
+        stopping = not hooks.run(due, at) or stopping
+        if stopping:
             hooks.stop(at)
-            return at, True
-    return at, False
+    return at, stopping
 
 
 def _batches_after(training: Training, at: RestoredCheckpoint) -> Iterator[Batch]:
@@ -255,27 +260,11 @@ def _restore(training: Training) -> RestoredCheckpoint | None:
     return restored
 
 
-class _Compilation:
-    """The compilation of a run's train steps, in a thread.
-
-    Attributes:
-      depths: the numbers of solver steps of each train step; none if all steps are done.
-      teacher_params: the train steps' last argument, if the run has a teacher.
-    """
-
-    def __init__(self, training: Training, thread: Executor):
-        self.training, setup, train = training, training.setup, training.config.train
-        are_left = training.start < train.total_steps
-        self.depths = depths_to_come(training.config, training.start) if are_left else []
-        teacher = load_teacher(setup)
-        self.teacher_params = (teacher.params,) if teacher else ()
-        self.steps = thread.submit(
-            compile_train_steps, setup, train.batch_size, self.depths, teacher
-        )
-
-    def wait(self) -> tuple[dict[tuple[int, ...], TrainStep], float]:
-        """Waits for the train steps by their depths, and the seconds that they took."""
-        what, training = f"compiling {progress.describe_steps(self.depths)}", self.training
-        limit = training.watchdog.limit(what, training.config.train.compile_timeout)
-        with training.stopwatch.during(COMPILE), limit, Progress(what):
-            return self.steps.result()
+def _wait_for(
+    compiling: Future, training: Training, depths: list[tuple[int, ...]]
+) -> tuple[dict[tuple[int, ...], TrainStep], float]:
+    """The train steps by their depths, and the seconds that it took to compile them."""
+    what = f"compiling {progress.describe_steps(depths)}"
+    limit = training.watchdog.limit(what, training.config.train.compile_timeout)
+    with training.stopwatch.during(COMPILE), limit, Progress(what):
+        return compiling.result()
