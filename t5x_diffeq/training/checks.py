@@ -160,23 +160,17 @@ def _check_pretrained(config: Config) -> None:
 # ------------------------------------------------------------------------------ the list
 
 _EVERY = frozenset(("train", "finetune", "benchmark", "plan", "convert", "sweep", "launch"))
-_CONFIG, _SETUP, _CORPUS = 1, 2, 3  # how much a check takes of config, setup and corpus
+_BUT_PLAN = _EVERY - {"plan"}  # which reads no data and takes no steps
+_CONFIG, _SETUP, _CORPUS = 1, 2, 3  # how many of config, setup and corpus a check takes
 
 
 class Check(NamedTuple):
-    """A row of the list.
+    """A row of the list."""
 
-    Attributes:
-      check: takes what it needs; raises an `InputError`.
-      verbs: those that it concerns; `launch` is `launch/check_run.py`.
-      needs: whether it needs the config alone, also the setup, or also the corpus.
-      of_new_runs: whether runs that began before the check existed may continue without it.
-    """
-
-    check: Callable[..., None]
-    verbs: Collection[str] = _EVERY
-    needs: int = _CONFIG
-    of_new_runs: bool = False
+    check: Callable[..., None]  # takes what it needs; raises an `InputError`
+    verbs: Collection[str] = _EVERY  # those that it concerns; "launch" is `launch/check_run.py`
+    needs: int = _CONFIG  # with _SETUP also the setup, with _CORPUS also the corpus
+    of_new_runs: bool = False  # runs that began before the check existed may continue
 
 
 CHECKS = (
@@ -185,12 +179,12 @@ CHECKS = (
     Check(lambda config: check_terms(config.train), _EVERY - {"sweep"}, of_new_runs=True),
     Check(_check_integrals, of_new_runs=True),
     Check(_check_adapters, of_new_runs=True),
-    Check(lambda config: check_paths(config.data), _EVERY - {"plan"}, of_new_runs=True),
+    Check(lambda config: check_paths(config.data), _BUT_PLAN, of_new_runs=True),
     Check(_check_depths),
     Check(_check_several_depths),
-    Check(_check_data, _EVERY - {"plan"}),
-    Check(_check_profile, _EVERY - {"plan"}),
-    Check(_check_figures, _EVERY - {"plan"}),
+    Check(_check_data, _BUT_PLAN),
+    Check(_check_profile, _BUT_PLAN),
+    Check(_check_figures, _BUT_PLAN),
     # These read the files of other runs, and look for packages.
     Check(check_teacher, ("train", "finetune")),
     Check(_check_pretrained, ("finetune",)),

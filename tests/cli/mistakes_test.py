@@ -131,7 +131,6 @@ def said(capsys, monkeypatch, tmp_path):
         (f"benchmark {TINY} --config.model.scan_unroll=99", "scan_unroll=99 is more than mod"),
         (f"plan {TINY} --topology=cpu:1 --config.model.scan_unroll=99", "unroll=99 is more than"),
         (f"sweep {TINY} --output=o --seeds=2 --config.train.profile=9:3", "such as 100:105"),
-        (f"convert --input=a/b --workdir=w {TINY} --config.train.profile=9:3", "such as 100:105"),
         ("analyze spectrum --workdir=w", "takes spectra, lyapunov, clustering or all, not 'spec"),
         (f"sweep {TINY} --output=o --grid=num_steps=2,4", "did you mean model.num_steps?"),
         ("convert --input=gpt2 --workdir=w", "hf download gpt2 --local-dir=DIR"),

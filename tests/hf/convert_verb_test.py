@@ -243,6 +243,9 @@ def test_what_is_the_folders_cant_be_set(good_folder, tmp_path, text, monkeypatc
             monkeypatch.setattr("sys.argv", ["convert", TINY, f"--config.{key}=2"])
             call(convert, f"--input={good_folder}", to, *sys.argv[1:])
     forget_flags(convert)
+    text.train.profile = "9:3"
+    with pytest.raises(InputError, match=r"train.profile=9:3: .* such as 100:105"):
+        call(convert, f"--input={good_folder}", to)
 
 
 def test_a_config_that_is_none(tmp_path):
