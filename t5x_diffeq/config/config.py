@@ -100,10 +100,10 @@ def explain_unknown_key(key: str) -> str:
 
 
 def keys_meant(name: str) -> list[str]:
-    """What a name means for certain: a key, a flag as `--workdir`, or what else sets it.
+    """What a name surely means: keys, a flag such as `--workdir`, or another way to set the same.
 
-    That is a key of this name, in any section; one that another project calls so; or one whose
-    words begin with these letters (`wd`).
+    These are the keys of this name, in any section. If there are none, they are what another
+    project calls so; or else the keys whose words begin with these letters (`wd`).
     """
     last = name.rpartition(".")[2].replace("-", "_").lower()
     words = {each: each.rpartition(".")[2] for each in KEYS}
@@ -116,7 +116,7 @@ def keys_meant(name: str) -> list[str]:
 
 
 def _most_similar(key: str) -> list[str]:
-    """What is meant by the most similar name, here or in another project, or section."""
+    """The key or section with the most similar name, in this project or in another one."""
     names = {name: meant for name, (meant, *_) in OTHER_NAMES.items()}
     names |= {each.rpartition(".")[2]: each for each in KEYS} | {each: each for each in SECTIONS}
     last = key.replace("-", "_").rpartition(".")[2]

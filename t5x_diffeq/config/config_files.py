@@ -51,7 +51,7 @@ class _Keys(ConfigDict):
 
     def __setitem__(self, name: str, value: object) -> None:
         try:
-            # A section isn't a number, though one has a key `dtype`.
+            # `plain_value` converts what has a `dtype`, and the section `model` has such a key.
             is_section = isinstance(value, ConfigDict)
             super().__setitem__(name, value if is_section else plain_value(value))
         except TypeError as error:
@@ -88,7 +88,7 @@ def config_file(name: str) -> Path:
 
 
 def project_config(name: str) -> str:
-    """What names the project's `configs/NAME`, even if the current folder has another one."""
+    """The path of the project's `configs/NAME`, even if the current folder has another one."""
     here, ours = Path("configs", name), CONFIGS / name
     return str(ours if here.exists() and not here.samefile(ours) else here)
 

@@ -37,7 +37,7 @@ _trusted: set[tuple[str, str]] = set()  # keys and texts that a person has given
 
 
 def is_plugin(name: str) -> bool:
-    """Whether a value is an importable name; `legendre:8` is none."""
+    """Whether a value is an importable name; `legendre:8` isn't."""
     return name.partition(":")[2][:1].isidentifier()
 
 
@@ -153,7 +153,7 @@ def _split_arguments(key: str, name: str) -> tuple[str, list[Any], dict[str, Any
 
 
 def trust(values: Mapping[str, Any]) -> None:
-    """Trusts what a config that a person wrote names, in this process."""
+    """Trusts, in this process, the code that a config names; for configs that a person wrote."""
     _trusted.update(_asked_texts(values))
 
 

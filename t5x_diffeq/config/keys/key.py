@@ -24,11 +24,11 @@ class Key:
     default: Any
     resume: bool  # whether it may change when a run is resumed
     branch: bool  # whether a branch may differ from its run in it
-    # Whether `finetune` takes it from its own config (True), from the run that it tunes (False), or
-    # from its own if that has another value than the default.
+    # Whether `finetune` takes the value from its own config (True), from the run that it tunes
+    # (False), or from its own config if the value there isn't the default ("if set").
     finetune: bool | Literal["if set"]
-    # The texts of a value that a person must have given, because they can lead to code. None: all
-    # but the words of `values`, so a new key that takes any text is asked for.
+    # The texts in a value that can lead to code, so that a person must have given them. None: all
+    # texts but the words of `values`, which is the safe default for a new key.
     asks: Callable[[Any], Iterable[str]] | None
 
     def texts_to_ask_for(self, value: object) -> list[str]:

@@ -99,7 +99,7 @@ class Values:
         return f"it can be {', '.join(self.choices)}"
 
     def has_word(self, text: str) -> bool:
-        """Whether a text is one of the choices that the package itself defines."""
+        """Whether a text is a choice that the package itself defines, so not an importable name."""
         own = (choice for choice in self.choices if choice != PLUGIN)
         return any(re.fullmatch(_pattern(choice), text) for choice in own)
 
