@@ -38,7 +38,7 @@ class Checkpoints:
     """The checkpoints of a workdir, newest last; all processes must create and use it together.
 
     Args:
-      keep: which ones to keep; a number is that of the newest.
+      keep: which checkpoints to keep; a number is how many of the newest.
     """
 
     def __init__(self, workdir: AnyPath, keep: int | Retention, verify: bool = True):
@@ -50,11 +50,11 @@ class Checkpoints:
         self._finished: deque[FinishedSave] = deque()  # which other threads append to
         self._watching: threading.Thread | None = None  # measures the last save
         self._unreadable: RunError | None = None
-        made = run_of(workdir) or new_id()
+        own_id = run_of(workdir) or new_id()
         if jax.process_index() == 0:
             mark_copies(self.folder)
             mark_milestones(self.folder, self.retention.milestones)
-        self.run_id: str = gather("the run, and its milestones", made)[0]
+        self.run_id: str = gather("the run, and its milestones", own_id)[0]
         self.manager = self.open()
 
     @classmethod
@@ -103,6 +103,7 @@ class Checkpoints:
             self.manager.wait_until_finished()
         self.saving = step
         with self._explain():
+            # Before the save, in which Orbax asks `retention` which checkpoints to delete.
             self.retention.losses[step] = data_state["eval_loss"]
             self.manager.save(step, args=writing.items_of(state, data_state), force=True)
         if jax.process_index() == 0:
@@ -115,8 +116,8 @@ class Checkpoints:
     def _watch(self, step: int, started: float, waited: float, arrays: int | None) -> None:
         """Measures a save, and marks it if it is a milestone; in a thread of its own.
 
-        If the number of its arrays is given, they are looked for: no run goes on whose saves can't
-        be found again.
+        If `arrays`, their number, is given, the saved arrays are counted: a run whose checkpoints
+        can't be read shall not go on.
         """
         try:
             self.manager.wait_until_finished()
@@ -135,7 +136,7 @@ class Checkpoints:
         self._finished.append(FinishedSave(step, size, waited, seconds))
 
     def _find_fault(self, step: int, arrays: int) -> str | None:
-        """Why so many arrays can't be found in a checkpoint; None if they can."""
+        """Why a checkpoint doesn't have so many arrays; None if it has them."""
         folder = self.folder / str(step)
         try:
             count = count_arrays(folder)
@@ -177,8 +178,8 @@ class Checkpoints:
         It is the newest checkpoint of the workdir that was made by the schedule and not because of
         a signal. So it is the same if the run was stopped and resumed in between.
         """
-        made = filter(self.retention.is_scheduled, self.manager.all_steps())
-        return max(made, default=None)
+        scheduled = filter(self.retention.is_scheduled, self.manager.all_steps())
+        return max(scheduled, default=None)
 
     def go_back(self, abstract_state: TrainState, fingerprint: str) -> RestoredCheckpoint:
         """The checkpoint of `rollback_step`, as from `restore`; later ones are deleted."""
@@ -192,15 +193,15 @@ class Checkpoints:
     def restore(self, abstract_state: TrainState, fingerprint: str) -> RestoredCheckpoint | None:
         """The newest checkpoint that is undamaged; None if there never was one.
 
-        Once an older one has been read, damaged ones are moved to `unreadable_checkpoints/` with a
-        warning; otherwise nothing is touched there.
+        When an older checkpoint has been read, the damaged ones are moved to
+        `unreadable_checkpoints/` with a warning. If none can be read, none is moved.
 
         Raises:
           RunError: if there are checkpoints and none can be read.
           InfrastructureError: if the disk, bucket or a process doesn't answer.
           InputError: if the checkpoint was made on other data: its fingerprint is another.
         """
-        # Those that process 0 sees, so that all look at the same ones.
+        # The steps that process 0 sees, so that all processes read the same checkpoints.
         steps = gather("checkpoints", list(self.manager.all_steps()))[0]
         restored, failures = read_newest(self.folder, steps, abstract_state, self.verify)
         if restored is None:

@@ -1,4 +1,4 @@
-"""The folder `checkpoints/` of a workdir: which are complete, which are kept, which is the best.
+"""The folder `checkpoints/` of a workdir: what is complete, what is kept, which one is the best.
 
 Orbax renames a folder on this machine to its step when all is written; in a bucket it writes
 `commit_success.txt` last, and deletes a folder that lacks it as an interrupted save.
@@ -55,8 +55,8 @@ def check_path(workdir: AnyPath) -> None:
 def mark_copies(folder: AnyPath) -> None:
     """Marks checkpoints in a bucket that were copied without their marker; Orbax would delete them.
 
-    Orbax's own metadata say whether it has written all of a checkpoint. What lacks both is moved to
-    `unreadable_checkpoints/`. Only one process may call this.
+    Orbax's own metadata say whether it has written all of a checkpoint. A checkpoint that lacks
+    both is moved to `unreadable_checkpoints/`. Only one process may call this.
     """
     for step in steps_in(folder) if is_in_bucket(folder) else ():
         if (step / MARKER).exists():
@@ -104,20 +104,20 @@ _NOTE = "This checkpoint is a milestone and is never deleted. Remove this file t
 class Retention(PreservationPolicy):
     """Tells Orbax at each save which checkpoints to keep; all others are deleted then.
 
-    With `scheduled`, it also keeps the newest whose step is a multiple of this or a milestone, to
-    which a rollback goes.
+    With `scheduled`, it also keeps the checkpoint to which a rollback goes: the newest whose step
+    is a multiple of `scheduled`, or a milestone.
     """
 
     newest: int  # how many of the newest to keep
-    every: int | None = None  # keep those whose step is a multiple of this
-    best: int = 0  # how many of those with the lowest evaluation loss to keep
+    every: int | None = None  # also keep checkpoints whose step is a multiple of this
+    best: int = 0  # how many checkpoints with the lowest evaluation loss to keep
     milestones: tuple[int, ...] = ()  # the steps whose checkpoints become milestones
     scheduled: int | None = None
-    marked: set[int] = field(default_factory=set)  # as milestones in the folder
-    losses: dict[int, float | None] = field(default_factory=dict)  # of what is in the folder
+    marked: set[int] = field(default_factory=set)  # the steps with a file `MILESTONE` in the folder
+    losses: dict[int, float | None] = field(default_factory=dict)  # by step in the folder
 
     def look_up(self, folder: AnyPath) -> None:
-        """Learns milestones and losses of the checkpoints that are in a folder now."""
+        """Reads the milestones and losses of the checkpoints that are in a folder now."""
         self.marked = {int(x.name) for x in steps_in(folder) if (x / MILESTONE).exists()}
         self.losses = {step: _read_eval_loss(folder / str(step)) for step in whole_steps(folder)}
 
@@ -163,7 +163,7 @@ def read_facts(checkpoint: AnyPath) -> dict[str, Any]:
     except Exception as error:
         if is_infrastructure_failure(error):
             raise
-        return {}  # it is damaged, or not a checkpoint of ours: restoring it says so
+        return {}  # it is damaged, or not a checkpoint of ours: restoring it reports that
 
 
 def _read_eval_loss(checkpoint: AnyPath) -> float | None:

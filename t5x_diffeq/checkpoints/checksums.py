@@ -54,8 +54,8 @@ class ChecksumMixin(ocp.AsyncCheckpointHandler):
 class StateHandler(ChecksumMixin, ocp.PyTreeCheckpointHandler):
     """Saves a train state and its checksums.
 
-    It compresses nothing: mantissas are noise, of which zstd saves 8% of the bytes for twice to
-    three times the processor time (docs/lab/step_cost.md).
+    It compresses nothing: mantissas are noise, so zstd saves 8% of the bytes for twice to three
+    times the processor time (docs/lab/step_cost.md).
     """
 
     typestr = ocp.StandardCheckpointHandler.typestr  # any program with Orbax can read it
@@ -106,8 +106,8 @@ def _read_sums(path: AnyPath) -> dict[str, Checksum]:
 def find_damage(folder: AnyPath, items: Sequence[str], part: int = 0, parts: int = 1) -> str | None:
     """What is wrong with the files of a checkpoint's items, such as "state"; or None.
 
-    Sizes are compared of all files, and hashes of one of the `parts` into which processes divide
-    them.
+    The sizes of all files are compared, and the hashes of part number `part` of `parts`: processes
+    divide the files among them.
     """
     try:
         expected = expected_sums(folder, items)
@@ -115,12 +115,13 @@ def find_damage(folder: AnyPath, items: Sequence[str], part: int = 0, parts: int
         return f"{error.filename or error} is missing"
     except ValueError as error:
         return f"its checksums can't be read: {error}"
-    there = sizes_in(folder)
+    sizes = sizes_in(folder)
     for name, known in expected.items():
-        if name not in there:
+        if name not in sizes:
             return f"{name} is missing"
-        if there[name] != known.size:
-            return f"{name} has {there[name]} bytes instead of {known.size}"
+        if sizes[name] != known.size:
+            return f"{name} has {sizes[name]} bytes instead of {known.size}"
+    # The largest files first, so that all processes get about as many bytes.
     mine = sorted(expected, key=lambda name: (-expected[name].size, name))[part::parts]
     actual = sums_of(folder, mine)
     wrong = [name for name in mine if actual[name] != expected[name]]

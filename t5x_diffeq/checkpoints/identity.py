@@ -29,7 +29,7 @@ def run_of(workdir: AnyPath) -> str | None:
     try:
         run_id = read_json_object(workdir / CONFIG_FILE).get(RUN_ID)
     except (OSError, ValueError):
-        run_id = None  # what reads the config says so
+        run_id = None  # whoever reads the config reports it
     if run_id is None and (workdir / _ID_FILE).exists():
         return read_inside(workdir / _ID_FILE).decode("utf-8")
     return None if run_id is None else str(run_id)

@@ -2,8 +2,8 @@
 
 If one process finds damage, the checkpoint is damaged for all processes. A process that can't read
 what the others can read (a lost disk, a missing permission) ends the run, and all processes say
-which one it was. Nobody waits for another in a collective of the devices until all have read their
-parts.
+which one it was. No process enters a collective of the devices, in which it would wait for the
+others, before all have read their parts.
 """
 
 import json
@@ -60,8 +60,8 @@ def _read_checkpoint(
     """
     wanted = parts_of(abstract_state)
 
-    def choose(there: Mapping[str, Any]) -> dict:
-        return {name: part for name, part in wanted.items() if name in there or name in _NEEDED}
+    def choose(stored: Mapping[str, Any]) -> dict:
+        return {name: part for name, part in wanted.items() if name in stored or name in _NEEDED}
 
     parts = read_parts(folder, choose, verify)
     facts = _do_together(folder, lambda: _read_facts(folder))
@@ -72,7 +72,7 @@ def read_parts(folder: AnyPath, choose: Callable[[Mapping[str, Any]], dict], ver
     """Some parts of a saved train state; every process must call it.
 
     Args:
-      choose: gives shapes, dtypes and shardings by part, given the metadata of what is there.
+      choose: gives shapes, dtypes and shardings by part, given the metadata of the stored parts.
 
     Raises:
       DamagedError: if it is damaged.
@@ -82,14 +82,14 @@ def read_parts(folder: AnyPath, choose: Callable[[Mapping[str, Any]], dict], ver
     def read() -> dict:
         # Only the handler: a checkpointer would wait for processes that have failed.
         handler = ocp.PyTreeCheckpointHandler()
-        there = handler.metadata(folder / "state").tree
-        asked = choose(there)
+        stored = handler.metadata(folder / "state").tree
+        asked = choose(stored)
         if "params" in asked:  # and not the averages alone
-            _check_shapes(folder, asked["params"], there["params"])
+            _check_shapes(folder, asked["params"], stored["params"])
         args = ocp.args.PyTreeRestore(
             asked,
             restore_args=ocp.checkpoint_utils.construct_restore_args(asked),
-            partial_restore=asked.keys() != there.keys(),
+            partial_restore=asked.keys() != stored.keys(),
         )
         parts: dict = handler.restore(folder / "state", args=args)
         return parts
@@ -100,10 +100,10 @@ def read_parts(folder: AnyPath, choose: Callable[[Mapping[str, Any]], dict], ver
     return _do_together(folder, read)
 
 
-def _check_shapes(folder: AnyPath, asked: dict, there: Mapping[str, Any]) -> None:
+def _check_shapes(folder: AnyPath, asked: dict, stored: Mapping[str, Any]) -> None:
     wanted, saved = (
         {name: tuple(leaf.shape) for name, leaf in flatten_dict(tree, sep="/").items()}
-        for tree in (asked, there)
+        for tree in (asked, stored)
     )
     for name in sorted(wanted.keys() | saved.keys()):
         if wanted.get(name) != saved.get(name):
@@ -214,12 +214,12 @@ def restore_params(
 
 
 def _read_params(folder: AnyPath, abstract_params: dict, verify: bool, averages: bool) -> dict:
-    """The parameters of a saved train state, or the averages of those that have some."""
+    """The parameters of a saved train state; with `averages`, averages where there are some."""
     if not averages:
-        return read_parts(folder, lambda there: {"params": abstract_params}, verify)["params"]
+        return read_parts(folder, lambda stored: {"params": abstract_params}, verify)["params"]
 
-    def choose(there: Mapping[str, Any]) -> dict:
-        averaged = there.get("averages")
+    def choose(stored: Mapping[str, Any]) -> dict:
+        averaged = stored.get("averages")
         if averaged is None:
             raise InputError(
                 f"--averages: checkpoint {folder} has no averages of the parameters; leave the "
@@ -234,18 +234,19 @@ def _read_params(folder: AnyPath, abstract_params: dict, verify: bool, averages:
 
 
 def check_continues(workdir: AnyPath, step: int | None = None) -> None:
-    """Checks that training can continue a checkpoint, None: the newest; damage is found later.
+    """Checks that training can continue from the checkpoint of a step; None: the newest.
 
-    It must have an optimizer's state. To continue the newest, all must be the run's own.
+    The checkpoint must have an optimizer's state. If `step` is None, all checkpoints must be the
+    run's own. Damage is found later, when the checkpoint is read.
     """
-    folder, there = absolute_path(workdir) / "checkpoints", None
+    folder, stored = absolute_path(workdir) / "checkpoints", None
     check_owner(workdir, whole_steps(folder) if step is None else [step])
     with suppress(Exception):
         step = whole_steps(folder)[-1] if step is None else step
     check_inside(folder / str(step))
     with suppress(Exception):
-        there = ocp.PyTreeCheckpointHandler().metadata(folder / str(step) / "state").tree
-    if there and "opt_state" not in there:
+        stored = ocp.PyTreeCheckpointHandler().metadata(folder / str(step) / "state").tree
+    if stored and "opt_state" not in stored:
         raise InputError(
             f"checkpoint {step} of {workdir} has no optimizer's state, so no training can continue "
             f"it; tune its model in a new --workdir: finetune --config.init_from={workdir}"
@@ -287,6 +288,6 @@ def find_step(workdir: AnyPath, step: int | str | None) -> int:
         raise InputError(
             f"checkpoint {step} of {workdir} does not exist; there are {str(steps)[1:-1]}"
         )
-    found = steps[-1] if step is None else int(step)
-    check_owner(workdir, [found])
-    return found
+    chosen = steps[-1] if step is None else int(step)
+    check_owner(workdir, [chosen])
+    return chosen

@@ -44,15 +44,17 @@ class RunFacts(NamedTuple):
     """
 
     fingerprint: str  # of the data
-    drawn: int | None = None  # batches read, also those that a rollback undid; None: as steps
-    reports: int | None = None  # lines that `metrics.jsonl` had, if that is known
+    # batches read, also those that a rollback undid; None: as many as steps
+    drawn: int | None = None
+    reports: int | None = None  # the number of lines of `metrics.jsonl`, if it is known
     eval_loss: float | None = None  # at this step, if it was evaluated
-    hooks: dict[str, list] = {}  # noqa: RUF012  # by their names, of each process
-    position: dict | None = None  # of a stream of data; None: the number of batches says it
-    run_id: str | None = None  # which `Checkpoints.save` fills in; None: of an earlier version
+    # what each hook keeps, by the hook's name: an entry for each process
+    hooks: dict[str, list] = {}  # noqa: RUF012
+    position: dict | None = None  # in a stream of data; None: the number of batches is enough
+    run_id: str | None = None  # filled in by `Checkpoints.save`; None in earlier versions
 
     def as_json(self, step: int) -> dict:
-        """As the checkpoint of `step` stores them."""
+        """The facts as the checkpoint of `step` stores them."""
         finite = self.eval_loss is not None and isfinite(self.eval_loss)
         return {
             **self._asdict(),

@@ -67,8 +67,8 @@ def check_config(config: Config, workdir: AnyPath) -> bool:
 def save_config(config: Config, workdir: AnyPath, run_id: str) -> None:
     """Writes `config.json`, which binds the workdir to config and run; only process 0 writes.
 
-    `train` calls it after the first optimizer step. A run with an error before that
-    has saved nothing, so its workdir can be used with another config.
+    `train` calls it after the first optimizer step. A run that fails before has saved nothing, so
+    its workdir can be used with another config.
     """
     if jax.process_index() != 0:
         return
@@ -88,8 +88,8 @@ def differing_keys(before: Config, now: Config) -> dict[str, tuple]:
 def read_config(workdir: AnyPath, trust_plugins: bool = False) -> Config:
     """The config in a workdir's `config.json`; keys added since it was written get defaults.
 
-    Code of other packages that it names, and no person has named or trusted, is refused, unless
-    `trust_plugins` says that it may be run.
+    If it names code of other packages that no person has named or trusted, this is an `InputError`,
+    unless `trust_plugins` says that the code may be run.
     """
     config = stored_config(workdir)
     trust(config.flat()) if trust_plugins else check_trusted(config.flat(), workdir / CONFIG_FILE)
@@ -126,10 +126,11 @@ def stored_config(workdir: AnyPath) -> Config:
 
 
 def _usable_values(config: dict) -> dict[str, object]:
-    """The values by dotted key, without those that get their defaults instead.
+    """The values by dotted key; keys that are left out get their defaults.
 
-    Earlier versions accepted any value for a key that the run did not use. If runs of one workdir
-    may differ in that key, it doesn't affect the model, and gets its default.
+    Earlier versions accepted any value for a key that the run did not use. If such a value isn't
+    valid, and runs of one workdir may differ in the key, it doesn't affect the model: it is left
+    out.
     """
     for section in SECTIONS:
         if not isinstance(config[section], dict):

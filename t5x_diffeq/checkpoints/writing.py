@@ -61,10 +61,10 @@ def items_of(state: TrainState, data_state: dict) -> ocp.args.Composite:
 
 
 def _to_be_kept(state: TrainState) -> TrainState:
-    """The state; on CPUs a copy, as a NumPy array shares an array's memory there.
+    """The state; on CPUs a copy of it.
 
-    Orbax would hold that until all is written, and the next training step, which donates the state,
-    would wait for it.
+    On CPUs, the NumPy arrays that Orbax writes would share the state's memory. Orbax holds them
+    until all is written, and the next training step, which donates the state, would wait for that.
     """
     if jax.local_devices()[0].platform != "cpu":
         return state
@@ -88,14 +88,14 @@ def explain_failure(folder: AnyPath, step: int | None, known: Sequence[int]) -> 
         yield
     except Exception as error:
         kind = InfrastructureError if is_infrastructure_failure(error) else RunError
-        there = [other for other in whole_steps(folder) if other != step]
-        are_gone = bool(set(known) - {step}) and not there
+        complete = [other for other in whole_steps(folder) if other != step]
+        are_gone = bool(set(known) - {step}) and not complete
         cause = "the folder was deleted while it was written" if are_gone else root_cause(error)
-        kept = "earlier checkpoints are kept: " if there else ""
+        kept = "earlier checkpoints are kept: " if complete else ""
         raise kind(
             f"checkpoint {step} can't be written to {folder}: "
             f"{_FULL if is_full(folder) else cause}; {kept}once this is fixed, the same command "
-            f"continues at {f'checkpoint {there[-1]}' if there else 'the start'}"
+            f"continues at {f'checkpoint {complete[-1]}' if complete else 'the start'}"
         ) from error
 
 
@@ -106,8 +106,8 @@ def is_full(folder: AnyPath) -> bool:
     """
     if is_in_bucket(folder):
         return False
-    there = next(each for each in (folder, *folder.parents) if each.exists())
-    return shutil.disk_usage(there).free < 2**20
+    existing = next(each for each in (folder, *folder.parents) if each.exists())
+    return shutil.disk_usage(existing).free < 2**20
 
 
 def root_cause(error: BaseException) -> str:
