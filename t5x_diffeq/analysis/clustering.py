@@ -103,12 +103,12 @@ def _simulate(
 ) -> Float[Array, "seeds states tokens dim"]:
     field = VectorField(f=attention, g=lambda W, y: jnp.zeros_like(y))
 
-    def one(W: Float[Array, "3 dim dim"], x: Float[Array, "tokens dim"]) -> Array:
+    def simulate(W: Float[Array, "3 dim dim"], x: Float[Array, "tokens dim"]) -> Array:
         weights = {"qkv": scales[:, None, None, None] * W}
         states_of = partial(trajectory, scheme="euler", num_steps=len(scales), step_size=dt)
         return states_of(lambda args: lambda key: field, weights, x[None])[:, 0]
 
-    return jax.vmap(one)(W, x)
+    return jax.vmap(simulate)(W, x)
 
 
 def attention(W: Weights, y: State) -> State:

@@ -28,10 +28,10 @@ def eigenvalues_over_depth(
     """A panel per head: |lambda| or Re lambda of every eigenvalue over depth (figures 2a, 2b, E).
 
     Args:
-      values: the eigenvalues there; each rank by magnitude (or by real part) is one curve.
+      values: the eigenvalues at `times`; each rank by magnitude (or by real part) is one curve.
       part: "magnitude" or "real".
-      nodes: times at which the model was trained, and the eigenvalues there, drawn as dots; None if
-        `times` are these, and there is nothing between them: dotted lines join the dots.
+      nodes: the times at which the model was trained, and the eigenvalues at these times, drawn as
+        dots. None if `times` are the nodes themselves; dotted lines then join the dots.
       heads: the heads' indices; None: these are all heads.
     """
     figure, axes = make_panels(values.shape[1], width, 1.7, 1.5, sharex=True, sharey=True)
@@ -63,7 +63,7 @@ def mean_magnitudes(
     depth: str = "depth t",
     width: float = WIDTH,
 ) -> Figure:
-    """A panel per product: mean |lambda| at each node or layer, and that of each head in grey."""
+    """A panel per product: mean |lambda| at each node or layer, and each head's mean in grey."""
     figure, axes = make_panels(len(by_kind), width, 1.7, 1.6)
     for ax, (kind, values) in zip(axes, by_kind.items(), strict=True):
         means = spectra.magnitude(values).reshape(len(values), -1)

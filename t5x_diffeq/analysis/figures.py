@@ -31,7 +31,7 @@ _STYLE = {
 matplotlib.rcParams.update(_STYLE)  # type: ignore[arg-type]  # the stub lists every key
 SHADES = LinearSegmentedColormap.from_list("shades", ["#ffffff", "#f6b26b", "#c0392b"])
 WIDTH, NARROW = 7.0, 3.6  # of the text on a page, and of a phone's screen, in inches
-_INK = "#000000"  # what follows the colour of a page's text
+_INK = "#000000"  # replaced by the colour of the page's text
 _OUTSIDE = re.compile(
     r"\A.*?(?=<svg)|<metadata>.*?</metadata>|<defs>\s*<style.*?</defs>", re.DOTALL
 )

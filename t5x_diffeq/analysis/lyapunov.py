@@ -42,12 +42,12 @@ from t5x_diffeq.system.errors import InputError
 
 @dataclass(frozen=True)
 class Exponents:
-    """Exponents of each prompt, for each input token; NaN for those after the output token."""
+    """Exponents of each prompt, for each input token; NaN for tokens after the output token."""
 
     # per unit of depth time, in decreasing order (`official`: in the frame's order)
     exponents: Float[np.ndarray, "B L D"]
-    # log |diag R| of each step; its sum over steps and D is that of `exponents`. None for `full`,
-    # which has no frame per pair.
+    # log |diag R| of each step, which has the same sum over steps and D as `exponents` over D. None
+    # for `full`, which has no frame per pair.
     by_step: Float[np.ndarray, "N B L D"] | None
 
     @property
@@ -96,7 +96,7 @@ def lyapunov_exponents(
 def exact_trajectory(
     model: LanguageModel, params: dict, tokens: Tokens
 ) -> tuple[ModelConfig, Weights, States]:
-    """The model's config in float32, and its weights and states of a pass with that."""
+    """The model's config in float32, and the weights and the states of a pass in float32."""
     model = LanguageModel(replace(model.config.in_float32(), attention="xla", remat="none"))
     weights = jax.jit(partial(model.apply, method="merged_weights"))({"params": params})
     states = jax.jit(partial(model.apply, method="trajectory"))({"params": params}, tokens, weights)

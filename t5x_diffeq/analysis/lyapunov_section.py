@@ -39,10 +39,11 @@ _METHOD = {
     "pair": (
         "M <- (I + dt J_jk) M at each step from M = I, J_jk the Jacobian of the vector field at "
         "token j with respect to token k, at the state before the step and the step's own weights "
-        "(for other schemes than Euler, that of the step's increment). No sum over other tokens: "
-        "only the path that stays between the two. By QR at each step; exponents are log singular "
-        "values of M over the whole depth, which is one unit of time. A token in itself carries "
-        "dt J_jj, another dt J_jk: exponents near 0 mean little influence.",
+        "(for schemes other than Euler, the Jacobian of the step's increment). No sum over other "
+        "tokens: only the path that stays between the two. By QR at each step; exponents are log "
+        "singular values of M over the whole depth, which is one unit of time. For the token "
+        "itself the term is dt J_jj, for another token dt J_jk: exponents near 0 mean little "
+        "influence.",
         _COMMON,
     ),
     "official": (
@@ -112,7 +113,7 @@ def _pad_prompts(prompts: Sequence[Sequence[int]]) -> tuple[Tokens, Int[np.ndarr
 def _prompt_drawings(
     p: int, text: Sequence[str], shown: dict[str, Float[np.ndarray, " L"]], exponents: Exponents
 ) -> dict[str, Drawing]:
-    """The prompt as figure 3 for a paper, as the page has it as text; and exponents over depth."""
+    """The prompt as a figure for a paper (the page shows it as text), and exponents over depth."""
     shades = {title: np.append(values[:-1], np.nan) for title, values in shown.items()}
     figure = shaded_prompt(text, shades)
     caption = f"Prompt {p + 1}: sensitivity, and attention alone."

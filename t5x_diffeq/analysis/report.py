@@ -64,7 +64,7 @@ def write_report(
     sections: Sequence[Analysis],
     missing: Sequence[str] = (),
 ) -> AnyPath:
-    """Writes the page of some sections, which says that those `missing` aren't done.
+    """Writes a page with these sections, which lists the `missing` ones as not done yet.
 
     Raises:
       RunError: if the file can't be written.

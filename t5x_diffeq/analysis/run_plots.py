@@ -74,7 +74,7 @@ def figure_of_curves(
       times: the nodes t_n; None for weights of layers, which are drawn over layer numbers.
     """
     figure = Figure(figsize=(10.5, 5.6), dpi=110)
-    # Drawn in two thirds of the time that a constrained layout takes, while the model trains.
+    # A constrained layout takes 1.5 times as long to draw, while the model trains.
     figure.subplots_adjust(left=0.06, right=0.86, bottom=0.09, top=0.9, hspace=0.25, wspace=0.3)
     panels = figure.subplots(2, 3)
     for ax, (kind, label) in zip(panels.flat, _OF_LAYERS.items(), strict=False):
@@ -172,7 +172,7 @@ def escape_piece(piece: str) -> str:
 
 
 def scale_to_unit(values: Float[np.ndarray, " L"]) -> Float[np.ndarray, " L"]:
-    """The values scaled to [0, 1], from smallest to largest; those that aren't finite become 0."""
+    """The values scaled to [0, 1], smallest to largest; values that aren't finite become 0."""
     finite = np.isfinite(values)
     if not finite.any():
         return np.zeros(len(values))

@@ -47,8 +47,8 @@ def spectra(block: Block, weights: Weights) -> Spectra:
     """The spectra of stacked weights, in float64 on the host.
 
     Args:
-      weights: its tree with leaves `[N, ...]`, from `LanguageModel.weights` or `weights_at`.
-        Weights and eigenvalues are dimensionless.
+      weights: the block's tree with leaves `[N, ...]`, from `LanguageModel.weights` or
+        `weights_at`. Weights and eigenvalues are dimensionless.
 
     Raises:
       InputError: if a weight is not finite, or the block names no products.
@@ -85,9 +85,10 @@ def smaller_product(
 
 
 def eigenvalues(A: Float[np.ndarray, "... M M"]) -> Complex[np.ndarray, "... M"]:
-    """The eigenvalues of each matrix by decreasing magnitude, of a pair the upper one first.
+    """The eigenvalues of each matrix, by decreasing magnitude.
 
-    Rounded magnitudes are compared, so that complex conjugate pairs stay together.
+    Of a complex conjugate pair, the one with the positive imaginary part comes first. Rounded
+    magnitudes are compared, so that pairs stay together.
     """
     values = np.linalg.eigvals(A).astype(np.complex128)
     size = np.abs(values)

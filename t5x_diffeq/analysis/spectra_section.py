@@ -27,8 +27,8 @@ def spectra_section(
     """The section on eigenvalues at the model's nodes or layers; between nodes if W(t) is smooth.
 
     Args:
-      perplexities: by number of solver steps: the model's own and one with nodes in between, if
-        it has any.
+      perplexities: by number of solver steps, at the model's own and at one with nodes in between;
+        empty if the model has none.
     """
     config = model.config
     layers = not source_of(config).any_time
@@ -73,18 +73,19 @@ def spectra_section(
 def _describe_between(rough: float, perplexities: dict[int, float]) -> str:
     """How smooth W(t) is between the nodes, and the model's perplexity there."""
     measured = " and ".join(f"{value:.4g} with {n} steps" for n, value in perplexities.items())
-    found = f" The perplexity on the validation split is {measured}." if measured else ""
+    perplexity = f" The perplexity on the validation split is {measured}." if measured else ""
     return (
         f"Halfway between nodes, W(t) is {rough:.2f} times half their distance away from the "
         "straight line (0: straight; 1.73: unrelated to the nodes; curves between the nodes are "
-        f"drawn below {_SMOOTH:g}).{found}"
+        f"drawn below {_SMOOTH:g}).{perplexity}"
     )
 
 
 def _describe_method(config: ModelConfig) -> list[str]:
     how = [
-        "Eigenvalues of W_Q W_K^T and W_V W_O of each head and of W_up W_down, in float64; those "
-        "of a head from the product of the size of a head, which has the same nonzero ones. "
+        "Eigenvalues of W_Q W_K^T and W_V W_O of each head and of W_up W_down, in float64; for a "
+        "head, of the product in the other order, which has the head's width and the same nonzero "
+        "eigenvalues. "
         "Biases, norm scales and gates are left out. Complex pairs are kept; real parts and "
         "magnitudes are shown. Neighbouring nodes are alike, so a correlation with depth describes "
         "one run; docs/lab/spectra.md compares seeds of small models.",

@@ -66,6 +66,7 @@ def pair_growth(
     """
     identity = jnp.eye(states.shape[-1], dtype=states.dtype)
     inputs = start + jnp.arange(chunks.tokens)
+    # Of a token with respect to itself, dS already contains I.
     elsewhere = (inputs != outputs[:, None])[..., None, None]
 
     def advance(

@@ -40,7 +40,7 @@ class WeightPaths:
     product_times: Float[np.ndarray, " some"]  # the times of `products`
     # matrices whose eigenvalues are those of `spectra`, by name
     products: dict[str, Float[np.ndarray, "..."]]
-    heads: dict[str, Int[np.ndarray, " heads"]]  # the indices of the heads of those that have heads
+    heads: dict[str, Int[np.ndarray, " heads"]]  # the indices of the heads in a product with heads
 
 
 def make_weight_paths(
@@ -48,7 +48,7 @@ def make_weight_paths(
 ) -> Callable[[dict], WeightPaths]:
     """The function from parameters to their `WeightPaths`; call it within the mesh's context.
 
-    With `times`, they are those of W(t) at these times in place of the nodes.
+    With `times`, W(t) is read at these times in place of the nodes.
     """
     times = nodes(model.config) if times is None else times
     chosen = evenly(len(times), _NODES)
@@ -89,7 +89,7 @@ def _inner_products(W: Float[Array, "nodes ..."]) -> Float[Array, "nodes nodes"]
 
 
 def _products(model: LanguageModel, W: Weights) -> tuple[Products, dict[str, Array]]:
-    """The products that are small enough, and the heads of those that have any."""
+    """The products that are small enough, and the chosen heads of products that have heads."""
     products: Products = {}
     heads: dict[str, Array] = {}
     if not has_method(model.config, "spectral_factors"):
@@ -125,7 +125,7 @@ def principal_path(
 
 
 def cosines(inner: Float[np.ndarray, "nodes nodes"]) -> Float[np.ndarray, "nodes nodes"]:
-    """The cosines between the kernel at any two nodes; 0 where it is zero."""
+    """The cosines between the kernel at any two nodes; 0 where the kernel is zero."""
     norms = np.sqrt(np.maximum(np.diag(np.asarray(inner, np.float64)), 0))
     scale = np.outer(norms, norms)
     return np.divide(inner, scale, out=np.zeros_like(scale), where=scale > 0)
