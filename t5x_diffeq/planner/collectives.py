@@ -1,10 +1,10 @@
 """The collectives of a compiled program: how many run, and how many bytes they move per device.
 
-The convention: an all-gather moves the bytes of its result; a reduce-scatter those of its operand;
-an all-reduce its size, once (a ring sends about twice that); an all-to-all, a collective-permute
-and an exchange between the hosts of several TPU slices those of its operand. Sizes are those of one
-device's program, without hardware padding; a collective in a loop counts as often as it runs
-(`trip_count.executions`), and an asynchronous one once, at its start.
+The convention: an all-gather moves the bytes of its result; an all-reduce its size, once (a ring
+sends about twice that); a reduce-scatter, an all-to-all, a collective-permute and an exchange
+between the hosts of several TPU slices move the bytes of their operand. Sizes are as in one
+device's program, without hardware padding. A collective in a loop counts as often as it runs
+(`trip_count.executions`), and an asynchronous collective once, at its start.
 """
 
 import re
@@ -81,9 +81,9 @@ class Collective:
     """A collective instruction."""
 
     kind: str  # one of `KINDS`
-    shapes: tuple[hlo.Shape, ...]  # what it moves; several where the compiler has combined several
+    shapes: tuple[hlo.Shape, ...]  # the arrays that it moves; several in combined collectives
     executions: int  # how often it runs in one run of the program
-    # The first group, as indices into the program's devices; None for all, or where it is none.
+    # The first group, as indices into the program's devices; None: all devices, or no groups.
     group: DeviceGroup | None
     asynchronous: bool  # whether other instructions can run meanwhile
     # Bytes of zeros that one execution moves: an all-reduce in place of an all-gather, for which
@@ -92,7 +92,7 @@ class Collective:
 
     @property
     def devices(self) -> int | None:
-        """The number of devices in a group; None for all, or where it isn't a group."""
+        """The number of devices in a group; None: all devices, or no groups."""
         return None if self.group is None else len(self.group)
 
     @property
@@ -179,7 +179,7 @@ def _runs_beside_others(
 ) -> bool:
     """Whether other instructions can run before it is done.
 
-    A GPU's program starts and ends every collective, and says of some that they are waited for.
+    In a GPU's program every collective has a start and an end; an attribute says which ones wait.
     """
     if it.opcode.endswith("-start"):
         return '"is_sync":true' not in it.attributes

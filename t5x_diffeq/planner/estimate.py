@@ -1,7 +1,8 @@
 """Estimates how long a compiled step may take, as a range, with all assumptions in one module.
 
-`ASSUMED` and its like say what the two ends are, and are printed beside every estimate. Collectives
-travel over the links of a TPU slice's torus, between slices, or between GPUs.
+`ASSUMED` and `ASSUMED_OF_GPUS` say what the low and the high end assume, and are printed beside
+every estimate. Collectives travel over the links of a TPU slice's torus, between slices, or between
+GPUs.
 
 A device has two links along each dimension of its torus. A group of devices that spans some of the
 dimensions can use only these dimensions' links: all of them where the dimension closes to a ring,
@@ -64,7 +65,7 @@ class Links:
         self.rings = rings(self.extents)
 
     def route(self, it: Collective) -> Route:
-        """The route of a collective's first group; those of the others are alike."""
+        """The route of a collective's first group; the routes of its other groups are alike."""
         network = self.figures.network_bandwidth
         per_link = self.figures.link_bandwidth / self.figures.links
         if it.kind == BETWEEN_SLICES:
@@ -80,7 +81,7 @@ class Links:
         return Route(len(coordinates), links * per_link, hops, crossed, network)
 
     def links(self, near: Sequence[tuple[int, ...]]) -> tuple[float, int]:
-        """A device's links to those at these coordinates of its slice; and hops among them all."""
+        """A device's links to its group, at these coordinates of a slice, and the group's hops."""
         if self.figures.links == 1:
             return 1, 1
         spans = [sorted(set(column)) for column in zip(*near, strict=True)]
@@ -100,13 +101,13 @@ def _links_along(span: Sequence[int], extent: int, ring: bool) -> tuple[float, i
 
 
 def _coordinates_of(device: Any, per_node: int) -> tuple[int, tuple[int, ...]]:
-    """The slice or node of a device, and where it is in that."""
+    """The slice or node of a device, and the coordinates of the device in it."""
     if device.platform != "tpu":  # a GPU, or a virtual device
         return device.id // per_node, (device.id % per_node,)
     return getattr(device, "slice_index", None) or 0, tuple(device.coords)
 
 
-_KERNELS_AT_WORST = 0.5  # of the peak, what fused attention reaches
+_KERNELS_AT_WORST = 0.5  # the part of the peak that fused attention reaches
 _HOSTS_AND_STRAGGLERS = 0.1  # of the step
 ASSUMED = (
     "step, low: the compiler's cycles, and the memory's bandwidth where it has none; attention at "
@@ -116,7 +117,8 @@ ASSUMED = (
     f"{_HOSTS_AND_STRAGGLERS:.0%} more for hosts and stragglers. No TPU has confirmed either",
 )
 
-# What an H100 sustained (docs/lab/h100.md), as parts of its peaks; other GPUs are taken to do so.
+# The parts of its peaks that an H100 sustained (docs/lab/h100.md). Other GPUs are assumed to
+# sustain the same parts of theirs.
 _PRODUCTS_REACH = 0.73
 _FP8_PRODUCTS_REACH = 0.66  # of twice the peak
 _MEMORY_REACHES = 0.9
@@ -181,7 +183,7 @@ def step_times(
 
 
 def _kernel_seconds(kernel: GpuKernel, figures: Chip) -> float:
-    """What one run of a GPU's kernel takes: its products, bytes and the rest overlap."""
+    """Seconds of one run of a GPU's kernel: products, memory traffic and the rest overlap."""
     # Operands of half the width are multiplied at twice the rate, of twice the width at half of it.
     rate = figures.peak_flops * 16 / (kernel.operand_bits or 16)
     reached = _FP8_PRODUCTS_REACH if kernel.operand_bits == 8 else _PRODUCTS_REACH
@@ -192,8 +194,9 @@ def _kernel_seconds(kernel: GpuKernel, figures: Chip) -> float:
 
 
 def _attention_reaches(head_width: int) -> float:
-    """Of the peak, forward and backward: cuDNN's kernels compute a softmax beside the products.
+    """The part of the peak that cuDNN's attention reaches, forward and backward.
 
-    On an H100 0.23 with heads of 64 and 0.36 with heads of 128; between them by the width.
+    It computes a softmax beside the products. On an H100 it reaches 0.23 with heads of 64 and 0.36
+    with heads of 128. The formula is linear in the width up to 128.
     """
     return 0.10 + 0.13 * min(head_width, 128) / 64

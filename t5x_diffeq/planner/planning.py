@@ -46,7 +46,7 @@ class DeviceMemory:
 
 @dataclass(frozen=True)
 class Plan:
-    """The plan of a train step; what is known only if the program fits may be None."""
+    """The plan of a train step; fields that are known only if the program fits may be None."""
 
     setup: Setup
     batch_size: int  # sequences in the global batch
@@ -55,8 +55,8 @@ class Plan:
     flops: StepFlops  # on all devices together
     cost: ProgramCost | None = None  # of one device's program
     traffic: dict[str, Traffic] | None = None  # of collectives, per device
-    # The part of it whose groups have devices of several slices or GPU nodes; of exchanges between
-    # pairs of devices, this isn't known.
+    # The part of `traffic` in groups that span several slices or GPU nodes, without exchanges
+    # between pairs of devices, of which it isn't known.
     between_nodes: dict[str, Traffic] | None = None
     times: StepTimes | None = None  # None also where the compiler has no estimates, as for CPUs
 

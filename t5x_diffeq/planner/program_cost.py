@@ -18,10 +18,11 @@ from t5x_diffeq.planner import hlo
 from t5x_diffeq.planner.collectives import OPCODE
 from t5x_diffeq.planner.trip_count import executions
 
-# Attention's, whose FLOPs no instruction says (`StepFlops.attention_kernels`).
+# Calls of attention kernels, whose FLOPs the program doesn't say (`StepFlops.attention_kernels`).
 _ATTENTION = ("__cudnn$fmha", "__gpu$xla.gpu.triton")
-# How many lanes' turns an element takes: an integer's operation 1, as only half of an NVIDIA GPU's
-# units do these, and a special function 4 (CUDA's programming guide, arithmetic instructions).
+# By the turns of a lane that an element takes: 1 for an operation on integers, half of one on
+# floats (only half of an NVIDIA GPU's units compute integers), and 4 for a special function (CUDA's
+# programming guide, arithmetic instructions).
 _SIMPLE = (
     *("add", "subtract", "multiply", "maximum", "minimum", "negate", "abs", "compare", "select"),
     *("and", "or", "xor", "not", "shift-left", "shift-right-logical", "shift-right-arithmetic"),
@@ -37,14 +38,14 @@ class GpuKernel(NamedTuple):
     """What one run of a kernel does."""
 
     product_flops: float  # FLOPs of its matrix products; a multiply-add is two
-    operand_bits: int  # of the products' operands, at least; 0 without a product
+    operand_bits: int  # the bits of the products' narrowest operand; 0 without a product
     memory_bytes: int  # bytes read from and written to main memory
-    lane_operations: float  # operations on single elements, in those of integers
+    lane_operations: float  # operations on single elements; an operation on integers counts as 1
     times: int  # how often the kernel runs
 
 
 def _kernel(program: hlo.Program, execution: hlo.Execution, memory_bytes: int) -> GpuKernel | None:
-    """The kernel that an instruction is; None for attention's, and for collectives."""
+    """The kernel of an instruction; None for attention kernels and collectives."""
     it = execution.instruction
     target = it.attribute(r'custom_call_target="([^"]+)"') or ""
     if OPCODE.match(it.opcode) or target.startswith(_ATTENTION):
@@ -99,7 +100,8 @@ def _dot_flops(computation: hlo.Computation, it: hlo.Instruction) -> int:
     return 2 * prod(hlo.shapes(it.type)[0].dims) * prod(sizes)
 
 
-# They name, group or wait for existing values, or the computations that they call are counted.
+# Instructions without bytes of their own: they name, group or wait for existing values, or call
+# computations, whose instructions are counted.
 _FREE = (
     *("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "call"),
     *("conditional", "after-all", "partition-id", "replica-id", "optimization-barrier"),
@@ -114,8 +116,8 @@ class ProgramCost(NamedTuple):
     memory_bytes: int  # bytes read from and written to main memory
     # The compiler's estimates (of a TPU's alone), without custom kernels and collectives.
     cycles: int | None
-    unestimated_bytes: int = 0  # of memory, those of what the compiler can't estimate
-    kernels: tuple[GpuKernel, ...] = ()  # what runs, where the compiler gives no cycles (on a GPU)
+    unestimated_bytes: int = 0  # `memory_bytes` of instructions that the compiler can't estimate
+    kernels: tuple[GpuKernel, ...] = ()  # the kernels, if the compiler gives no cycles (on a GPU)
 
 
 def program_cost(text: str) -> ProgramCost:

@@ -1,8 +1,8 @@
 """Searches for the fastest plan of a config on a topology, in stages.
 
-First meshes, at the config's own remat policy; where none fits, with more recomputation and
-microbatches. Then the other remat policies on the best mesh, then microbatches and attention's
-blocks on the best plan.
+It compiles meshes first, with the config's own remat policy; if none fits, with more recomputation
+and more microbatches. Then it tries the other remat policies on the best mesh, and then
+microbatches and attention's blocks on the best plan.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -22,7 +22,7 @@ from t5x_diffeq.training.partitioning import AXES, batch_shards
 POLICIES = ("none", "dots", "keep:qkv,attention,mlp", "keep:qkv,attention", "full")
 _BLOCKS = (512, 1024)  # of splash attention; larger ones don't fit into fast memory
 _CONTEXT_SIZES = (1, 2, 4, 8, 16)
-_SHORTEST_CHUNK = 1024  # tokens of a sequence; of fewer, moving keys and values costs too much
+_SHORTEST_CHUNK = 1024  # tokens; for shorter chunks, moving keys and values costs too much
 _TENSOR_SIZES = (1, 2, 4, 8)  # beyond, communicating activations in every layer costs too much
 _MOST_MESHES = 8  # that are compiled
 
@@ -111,8 +111,8 @@ def _meshes_to_try(
 def meshes(config: Config, num_devices: int, slices: int = 1) -> Iterator[dict[str, int]]:
     """Meshes of all the devices that the config's sizes are divisible by.
 
-    Those that shard parameters most, and activations least, come first. Only data crosses slices:
-    over their network, weights would take far longer than the optimizer step.
+    Meshes that shard parameters most, and activations least, come first. Only `data` crosses
+    slices: over their network, weights would take far longer than the optimizer step.
     """
     for context, tensor in product(_CONTEXT_SIZES, _TENSOR_SIZES):
         rest = num_devices // (context * tensor)

@@ -116,7 +116,7 @@ def _cell(value: float | None, unit: str) -> str:
 
 
 def verdict(plan: Plan) -> str:
-    """Whether it fits, and how fast it may be."""
+    """Whether the step fits into a device's memory, and how fast it may be."""
     m = plan.memory
     if m.available is None:
         return f"needs {m.needed / GIB:.2f} GiB per device; this kind's memory is unknown"

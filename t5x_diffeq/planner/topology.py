@@ -128,8 +128,8 @@ class Topology:
         if self.compiled_by != "cuda":
             yield
             return
-        # JAX asks the machine's own GPU what cuDNN's attention may be given, instead of the one to
-        # compile for (jax 0.10.2, 0.12.0).
+        # JAX asks the machine's own GPU, and not the GPU to compile for, which inputs cuDNN's
+        # attention can take (jax 0.10.2, 0.12.0).
         from jax._src.cudnn import fused_attention_stablehlo as cudnn
 
         ours = TARGETS[self.kind].capability
@@ -156,8 +156,8 @@ class Topology:
 def make_topology(name: str, slices: int = 1) -> Topology:
     """`v5p:4x4x4`, `H100:8`, `h100:8x8` or `cpu:8`; called before JAX starts its backends.
 
-    Devices of TPUs and GPUs can be compiled for, but not run on. Of GPUs, `h100:8x8` are eight
-    nodes of eight; a count alone is one node, or nodes of eight.
+    Programs can be compiled for TPUs and GPUs, but not run. `h100:8x8` are eight nodes of eight
+    GPUs; a count of GPUs alone is one node, or nodes of eight.
 
     Args:
       name: the name of one slice, or of all GPUs.
@@ -243,7 +243,8 @@ def _tpu_devices(name: str, kind: str, slices: int) -> list[jax.Device]:
         os.environ.setdefault(variable, value)
     options: dict[str, Any] = {"num_slices": slices} if slices > 1 else {}
     extents = [int(size) for size in name.partition(":")[2].split("x")]
-    if any(closed := rings(extents)):  # without them XLA pads all-gathers with zeros and sums them
+    # Without rings, XLA turns all-gathers into all-reduces of zero-padded buffers.
+    if any(closed := rings(extents)):
         options["wrap"] = (*closed, False)[:3]
     # On a TPU v4 JAX makes one device of a chip's two cores; a topology does so if requested.
     options |= {"chip_config_name": "megacore"} if kind == "v4" else {}

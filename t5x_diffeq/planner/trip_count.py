@@ -1,8 +1,8 @@
 """Counts how often each loop of a compiled program runs, and so each instruction.
 
 The trip count of a loop is the number of its iterations. The compiler annotates it
-(`known_trip_count`), or it is found by running the loop's counter: the few scalar instructions that
-the loop's condition depends on. A count that depends on data is an error, never a guess.
+(`known_trip_count`), or it is found here by running the loop's counter: the few scalar instructions
+that the loop's condition depends on. A count that depends on data is an error, never a guess.
 """
 
 import operator
@@ -54,7 +54,7 @@ def executions(program: Program) -> Iterator[Execution]:
 def _visit(
     program: Program, name: str, times: int, fused: bool, arguments: _Elements
 ) -> Iterator[Execution]:
-    """`executions` of one computation, run `times` times, and of those that it calls."""
+    """`executions` of one computation, run `times` times, and of the computations it calls."""
     value = _evaluate(program, name, arguments)
     for it in program.computations[name].values():
         yield Execution(it, name, times, fused)
@@ -132,7 +132,7 @@ def _result(program: Program, name: str, arguments: _Elements) -> _Value:
 
 
 def _evaluate(program: Program, name: str, arguments: _Elements) -> Callable[[str], _Value]:
-    """What computes the value of a scalar instruction, or of a tuple of scalars, by its name."""
+    """The function from an instruction's name to its value, a scalar or a tuple of scalars."""
     instructions = program.computations[name]
 
     @cache
