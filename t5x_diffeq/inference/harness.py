@@ -73,7 +73,7 @@ def load_tasks(
 
 
 def manager_of(names: list[str], include_path: str | None) -> TaskManager:
-    """Reads the user's task files only if they have all names; else the harness's thousands too."""
+    """The manager of the user's task files if they have all names; else of the harness's, too."""
     if include_path:
         included = TaskManager(include_path=include_path, include_defaults=False)
         if set(names) <= set(included.all_subtasks):

@@ -1,9 +1,9 @@
 """A trained run as a model of lm-evaluation-harness, which makes three kinds of requests.
 
 With several processes, all of them answer every request together, so the harness sees one model.
-Windows over long texts are the harness's own: consecutive, each of the model's full length, the
-last one moved back to be as long. Each token is predicted once, and the first token of a text from
-the token that opens documents.
+The harness divides long texts into windows: they are consecutive, each of the model's full length,
+and the last one begins earlier to be as long. Each token is predicted once, and the first token of
+a text from the token that opens documents.
 """
 
 import zlib

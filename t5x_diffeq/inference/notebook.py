@@ -141,7 +141,8 @@ class Figures:
       trained_grid: the scheme and the number of steps with which it was trained.
       metrics: returns the reports of the training by the run's name.
       trajectory: returns the states of a text.
-      perplexity: returns that of the run with a number of steps, a scheme and a most of batches.
+      perplexity: returns the run's perplexity with a number of steps and a scheme, on at most so
+        many batches.
     """
 
     def __init__(

@@ -54,7 +54,7 @@ class Sampling:
         """A token for each row."""
         if self.temperature == 0:
             return logits.argmax(-1).astype(jnp.int32)
-        # The ids that only pad the vocabulary stay at -inf, whatever the compiler makes of this.
+        # The padding of the vocabulary stays at -inf, whatever the compiler makes of the division.
         logits = jnp.where(logits == -jnp.inf, -jnp.inf, logits / self.temperature)
         if self.top_k is not None and self.top_k < logits.shape[-1]:
             lowest = jax.lax.top_k(logits, self.top_k)[0][:, -1:]
@@ -62,7 +62,8 @@ class Sampling:
         if self.top_p < 1:
             descending = jnp.sort(logits, axis=-1, descending=True)
             p = jax.nn.softmax(descending, axis=-1)
-            kept = jnp.cumsum(p, axis=-1) - p < self.top_p  # likelier ones sum to less than top_p
+            # Kept are the tokens for which the likelier tokens sum to less than top_p.
+            kept = jnp.cumsum(p, axis=-1) - p < self.top_p
             lowest = jnp.where(kept, descending, jnp.inf).min(-1, keepdims=True)
             logits = jnp.where(logits < lowest, -jnp.inf, logits)
         return jax.random.categorical(key, logits).astype(jnp.int32)
@@ -92,6 +93,7 @@ def extend(
     y, caches = read(variables, tokens, places, real, weights, caches)
     y = jnp.take_along_axis(y, last[:, None, None], axis=1)
     logits = nn.apply(LanguageModel.logits, model)(variables, y)[:, 0]
+    # The key follows from the position, so a row is drawn alike alone and beside others.
     reached = jnp.take_along_axis(positions, last[:, None], axis=1)[:, 0]
     step_keys = jax.vmap(jax.random.fold_in)(keys, reached)
     token = jax.vmap(lambda row, key: sampling(row[None], key)[0])(logits, step_keys)
@@ -176,8 +178,9 @@ class Continuation:
 
     def _raw_completion(self) -> str:
         """The text after the prompt, including the stop that ended it."""
-        whole = self.tokenizer.decode(self.prompt + self.tokens)
-        return whole[len(self.tokenizer.decode(self.prompt)) :]
+        # With the prompt, because a token's text can depend on the tokens before it.
+        text = self.tokenizer.decode(self.prompt + self.tokens)
+        return text[len(self.tokenizer.decode(self.prompt)) :]
 
     def completion(self) -> str:
         """The text after the prompt, up to the first stop."""

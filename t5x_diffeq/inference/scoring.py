@@ -26,7 +26,7 @@ _SHORTEST = 128  # padded lengths are this one, doubled up to the model's length
 
 @dataclass(frozen=True)
 class Sequel:
-    """Tokens, of which the last `count` are scored given those before them."""
+    """Tokens, of which the last `count` are scored given the tokens before them."""
 
     tokens: list[int]  # at most one token more than the model's length
     count: int  # fewer than there are tokens
@@ -58,8 +58,8 @@ def _score(
     head = nn.apply(LanguageModel.head_vectors, model)({"params": params})
     vocab_size = model.config.vocab_size
     losses, choices = losses_and_choices(y, head, targets, vocab_size=vocab_size, chunk=chunk)
-    whole = partial(nn.with_logical_constraint, logical_axis_resources=(None, None))
-    return whole(losses), whole(choices)
+    replicate = partial(nn.with_logical_constraint, logical_axis_resources=(None, None))
+    return replicate(losses), replicate(choices)
 
 
 class Scorer:

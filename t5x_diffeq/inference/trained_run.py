@@ -318,7 +318,7 @@ class TrainedRun:
         return self.tokenizer.pieces(self.tokens(text).tolist())
 
     def _read(self, method: Callable, tokens: Int[Array, " L"]) -> Array:
-        """A method of the model on one row of tokens: an array whose third axis is the width.
+        """What a method of the model returns for one row of tokens: an array `[..., L, width]`.
 
         The row is padded, and the padding cut off, so that few programs are compiled.
         """

@@ -1,7 +1,8 @@
 """The loss of a run on its validation split, and what it means on a grid that wasn't trained.
 
-W(t) is trained only at the nodes of the trained grids. Between them it is P e(t) untrained: noise
-with the features of 1000 t, and close to the values at the nodes with a few polynomials of t.
+W(t) is trained only at the nodes of the trained grids. Between the nodes it is noise if e(t) is
+made of sinusoids of 1000 t, and close to its values at the nodes if e(t) is made of a few
+polynomials.
 """
 
 from t5x_diffeq.config.config import Config

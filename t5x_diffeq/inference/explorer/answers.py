@@ -37,7 +37,7 @@ Answer = dict[str, Any]
 
 
 def _to_json(values: object) -> Any:
-    """Arrays as lists, numbers with five digits; None for those that aren't finite."""
+    """Arrays as lists, numbers with five digits; None for numbers that aren't finite."""
     if isinstance(values, np.ndarray | jax.Array):
         return _to_json(np.asarray(values).tolist())
     if isinstance(values, list):

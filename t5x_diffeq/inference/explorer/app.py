@@ -135,7 +135,7 @@ class _Server:
         self.explorers, self.token = explorers, token
         self.tokens = Turns("tokens")
         self.readings, self.analyses = Turns("readings"), Turns("analyses")
-        self._answers: dict[tuple, Answer] = {}  # given last, by path and fields
+        self._answers: dict[tuple, Answer] = {}  # the last answers, by path and fields
 
     def guarded(self, handler: _Handler) -> _Handler:
         """The handler, for requests with the token."""

@@ -1,9 +1,9 @@
 """A trained model one solver step at a time, by programs that don't depend on the grid.
 
 A forward pass as one program is compiled again for every number of steps and scheme, which takes
-seconds: too slow for a slider. Here the programs are the two sub-fields f and g, of which a
-scheme's step sums the values, and the weights at one time. The sub-fields are compiled once for a
-length of text, and the weights once, unless their source is another function of t on another grid.
+seconds: too slow for a slider. Here the programs are the two sub-fields f and g, whose values a
+scheme's step adds up, and the weights at one time. The sub-fields are compiled once for a length of
+text, and the weights once, unless their source is another function of t on another grid.
 """
 
 from collections.abc import Iterator
@@ -109,11 +109,11 @@ class Stepper:
         times = nodes(model.config).reshape(model.config.num_steps, -1)
         if not source_of(model.config).any_time:
             by_node = iter(_weights_at_nodes(model, self.run.params))
-            return [tuple(next(by_node) for _ in of_step) for of_step in times]
+            return [tuple(next(by_node) for _ in step_times) for step_times in times]
         plain = replace(self.compiled.config, num_steps=grid[0], scheme=grid[1])
         source = self._sources.setdefault(program_of_source(plain), LanguageModel(plain))
         at = {t: _weights_at(source, self.run.params, jnp.asarray(t)) for t in np.unique(times)}
-        return [tuple(at[t] for t in of_step) for of_step in times]
+        return [tuple(at[t] for t in step_times) for step_times in times]
 
     def states(
         self, tokens: Tokens, grid: Depth, places: Places | None = None
