@@ -67,8 +67,8 @@ def solve_adaptively(
 ) -> Solution:
     """y(1) for a batch, whose rows all take the same steps; differentiable.
 
-    The gradient is that of the steps taken (discretise, then optimise), by the online recursive
-    checkpointing of Stumm and Walther 2010.
+    The gradient is the gradient of the steps taken (discretise, then optimise), by the online
+    recursive checkpointing of Stumm and Walther 2010.
     """
     check_adaptive(model.config, adaptive)
     import diffrax
@@ -87,7 +87,7 @@ def solve_adaptively(
         stepsize_controller=diffrax.PIDController(rtol=adaptive.rtol, atol=adaptive.rtol),
         adjoint=diffrax.RecursiveCheckpointAdjoint(),
         max_steps=adaptive.max_steps,
-        throw=False,
+        throw=False,  # the caller sees from `reached` that the solver gave up
     )
     reached = solution.result == diffrax.RESULTS.successful
     return Solution(solution.ys[-1], solution.stats["num_steps"], reached)

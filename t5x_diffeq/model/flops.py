@@ -1,7 +1,7 @@
 """FLOPs of an optimizer step, by formula, and the fraction of the hardware's peak that it reaches.
 
 MFU, model FLOPs utilisation (Chowdhery et al. 2022, appendix B): the FLOPs that the model needs,
-over those that the devices could do in the time. A multiply-add is two FLOPs; only matrix products
+over the FLOPs that devices could do in the time. A multiply-add is two FLOPs; only matrix products
 count; causal attention counts half of its square; embedding lookups are free; the head counts; the
 backward pass is twice the forward pass. Recomputation is not a model FLOP, and neither is making
 W(t), which the per-layer baseline doesn't need: both are listed separately.
@@ -122,7 +122,8 @@ def _recomputed_products(
 def _recomputed_attention(config: ModelConfig) -> int:
     """Whether `model.remat` recomputes scores and sums of values, as 0 or 1.
 
-    Triton's kernel has to, even if its output is saved: the softmax's sums are internal to it.
+    Triton's kernel is recomputed even if its output is saved: the backward pass needs the softmax's
+    sums, which are internal to the kernel.
     """
     kept = config.remat.startswith("keep:") and "attention" in kept_names(config.remat)
     keeps_sums = config.attention.startswith(("splash", "cudnn"))
@@ -146,7 +147,7 @@ def _kernel_work(config: ModelConfig) -> float:
 
 
 def forward_flops(config: ModelConfig) -> float:
-    """FLOPs per token of a forward pass over a whole sequence, excluding those that make W(t)."""
+    """FLOPs per token of a forward pass over a whole sequence, without the FLOPs of making W(t)."""
     return step_flops(config, 1).model / 3 / config.max_length
 
 

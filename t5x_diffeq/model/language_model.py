@@ -70,8 +70,8 @@ def source_parameters(config: ModelConfig) -> dict[LeafPath, Parameter]:
 def program_of_source(config: ModelConfig) -> str:
     """The program that makes W(t) of one t, as text (StableHLO).
 
-    If two configs, such as those of two grids, have the same text, they have the same function W(t)
-    of the same parameters, so one call of the source can make the weights of both.
+    If two configs have the same text, as the configs of two grids may, they have the same function
+    W(t) of the same parameters, so one call of the source can make the weights of both.
     """
     source = make_source(config, parent=None)
     leaves = {path: leaf.value for path, leaf in source_parameters(config).items()}
@@ -100,6 +100,7 @@ class LanguageModel(nn.Module):
         gpt = c.architecture == "gpt"
         dtypes: dict[str, Any] = {"dtype": c.compute_dtype, "state_dtype": jnp.dtype(c.state_dtype)}
         table: Callable[..., Embedding] = partial(Embedding, embed_dim=c.embed_dim, **dtypes)
+        # A tied table is also the head, and begins with the head's scale.
         self.token_embedding = table(c.padded_vocab_rows, init_std=0.02 if c.has_tied_head else 1.0)
         if gpt:
             self.position_embedding = table(c.max_length, axis=None, init_std=0.01)
@@ -139,17 +140,18 @@ class LanguageModel(nn.Module):
             parameters.
         """
         other = LanguageModel(self.config.at_depth(num_steps, scheme))
-        here, there = (
+        own_shapes, shapes = (
             {path: leaf.value.shape for path, leaf in source_parameters(model.config).items()}
             for model in (self, other)
         )
-        for path in sorted({*here} | {*there}):
-            if here.get(path) != there.get(path):
+        for path in sorted({*own_shapes} | {*shapes}):
+            if own_shapes.get(path) != shapes.get(path):
                 raise InputError(
                     f"num_steps={other.config.num_steps} with scheme {other.config.scheme}: "
                     f"{self.config.weights} weights have the parameter {layer_name(path)} of shape "
-                    f"{there.get(path)} there, and of shape {here.get(path)} on the model's own "
-                    "grid; keep num_steps and scheme, or declare it in the same shape on all grids"
+                    f"{shapes.get(path)} there, and of shape {own_shapes.get(path)} on the model's "
+                    "own grid; keep num_steps and scheme, or declare it in the same shape on all "
+                    "grids"
                 )
         return other
 
@@ -319,7 +321,7 @@ class LanguageModel(nn.Module):
             return vectors[: self.config.padded_vocab_size].astype(self.config.compute_dtype)
 
     def logits(self, y: State) -> Logits:
-        """Float32 logits over the padded vocabulary; those of the padding are minus infinity."""
+        """Float32 logits over the padded vocabulary; the logits of padding are minus infinity."""
         head = self.head_vectors()
         with jax.named_scope("head"):
             logits = jnp.einsum("bld,vd->blv", y, head, preferred_element_type=jnp.float32)

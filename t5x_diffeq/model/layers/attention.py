@@ -104,6 +104,7 @@ class Attention(nn.Module):
             q, k, v = qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2]
         else:
             q, k, v = self.query(x), self.key(x), self.value(x)
+        # Named before the rotation, which makes q float32: kept, it would take twice the memory.
         q, k, v = (checkpoint_name(a, "qkv") for a in (q, k, v))
         if self.qk_norm != "none":
             q, k = self.query_norm(q), self.key_norm(k)

@@ -1,9 +1,9 @@
 """Rotary position embedding (Su et al. 2021), half-rotation form.
 
-`SCALINGS` has the ways of stretching the frequencies for sequences that are longer than those of
-the first training: position interpolation (Chen et al. 2023), Llama 3's, and YaRN (Peng et al.
-2023). The tables are computed in float32, in the order of operations of the library transformers,
-so that angles of some thousand radians are the same.
+`SCALINGS` has the ways of stretching the frequencies for sequences that are longer than in the
+first training: position interpolation (Chen et al. 2023), Llama 3's, and YaRN (Peng et al. 2023).
+The tables are computed in float32, in the order of operations of the library transformers, so that
+angles of some thousand radians are the same.
 """
 
 from collections.abc import Callable
@@ -34,11 +34,12 @@ def rotate(
     """Rotates the pairs (x[i], x[i + G/2]) of each head by `position * frequency[i]` radians.
 
     Args:
-      dtype: dtype of the result; None for that of x. The rotation is computed in float32.
+      dtype: dtype of the result; None: the dtype of x. The rotation is computed in float32.
       swap_by_product: whether a product with a permutation swaps the halves of a head. It is exact,
         and faster on TPUs, where arrays of half a head fill only half of each vector register.
     """
     frequencies, factor = rotary_table(x.shape[-1], base, scaling)
+    # In float32: bfloat16 doesn't have all whole numbers beyond 256.
     angles = positions[..., None, None].astype(jnp.float32) * frequencies
     cos, sin = jnp.cos(angles), jnp.sin(angles)
     if factor != 1:

@@ -66,8 +66,8 @@ def integrate(
 
     def step_of(args: Args) -> Step:
         field_of_key = field(args)
-        # In other schemes, a sub-field reads states that depend on the values of other sub-fields.
-        # To recompute the one, the backward pass would compute these values once more.
+        # In other schemes, a sub-field reads a state that depends on the other sub-field's value,
+        # which the backward pass would then compute once more.
         if remat == "full" and solver.layer == "parallel":
             field_of_key = _recompute_in_turn(field_of_key)
         return step_function(field_of_key, scheme, step_size)

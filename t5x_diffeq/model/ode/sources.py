@@ -99,7 +99,7 @@ def source_of(config: ModelKeys, **attributes: Any) -> WeightSource:
     Without a block it makes no weights, but says what it is: `source_of(config).any_time`.
 
     Raises:
-      InputError: if an importable name isn't that of a source, or its arguments don't fit.
+      InputError: if an importable name doesn't name a source, or its arguments don't fit.
     """
     made = {"block": _NoBlock(parent=None), "inputs": (), "parent": None, **attributes}
     if kind := SOURCES.get(config.weights):
