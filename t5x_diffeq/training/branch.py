@@ -85,7 +85,7 @@ def _with_cooldown(config: Config, step: int) -> Config:
 
 
 def _check_origin(workdir: AnyPath, source: AnyPath, step: int | None) -> int:
-    """Checks that the workdir is that of this branch; returns the step at which it began."""
+    """Checks that the workdir belongs to this branch; returns the step at which it began."""
     path = workdir / FILE
     origin = parse_json(read_inside(path)) if path.exists() else {}
     if origin.get("from") != str(absolute_path(source)) or step not in (None, origin["step"]):

@@ -54,7 +54,7 @@ _COMBINED = {
 
 
 def step_options(device: Any, environment: Mapping[str, str] = os.environ) -> Options:
-    """XLA's options for the train step on such devices, without those that the user's flags set.
+    """XLA's options for the train step on such devices, without options that the user's flags set.
 
     T5X_DIFFEQ_SPARSE_CORE=0 keeps collectives off the SparseCores, and T5X_DIFFEQ_COMBINE_MIB=64
     lets the compiler combine collectives up to 64 MiB.
@@ -68,8 +68,8 @@ def step_options(device: Any, environment: Mapping[str, str] = os.environ) -> Op
     if mib := COMBINE_MIB.read(environment):
         options = options | dict.fromkeys(_COMBINED[platform], mib * 2**20)
     flags = (environment.get(name, "") for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS"))
-    given = re.findall(r"--(\w+)", " ".join(flags))
-    left = tuple((name, value) for name, value in options.items() if name not in given)
+    users = re.findall(r"--(\w+)", " ".join(flags))
+    left = tuple((name, value) for name, value in options.items() if name not in users)
     return _known(device, left) if left else {}
 
 

@@ -1,4 +1,4 @@
-"""Training at several numbers of steps, so that one model works at many.
+"""Training at several numbers of solver steps, so that one model works at many numbers.
 
 Trained on one grid, W(t) is meaningful only at that grid's nodes. With `train.depths`, each
 optimizer step takes the mean loss over a random subset of these numbers of solver steps, so that
@@ -47,7 +47,7 @@ def least_rows(rule: str, count: int) -> int:
 
 
 def full_grid_from(config: Config) -> int | None:
-    """The first optimizer step after those with `train.depths`; None if there is none."""
+    """The first optimizer step after the steps with `train.depths`; None if there is none."""
     train = config.train
     first = int(train.depths_until * train.total_steps) + 1
     return first if train.depths and first <= train.total_steps else None
@@ -68,6 +68,7 @@ def depths_of(config: Config, step: int) -> tuple[int, ...]:
     left = list(train.depths)
     while len(sampled) < train.depths_per_step:
         sampled.append(left[int(draw.integers(len(left)))])
+        # A number that `train.depths` has twice is likelier, but a step takes it only once.
         left = [n for n in left if n != sampled[-1]]
     return tuple(sorted(sampled))
 

@@ -99,11 +99,12 @@ def evaluate_loss(
         )
     loss = total / tokens
     per_byte = {"bits_per_byte": total / log(2) / size} if size else {}
-    return {"loss": loss, "perplexity": exp(min(loss, 700)), **per_byte, "tokens": tokens}
+    perplexity = exp(min(loss, 700))  # exp(710) is beyond float64
+    return {"loss": loss, "perplexity": perplexity, **per_byte, "tokens": tokens}
 
 
 def _add(sums: tuple[float, int, int], metrics: EvalMetrics) -> tuple[float, int, int]:
-    """Sums of losses, tokens and bytes, with those of another batch."""
+    """The sums of losses, tokens and bytes, with another batch added."""
     size = 0 if metrics.bytes is None else int(metrics.bytes)
     total, tokens = float(metrics.loss.total), int(metrics.loss.count)
     return sums[0] + total, sums[1] + tokens, sums[2] + size

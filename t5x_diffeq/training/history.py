@@ -184,6 +184,7 @@ class History:
             path = self.workdir / FILE
             self.attempts = attempts_of(read_events(self.workdir))
             try:
+                # A killed attempt may have left a part of a line.
                 self.file = GrowingFile(path, end_of_whole_lines(path))
             except (RunError, InfrastructureError) as error:
                 self._give_up(error)

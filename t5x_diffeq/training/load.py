@@ -112,7 +112,7 @@ class PretrainedRun:
         return LanguageModel(self.model).at_depth(asked.num_steps, asked.scheme).config
 
     def check(self, asked: ModelConfig) -> None:
-        """Checks that the run's weights can be converted to those of the requested model."""
+        """Checks that the run's weights can be converted to the kind of the requested model."""
         on_grid = self._on_grid(asked)
         layers = isinstance(source_of(asked), LayerWeights)
         if not layers and asked.weights != on_grid.weights:
@@ -277,7 +277,7 @@ def load_adapters(folder: AnyPath, params: dict, abstract: dict) -> dict:
 
 
 def _read_arrays(folder: AnyPath, expected: str | None) -> dict[str, np.ndarray]:
-    """The arrays of adapters, by name; InputError if the file isn't the one of this digest."""
+    """The arrays of adapters, by name; InputError if the file has another digest than this."""
     try:
         packed = read_inside(folder / _ARRAYS, MOST_BYTES_OF_ARRAYS)
         if expected not in (None, digest([packed])):

@@ -5,7 +5,7 @@ weight: few rows with the weight of many would make the gradient noisy. What is 
 plain mean over the depths. In both, the value of a depth is a mean over the tokens that have a loss
 in its rows.
 
-The terms are those of `terms.py`, and of `train.terms`.
+The terms are in `terms.py`, or named by `train.terms`.
 """
 
 from collections import defaultdict
@@ -93,7 +93,7 @@ def objective(
     """The minimised loss and the reported means; for a microbatch, its part of the sums.
 
     Args:
-      params: the parameters; those of the source may be left out.
+      params: the parameters; the source's may be left out.
       weights: the weights of each pass.
       batch: rows of the batch.
       tokens: what `count_tokens` returns for the whole batch.
@@ -124,6 +124,7 @@ def objective(
                 (end.y, end.head),
                 teacher_outputs,
                 rows["targets"],
+                # The count is the whole batch's, so the parts of its microbatches add up.
                 each.share * rows["mask"] / count,
                 vocab_size=each.model.config.vocab_size,
                 chunk=chunk,

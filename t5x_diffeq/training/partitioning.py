@@ -31,7 +31,7 @@ def make_mesh(
     devices: Sequence[jax.Device] | None = None,
     slices: int | None = None,
 ) -> Mesh:
-    """The mesh over these devices, or over those that this process sees.
+    """The mesh over these devices; None: over all devices that this process sees.
 
     Its sizes are those of `choose_mesh_sizes`.
 

@@ -70,12 +70,13 @@ class Setup(PlacedModel):
 
         Averages begin as the parameters are; the window of recent steps begins empty.
         """
-        wanted = self.abstract_state
-        if wanted.averages is not None and state.averages is None:
-            trained = {name: state.params[name] for name in wanted.averages}
+        complete = self.abstract_state
+        if complete.averages is not None and state.averages is None:
+            trained = {name: state.params[name] for name in complete.averages}
+            # Copies, because the step donates the state, and no buffer can be donated twice.
             state = replace(state, averages=jax.tree.map(jnp.copy, trained))
-        if wanted.recent is not None and state.recent is None:
-            shardings = jax.tree.map(lambda x: x.sharding, wanted.recent)
+        if complete.recent is not None and state.recent is None:
+            shardings = jax.tree.map(lambda x: x.sharding, complete.recent)
             new = jax.jit(
                 lambda: RecentSteps.new(self.config.train.spike_window), out_shardings=shardings
             )
@@ -95,7 +96,7 @@ def make_setup(
     devices: Sequence[jax.Device] | None = None,
     slices: int | None = None,
 ) -> Setup:
-    """The setup of `config` on `devices`, or on those that this process sees.
+    """The setup of `config` on `devices`; None: on all devices that this process sees.
 
     If the config leaves `mesh.data` open, weights don't leave a node of GPUs. Where a GPU has too
     little memory for that, the setup's config has `mesh.data=1`: all nodes share the weights.
@@ -169,7 +170,8 @@ def _check_microbatches(train: TrainKeys, mesh: Mesh) -> None:
 def _trainable_parts(names: Sequence[str], parts: Collection[str]) -> Callable[[str], bool]:
     """`config.train.trainable` as a function from a part's name to whether it trains.
 
-    "embeddings" are those of tokens and positions; without names, all parts train.
+    "embeddings" stands for the embeddings of tokens and of positions; without names, all parts
+    train.
     """
     kinds = {part: "embeddings" if part.endswith("_embedding") else part for part in parts}
     for name in names:
@@ -208,11 +210,11 @@ def check_fits(setup: Setup) -> None:
     """
     c, needed = setup.model.config, least_memory(setup)
     batch_size = setup.config.train.batch_size
-    there = _device_memory(setup.mesh.local_devices)
-    if there is not None and needed > there:
+    memory = _device_memory(setup.mesh.local_devices)
+    if memory is not None and needed > memory:
         raise InputError(
             f"training needs at least {needed / GIB:,.0f} GiB on each device, which has "
-            f"{there / GIB:,.0f}: model.embed_dim={c.embed_dim}, model.num_steps={c.num_steps}, "
+            f"{memory / GIB:,.0f}: model.embed_dim={c.embed_dim}, model.num_steps={c.num_steps}, "
             f"data.sequence_length={c.max_length}, train.batch_size={batch_size} on "
             f"{setup.mesh.size} devices; make one of them smaller, or take more devices"
         )

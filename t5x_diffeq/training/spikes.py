@@ -1,4 +1,4 @@
-"""Spikes: steps whose loss or gradient norm lies far above those of the steps before.
+"""Spikes: steps whose loss or gradient norm lies far above the values of the steps before.
 
 A value x is a spike if it is more than k robust deviations above the median m of a window of steps,
 
@@ -50,8 +50,8 @@ def look_for_spike(
     if recent is None:
         return ~jnp.all(finite), None, {}
     is_spike = jnp.any(_far_above(recent.values, new, k)) | ~jnp.all(finite)
-    at = step % recent.values.shape[1]
-    values = recent.values.at[:, at].set(jnp.where(finite & (targets > 0), new, jnp.nan))
+    slot = step % recent.values.shape[1]
+    values = recent.values.at[:, slot].set(jnp.where(finite & (targets > 0), new, jnp.nan))
     recent = RecentSteps(values, recent.spikes + is_spike)
     return is_spike, recent, {"spike": is_spike, "spikes": recent.spikes}
 

@@ -140,6 +140,7 @@ def make_train_step(
     def train_step(
         state: TrainState, batch: Batch, schedule: Schedule, *teacher_params: Params
     ) -> tuple[TrainState, Metrics]:
+        # A function of the step, so a resumed run draws the same masks.
         dropout_key = jax.random.fold_in(setup.dropout_key, state.step)
         gradient, norm, metrics, embeddings, d_weights = gradient_of(
             state.params, batch, dropout_key, *teacher_params

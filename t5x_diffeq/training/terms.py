@@ -136,6 +136,6 @@ def load_terms(names: tuple[str, ...]) -> list[Term]:
     """The terms that `train.terms` names.
 
     Raises:
-      InputError: if a name isn't that of a term.
+      InputError: if a name doesn't name a term.
     """
     return [make_plugin(KEY, name, LogitsTerm, StatesTerm) for name in names]

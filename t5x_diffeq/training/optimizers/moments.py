@@ -34,6 +34,7 @@ def scale_by_bfloat16_moments(
         means, squares = flatten_dict(state.mu), flatten_dict(state.nu)
         directions = {}
         gradients = flatten_dict(gradient)
+        # Named, because a resumed run must draw the same bits whatever JAX's default is then.
         key = jax.random.fold_in(jax.random.key(0, impl="threefry2x32"), count)
         seeds = jax.random.bits(key, (len(gradients),), jnp.uint32)
         for seed, (path, g) in zip(seeds, gradients.items(), strict=True):

@@ -72,7 +72,7 @@ class Kernel(NamedTuple):
     stacked: bool  # whether the parameter at `path` has a leading axis, of nodes or of T
     shape: tuple[int, ...]
     names: tuple[str | None, ...]  # its logical axes
-    num_inputs: int  # how many dimensions are inputs, of those that don't count separate maps
+    num_inputs: int  # how many dimensions are inputs, not counting axes of separate maps
 
 
 class MuonState(NamedTuple):
@@ -193,8 +193,8 @@ def orthogonal(kernel: Kernel, F: Float[Array, "nodes ..."]) -> Float[Array, "no
     """Muon's direction of a kernel at each node, its entries of root mean square `_RMS`.
 
     A kernel is one matrix from all its inputs to all its outputs, with heads among them. But q, k
-    and v are different maps of one input, so each is orthogonalised by itself. Together, the one
-    with the largest gradient would determine the directions of all.
+    and v are different maps of one input, so each is orthogonalised by itself. Together, the map
+    with the largest gradient would determine the directions of all three.
     """
     dimensions = range(len(kernel.names))
     separate = [n for n in dimensions if kernel.names[n] == "maps"]
@@ -263,8 +263,8 @@ def map_whole_matrices(
     each product needs, it would move every matrix in every iteration.
 
     The function maps each matrix of a stack by itself, and zeros to zeros. It may get rows and
-    columns in another order: those that were on one device are contiguous. `row_axes` and
-    `column_axes` are the mesh axes that split them.
+    columns in another order, in which the rows, or columns, of one device are contiguous.
+    `row_axes` and `column_axes` are the mesh axes that split rows and columns.
     """
     sizes = mesh_sizes()
     exchanges = [(axis, 1) for axis in row_axes] + [(axis, 2) for axis in column_axes]
@@ -274,15 +274,15 @@ def map_whole_matrices(
     holders = num_copies * prod(sizes[axis] for axis, _ in exchanges)
 
     # Zero matrices fill up the stack, so that all devices get equally many.
-    whole = jnp.pad(parts, ((0, -len(parts) % holders), (0, 0), (0, 0)))
+    stack = jnp.pad(parts, ((0, -len(parts) % holders), (0, 0), (0, 0)))
     for axis, dimension in exchanges:
-        whole = jax.lax.all_to_all(whole, axis, 0, dimension, tiled=True)
+        stack = jax.lax.all_to_all(stack, axis, 0, dimension, tiled=True)
     if copies:  # of the same matrices: each device takes its share of them
-        share = len(whole) // num_copies
-        whole = jax.lax.dynamic_slice_in_dim(whole, jax.lax.axis_index(copies) * share, share)
-    whole = function(whole)
+        share = len(stack) // num_copies
+        stack = jax.lax.dynamic_slice_in_dim(stack, jax.lax.axis_index(copies) * share, share)
+    stack = function(stack)
     if copies:
-        whole = jax.lax.all_gather(whole, copies, tiled=True)
+        stack = jax.lax.all_gather(stack, copies, tiled=True)
     for axis, dimension in reversed(exchanges):
-        whole = jax.lax.all_to_all(whole, axis, dimension, 0, tiled=True)
-    return whole[: len(parts)]
+        stack = jax.lax.all_to_all(stack, axis, dimension, 0, tiled=True)
+    return stack[: len(parts)]

@@ -47,21 +47,21 @@ def learning_rate_schedule(optimizer: OptimizerKeys, total_steps: int) -> Schedu
     Raises:
       InputError: if the schedule's keys contradict each other.
     """
-    warmup, asked = round(optimizer.warmup_fraction * total_steps), optimizer.cooldown_steps
+    warmup, stated = round(optimizer.warmup_fraction * total_steps), optimizer.cooldown_steps
     if optimizer.schedule == "cosine":
-        if asked is not None:
+        if stated is not None:
             raise InputError(
-                f"optimizer.cooldown_steps is {asked}, but optimizer.schedule=cosine has no "
+                f"optimizer.cooldown_steps is {stated}, but optimizer.schedule=cosine has no "
                 "cooldown; leave the key out or set optimizer.schedule=wsd"
             )
         start, steps = warmup, max(total_steps - warmup, 1)
     else:
-        cooldown = total_steps // 5 if asked is None else asked
+        cooldown = total_steps // 5 if stated is None else stated
         if warmup + cooldown > total_steps:
             raise InputError(
                 f"{warmup} steps of warm-up (optimizer.warmup_fraction="
                 f"{optimizer.warmup_fraction:g}) and {cooldown} of cooldown "
-                f"(optimizer.cooldown_steps={asked}) are more than "
+                f"(optimizer.cooldown_steps={stated}) are more than "
                 f"train.total_steps={total_steps}; make one of the two shorter"
             )
         start, steps = total_steps - cooldown, max(cooldown, 1)

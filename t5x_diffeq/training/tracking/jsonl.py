@@ -130,7 +130,7 @@ def copy_metrics(source: AnyPath, workdir: AnyPath, step: int) -> None:
 
 
 def read_metrics(workdir: AnyPath, name: str = "") -> Iterator[dict[str, float]]:
-    """The reports in a workdir, oldest first; if a name is given, those that have a number of it.
+    """The reports in a workdir, oldest first; with a name, only reports that have its number.
 
     They are read one by one. Lines that are no reports are left out, with a warning.
 
