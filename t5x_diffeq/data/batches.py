@@ -38,13 +38,13 @@ class _Place(NamedTuple):
 def local_rows(sharding: NamedSharding, batch_size: int, process: int | None = None) -> Rows:
     """The rows of a global batch that a process's devices hold; `process` None is this one."""
     process = jax.process_index() if process is None else process
-    ours = np.zeros(batch_size, bool)
+    is_local = np.zeros(batch_size, bool)
     by_row = NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[:1]))
     shares: Mapping[jax.Device, Any] = by_row.devices_indices_map((batch_size,))
     for device, (rows,) in shares.items():
         if device.process_index == process:
-            ours[rows] = True
-    return np.flatnonzero(ours)
+            is_local[rows] = True
+    return np.flatnonzero(is_local)
 
 
 def _read(parts: Sequence[Examples], places: Sequence[_Place]) -> Example:
@@ -146,8 +146,8 @@ def put_on_devices(
 
         def share(index: tuple[slice, ...] | None) -> np.ndarray:
             assert index is not None  # only devices of other processes have none
-            wanted = np.arange(batch_size)[index[0]]
-            return leaf[np.searchsorted(rows, wanted)][:, *index[1:]]
+            numbers = np.arange(batch_size)[index[0]]
+            return leaf[np.searchsorted(rows, numbers)][:, *index[1:]]
 
         return jax.make_array_from_callback((batch_size, *leaf.shape[1:]), leaf_sharding, share)
 

@@ -19,7 +19,7 @@ KEYS = ("messages", "conversations", "prompt", "completion", "tools")
 
 
 def fields_of(names: Collection[str], field: str | None, where: str) -> list[str]:
-    """The fields that make a document of a record: its text, or (None) those of a conversation.
+    """The fields of a record that make a document: `field`, or if None, a conversation's fields.
 
     Raises:
       InputError: if the record hasn't got them.

@@ -229,7 +229,7 @@ def _tokenise(source: Source, tokenizer: Tokenizer, folder: AnyPath) -> dict:
     if any(facts and facts["fingerprint"] != fingerprint for facts in shards_there):
         log(f"replacing {folder}: it is left over from a run that never started, on other data")
         files.remove_folder(folder)
-    tokenizer.save(folder / "tokenizer")
+    tokenizer.save(folder / "tokenizer")  # from where the workers load it
     shards, workers = (_SHARDS_OF_LARGE, os.cpu_count() or 1) if source.large else (1, 1)
     manifest = prepare_shards(source, tokenizer, folder, shards, workers)
     assert manifest is not None  # all shards were made here, so there is one

@@ -204,7 +204,7 @@ def _count_contents(
 
 
 def _read_chunk(chunk: Chunk, field: str | None) -> list[str]:
-    """The documents of a chunk; those that can't be read are `Unreadable`."""
+    """The documents of a chunk; a document that can't be read is `Unreadable`."""
     kind = _kind_of(chunk.path)
     if kind in _ROWS:
         return _read_rows(chunk, field)

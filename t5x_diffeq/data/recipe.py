@@ -155,7 +155,8 @@ def tokenizer_in(
       InputError: if `folder` holds another tokenizer, without `discard`.
     """
     trained = data.tokenizer == TRAINED
-    # As the named files are now; they can have changed since another start.
+    # The files that the config names, as they are now. For a tokenizer to be trained, they are the
+    # chat template alone, and the tokenizer of bytes stands in.
     named = with_template(ByteTokenizer(), data) if trained else make_tokenizer(data, documents)
     files = whole_fingerprint(named)
     recipe = {**_keys_of(data), "text": text if trained else None, "files": files}

@@ -107,7 +107,7 @@ class StreamFiles:
         return document_of_line(line, self.field, where) if line.strip() else ""
 
     def documents(self) -> Iterator[tuple[int, int, str]]:
-        """The number of the file, that of the record, and the document, in the files' order."""
+        """The number of the file, the number of the record in it, and the document; in order."""
         for file in range(len(self)):
             for row, text in enumerate(FileReader(self, file)):
                 yield file, row, text
@@ -143,7 +143,7 @@ class OpenStream:
 
     @property
     def documents(self) -> tuple["_FirstDocuments", "_FirstDocuments"]:
-        """A sample of the documents to train on, and those that validate."""
+        """A sample of the documents to train on, and the documents that validate."""
         return (
             _FirstDocuments(self._to_train_on, SAMPLE_DOCUMENTS),
             _FirstDocuments(self._to_validate_on, VALIDATION_DOCUMENTS),
@@ -207,7 +207,7 @@ def open_stream(data: DataKeys) -> OpenStream:
 
 
 def _open(data: DataKeys) -> tuple[list[str], list[StreamFiles]]:
-    """The names of all splits, and the files of those that `data` names."""
+    """The names of all splits, and the files of the splits that `data` names."""
     builder = _builder(data)
     splits = [str(s) for s in builder.config.data_files or builder.info.splits or ()]
     wanted = dict.fromkeys((data.train_split, data.validation_split))

@@ -128,8 +128,9 @@ class Tokenizer(ABC):
         texts = [""]
         for end in range(1, len(tokens) + 1):
             text = self.decode(tokens[:end])
-            whole = text.rstrip("\ufffd") if end < len(tokens) else text
-            texts.append(max(texts[-1], whole, key=len))
+            # A token can end within a character, which then decodes to the replacement character.
+            complete = text.rstrip("\ufffd") if end < len(tokens) else text
+            texts.append(max(texts[-1], complete, key=len))
         return [after[len(before) :] for before, after in pairwise(texts)]
 
     def save(self, folder: AnyPath) -> None:
@@ -149,8 +150,8 @@ class Tokenizer(ABC):
             if value is not None:
                 files[name] = json.dumps(value, indent=2).encode()
         files[self._file] = self.model
-        there = [*folder.iterdir()] if folder.is_dir() else []
-        for path in sorted(there, key=lambda path: path.name not in MODEL_FILES):
+        existing = [*folder.iterdir()] if folder.is_dir() else []
+        for path in sorted(existing, key=lambda path: path.name not in MODEL_FILES):
             with suppress(FileNotFoundError):  # another process has removed it
                 # A hidden file may be one that another process is writing.
                 if path.name[0] != "." and path.read_bytes() != files.get(path.name):

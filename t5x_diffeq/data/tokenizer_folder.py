@@ -62,8 +62,8 @@ def _is_made_of(complete: Path, model: Path) -> bool:
         tokenizer = read_tokenizer(model)
     except InputError:
         return False
-    made = fast_tokenizer(tokenizer, reads_names=tokenizer.chat.template is not None)
-    return made is not None and json.loads(made.to_str()) == read_settings(complete)
+    fast = fast_tokenizer(tokenizer, reads_names=tokenizer.chat.template is not None)
+    return fast is not None and json.loads(fast.to_str()) == read_settings(complete)
 
 
 def token_names(file: Path, ids: list[Any]) -> list[str]:

@@ -119,7 +119,7 @@ def _check_names(tokenizer: FileTokenizer, path: AnyPath, named: Mapping[str, in
     lacking = [
         name
         for name, number in named.items()
-        if (found := tokenizer.token_id(name)) is None or number not in (None, found)
+        if (token := tokenizer.token_id(name)) is None or number not in (None, token)
     ]
     if lacking:
         raise InputError(

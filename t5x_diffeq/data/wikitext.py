@@ -106,7 +106,7 @@ def _gaps_at_quotes(tokens: list[str]) -> Iterator[int]:
 
 
 def _gaps_in_numbers(tokens: list[str]) -> Iterator[int]:
-    """Gaps within times and ratios (`22 : 30`) and fractions (`1 / 2`), as indices likewise."""
+    """Gaps within times and ratios (`22 : 30`) and fractions (`1 / 2`), by the token before."""
     for i, (before, mark, after) in enumerate(zip(tokens, tokens[1:], tokens[2:], strict=False)):
         digits = before.isdigit() and after.isdigit()
         if digits and (mark == "/" or (mark == ":" and len(before) <= 2 == len(after))):
