@@ -85,11 +85,12 @@ def lyapunov_exponents(
     if convention == "official":
         shifted = weights_at(config, params, jnp.asarray(np.arange(N) / N, jnp.float32))
         by_step, _ = step_inputs(shifted, "euler", N, key=None)
-    at = states[1:] if convention == "official" else states[:-1]
+    # The official code takes the state after the step.
+    step_states = states[1:] if convention == "official" else states[:-1]
     if convention == "full":
-        result = _full_exponents(step, by_step, at, outputs, memory)
+        result = _full_exponents(step, by_step, step_states, outputs, memory)
     else:
-        result = pair_exponents(step, by_step, at, outputs, memory, convention)
+        result = pair_exponents(step, by_step, step_states, outputs, memory, convention)
     return _mask_later_tokens(result, outputs)
 
 

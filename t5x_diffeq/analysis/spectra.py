@@ -11,7 +11,7 @@ are complex in general, and are kept complex.
 Another block names its own products (`Block.spectral_factors`).
 
 QK and OV are `[D, D]` of rank G, the width of a head. A B and B A have the same nonzero
-eigenvalues, so those of the `[G, G]` product in the other order are all of them.
+eigenvalues, so the `[G, G]` product in the other order has all of them.
 """
 
 import jax

@@ -38,7 +38,7 @@ class WeightPaths:
     # by kernel, the same after the mean over the nodes is subtracted
     centred: dict[str, Float[np.ndarray, "nodes nodes"]]
     product_times: Float[np.ndarray, " some"]  # the times of `products`
-    # matrices whose eigenvalues are those of `spectra`, by name
+    # matrices with the eigenvalues that `spectra` computes, by name
     products: dict[str, Float[np.ndarray, "..."]]
     heads: dict[str, Int[np.ndarray, " heads"]]  # the indices of the heads in a product with heads
 

@@ -32,7 +32,7 @@ class TrainState:
         return replace(self, recent=replace(self.recent, spikes=spikes))
 
     def averaged_params(self) -> Any:
-        """The parameters, with the averages of those that train."""
+        """The parameters, with averages in place of the parts that train."""
         return {**self.params, **self.averages}
 
 
