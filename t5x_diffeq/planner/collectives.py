@@ -27,19 +27,19 @@ _AXES = re.compile(
 DeviceGroup = tuple[int, ...]
 
 
-def _first_group(it: hlo.Instruction) -> DeviceGroup | None:
+def _first_group(op: hlo.Instruction) -> DeviceGroup | None:
     """The first group of an instruction, as indices into the program's order of devices.
 
     Groups are written as lists `{{0,1},{2,3}}`, as tiles `[2,2]<=[4]` (two groups of two), or as
     axes of a mesh, `mesh['a'=2,'b'=4], device_ids=([4,2]T(1,0)) {'b'}`, of which `'b':(2)2` is a
     part. None: the instruction names no group, and all devices communicate.
     """
-    if listed := _LISTED.search(it.attributes):
+    if listed := _LISTED.search(op.attributes):
         return _parse_numbers(listed.group(1))
-    if tiled := _TILED.search(it.attributes):
+    if tiled := _TILED.search(op.attributes):
         sizes, source, order = tiled.groups()
         return tuple(_arrange(source, order).reshape(_parse_numbers(sizes))[0].tolist())
-    if named := _AXES.search(it.attributes):
+    if named := _AXES.search(op.attributes):
         return _along_axes(*named.groups())
     return None
 
@@ -115,92 +115,94 @@ def collectives(text: str) -> list[Collective]:
     """The collectives in a compiled program's text, except those among fewer than two devices."""
     program = hlo.read_program(text)
     read = (_read_collective(execution, program) for execution in executions(program))
-    return [it for it in read if it is not None and it.devices != 1]
+    return [each for each in read if each is not None and each.devices != 1]
 
 
 def traffic(moved: Iterable[Collective]) -> dict[str, Traffic]:
     """Executions and bytes of each of `KINDS`, including kinds with none."""
     by_kind = {kind: Traffic(0, 0) for kind in KINDS}
-    for it in moved:
+    for collective in moved:
         more = Traffic(
-            it.executions,
-            it.bytes,
-            0 if it.asynchronous else it.executions,
-            it.executions if it.padding else 0,
-            it.executions * it.padding,
+            collective.executions,
+            collective.bytes,
+            0 if collective.asynchronous else collective.executions,
+            collective.executions if collective.padding else 0,
+            collective.executions * collective.padding,
         )
-        by_kind[it.kind] = Traffic(*map(sum, zip(by_kind[it.kind], more, strict=True)))
+        by_kind[collective.kind] = Traffic(
+            *map(sum, zip(by_kind[collective.kind], more, strict=True))
+        )
     return by_kind
 
 
 def _read_collective(execution: hlo.Execution, program: hlo.Program) -> Collective | None:
     """The collective of an instruction; None if it is none, or continues one that has started."""
-    it, computation = execution.instruction, program.computations[execution.computation]
-    if it.opcode == "send" and "xla_megascale_runtime" in it.attributes:  # between slices
-        sent = tuple(hlo.shapes(computation[it.operands[0]].type))
+    op, computation = execution.instruction, program.computations[execution.computation]
+    if op.opcode == "send" and "xla_megascale_runtime" in op.attributes:  # between slices
+        sent = tuple(hlo.shapes(computation[op.operands[0]].type))
         return Collective(BETWEEN_SLICES, sent, execution.times, None, True)
-    match = OPCODE.match(it.opcode)
-    if match is None or _is_continuation(it, execution, computation):
+    match = OPCODE.match(op.opcode)
+    if match is None or _is_continuation(op, execution, computation):
         return None
     kind, start = match.groups()
     if kind == "all-reduce" and execution.computation.startswith("all-reduce-scatter"):
         kind = "reduce-scatter"  # on TPU, a fusion of an all-reduce with the slice that is kept
     if kind == "all-gather":
-        moved = hlo.shapes(hlo.elements(it.type)[1] if start else it.type)
+        moved = hlo.shapes(hlo.elements(op.type)[1] if start else op.type)
     else:
-        moved = [s for name in it.operands for s in hlo.shapes(computation[name].type)]
-    zeros = (_zero_bytes(program, computation, name) for name in it.operands)
+        moved = [s for name in op.operands for s in hlo.shapes(computation[name].type)]
+    zeros = (_zero_bytes(program, computation, name) for name in op.operands)
     return Collective(
         kind,
         tuple(moved),
         execution.times,
-        _first_group(it),
-        _runs_beside_others(it, execution, program),
+        _first_group(op),
+        _runs_beside_others(op, execution, program),
         sum(zeros) if kind == "all-reduce" else 0,
     )
 
 
 def _zero_bytes(program: hlo.Program, computation: hlo.Computation, name: str) -> int:
     """Bytes of an operand outside the part that was written into it; 0 if all was computed."""
-    it = computation[name]
-    if it.opcode in _UNCHANGED:
-        return _zero_bytes(program, computation, it.operands[0])
-    if it.opcode in hlo.FUSIONS:
-        inside = program.computations[it.callees[0]]
+    op = computation[name]
+    if op.opcode in _UNCHANGED:
+        return _zero_bytes(program, computation, op.operands[0])
+    if op.opcode in hlo.FUSIONS:
+        inside = program.computations[op.callees[0]]
         return _zero_bytes(program, inside, hlo.root(inside).name)
-    if it.opcode != "dynamic-update-slice":
+    if op.opcode != "dynamic-update-slice":
         return 0
-    whole, part = (hlo.shapes(t)[0].bytes for t in (it.type, computation[it.operands[1]].type))
+    whole, part = (hlo.shapes(t)[0].bytes for t in (op.type, computation[op.operands[1]].type))
     return whole - part
 
 
 def _runs_beside_others(
-    it: hlo.Instruction, execution: hlo.Execution, program: hlo.Program
+    op: hlo.Instruction, execution: hlo.Execution, program: hlo.Program
 ) -> bool:
     """Whether other instructions can run before it is done.
 
     In a GPU's program every collective has a start and an end; an attribute says which ones wait.
     """
-    if it.opcode.endswith("-start"):
-        return '"is_sync":true' not in it.attributes
-    if _is_in_chain(it, execution):
+    if op.opcode.endswith("-start"):
+        return '"is_sync":true' not in op.attributes
+    if _is_in_chain(op, execution):
         return True
-    instructions = (it for part in program.computations.values() for it in part.values())
-    starts = (it for it in instructions if it.opcode.endswith("-start"))
+    instructions = (op for part in program.computations.values() for op in part.values())
+    starts = (op for op in instructions if op.opcode.endswith("-start"))
     return any(execution.computation in start.callees for start in starts)
 
 
-def _is_in_chain(it: hlo.Instruction, execution: hlo.Execution) -> bool:
+def _is_in_chain(op: hlo.Instruction, execution: hlo.Execution) -> bool:
     """Whether a TPU's compiler has spread the collective over a chain of fusions.
 
     Each fusion of the chain also computes something, and repeats the instruction.
     """
-    return execution.fused and "async_collective_fusion_config" in it.attributes
+    return execution.fused and "async_collective_fusion_config" in op.attributes
 
 
 def _is_continuation(
-    it: hlo.Instruction, execution: hlo.Execution, computation: hlo.Computation
+    op: hlo.Instruction, execution: hlo.Execution, computation: hlo.Computation
 ) -> bool:
     """Whether the instruction is a later piece of a chain, which is counted at its start."""
     starts = any('"AsyncCollectiveStart"' in other.attributes for other in computation.values())
-    return _is_in_chain(it, execution) and not starts
+    return _is_in_chain(op, execution) and not starts

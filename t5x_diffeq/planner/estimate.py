@@ -36,20 +36,22 @@ class Route:
     crossed: int  # number of slices or nodes that the group spans
     network: float  # bytes/s that a device sends to other slices or nodes
 
-    def seconds(self, it: Collective) -> float:
+    def seconds(self, collective: Collective) -> float:
         """Seconds of all executions of a collective, at full bandwidth and without latency."""
-        rounds = 2 if it.kind in _TWICE else 1
+        rounds = 2 if collective.kind in _TWICE else 1
         near = self.size // self.crossed
-        within = rounds * it.bytes * (near - 1) / near / self.bandwidth
+        within = rounds * collective.bytes * (near - 1) / near / self.bandwidth
         # Each device exchanges its own part of its slice's data with the other slices.
-        between = rounds * it.bytes / near * (self.crossed - 1) / self.crossed / self.network
+        between = (
+            rounds * collective.bytes / near * (self.crossed - 1) / self.crossed / self.network
+        )
         return within + between
 
-    def latency(self, it: Collective) -> float:
+    def latency(self, collective: Collective) -> float:
         """Seconds until the first bytes have travelled all the way, for all executions."""
-        rounds = 2 if it.kind in _TWICE else 1
+        rounds = 2 if collective.kind in _TWICE else 1
         network = _NETWORK_SECONDS if self.crossed > 1 else 0
-        return it.executions * rounds * (self.hops * _HOP_SECONDS + network)
+        return collective.executions * rounds * (self.hops * _HOP_SECONDS + network)
 
 
 class Links:
@@ -64,16 +66,16 @@ class Links:
         self.extents = tuple(len(set(column)) for column in zip(*first_slice, strict=True))
         self.rings = rings(self.extents)
 
-    def route(self, it: Collective) -> Route:
+    def route(self, collective: Collective) -> Route:
         """The route of a collective's first group; the routes of its other groups are alike."""
         network = self.figures.network_bandwidth
         per_link = self.figures.link_bandwidth / self.figures.links
-        if it.kind == BETWEEN_SLICES:
+        if collective.kind == BETWEEN_SLICES:
             slices = len({part for part, _ in self.coordinates})
             return Route(slices, self.figures.link_bandwidth, 0, slices, network)
-        if it.kind == "collective-permute":
+        if collective.kind == "collective-permute":
             return Route(2**30, per_link, 1, 1, 1)
-        group = range(len(self.coordinates)) if it.group is None else it.group
+        group = range(len(self.coordinates)) if collective.group is None else collective.group
         coordinates = [self.coordinates[number] for number in group]
         crossed = len({part for part, _ in coordinates})
         near = [coords for part, coords in coordinates if part == coordinates[0][0]]
@@ -163,18 +165,18 @@ def step_times(
 ) -> StepTimes:
     """The estimate for a TPU, whose compiler gives cycles, or a GPU."""
     figures = links.figures
-    routes = [(it, links.route(it)) for it in moved]
-    waited = sum(route.seconds(it) for it, route in routes if not it.asynchronous)
-    overlapped = sum(route.seconds(it) for it, route in routes if it.asynchronous)
+    routes = [(each, links.route(each)) for each in moved]
+    waited = sum(route.seconds(each) for each, route in routes if not each.asynchronous)
+    overlapped = sum(route.seconds(each) for each, route in routes if each.asynchronous)
     attention = flops.attention_kernels / devices / figures.peak_flops
     latency = 0.0
     if figures.clock:
-        latency = sum(route.latency(it) for it, route in routes if not it.asynchronous)
+        latency = sum(route.latency(each) for each, route in routes if not each.asynchronous)
         compute = (cost.cycles or 0) / figures.clock
         compute += cost.unestimated_bytes / figures.memory_bandwidth
         at_best, at_worst = compute + attention, compute + attention / _KERNELS_AT_WORST
     else:
-        compute = sum(it.times * _kernel_seconds(it, figures) for it in cost.kernels)
+        compute = sum(kernel.times * _kernel_seconds(kernel, figures) for kernel in cost.kernels)
         attention /= _attention_reaches(flops.head_width)
         at_best, at_worst = compute + attention, _GPU_AT_WORST * (compute + attention)
     low = max(at_best, overlapped) + waited + latency

@@ -3,7 +3,7 @@
 XLA's own cost analysis counts the body of a loop once, however often it runs. Here a loop counts as
 often as it runs, nested loops by the product; computations that are called, fused, started
 asynchronously or chosen by a conditional are followed. Every branch of a conditional is counted,
-which gives an upper bound. The text is that of `jax.stages.Compiled.as_text()`, for any platform.
+which gives an upper bound. The text comes from `jax.stages.Compiled.as_text()`, for any platform.
 """
 
 import re
@@ -106,7 +106,7 @@ class Execution(NamedTuple):
 
 def root(computation: Computation) -> Instruction:
     """The instruction whose result is the computation's."""
-    return next(it for it in computation.values() if it.root)
+    return next(op for op in computation.values() if op.root)
 
 
 def shapes(type: str) -> list[Shape]:

@@ -32,7 +32,7 @@ class DeviceMemory:
     parameters: int  # the model's parameters
     moments: int  # the optimizer's state
     arguments: int | None  # the compiler's count of the state and the batch, including padding
-    outputs: int | None  # new state and metrics, except those that reuse the memory of an argument
+    outputs: int | None  # new state and metrics, without outputs in the memory of an argument
     temporaries: int | None  # activations, gradients, gathered weights
     program: int | None  # the code
     available: float | None  # what a program can use; None if unknown
@@ -106,7 +106,7 @@ def plan_step(setup: Setup, batch_size: int, topology: Topology) -> Plan:
     links = Links(list(setup.mesh.devices.flat), topology.figures, per_node)
     return replace(
         plan,
-        between_nodes=traffic(it for it in moved if links.route(it).crossed > 1),
+        between_nodes=traffic(each for each in moved if links.route(each).crossed > 1),
         times=step_times(links, moved, cost, flops, setup.mesh.size),
     )
 

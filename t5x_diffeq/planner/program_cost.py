@@ -46,11 +46,11 @@ class GpuKernel(NamedTuple):
 
 def _kernel(program: hlo.Program, execution: hlo.Execution, memory_bytes: int) -> GpuKernel | None:
     """The kernel of an instruction; None for attention kernels and collectives."""
-    it = execution.instruction
-    target = it.attribute(r'custom_call_target="([^"]+)"') or ""
-    if OPCODE.match(it.opcode) or target.startswith(_ATTENTION):
+    op = execution.instruction
+    target = op.attribute(r'custom_call_target="([^"]+)"') or ""
+    if OPCODE.match(op.opcode) or target.startswith(_ATTENTION):
         return None
-    flops, bits, lanes = _work(program, program.computations[execution.computation], it)
+    flops, bits, lanes = _work(program, program.computations[execution.computation], op)
     return GpuKernel(flops, bits, memory_bytes, lanes, execution.times)
 
 
@@ -61,43 +61,43 @@ def product_flops(text: str) -> int:
     """
     program = hlo.read_program(text)
     return sum(
-        times * _dot_flops(program.computations[name], it)
-        for it, name, times, _ in executions(program)
-        if it.opcode == "dot"
+        times * _dot_flops(program.computations[name], op)
+        for op, name, times, _ in executions(program)
+        if op.opcode == "dot"
     )
 
 
 def _work(
-    program: hlo.Program, computation: hlo.Computation, it: hlo.Instruction
+    program: hlo.Program, computation: hlo.Computation, op: hlo.Instruction
 ) -> tuple[int, int, float]:
     """FLOPs of products, the bits of their operands, and operations on elements."""
-    if it.opcode in hlo.FUSIONS:
-        inside = program.computations[it.callees[0]]
+    if op.opcode in hlo.FUSIONS:
+        inside = program.computations[op.callees[0]]
         each = [_work(program, inside, part) for part in inside.values()]
         widths = [bits for _, bits, _ in each if bits]
         return sum(f for f, _, _ in each), min(widths, default=0), sum(lanes for *_, lanes in each)
-    if it.opcode == "dot" or "$matmul" in it.attributes:
-        bits = min(8 * shape.bytes // prod(shape.dims) for shape in _operands(computation, it)[:2])
-        return _dot_flops(computation, it), bits, 0
-    if it.opcode in _SIMPLE or it.opcode in _SPECIAL:
-        (operand, *_) = _operands(computation, it) if it.opcode == "reduce" else hlo.shapes(it.type)
+    if op.opcode == "dot" or "$matmul" in op.attributes:
+        bits = min(8 * shape.bytes // prod(shape.dims) for shape in _operands(computation, op)[:2])
+        return _dot_flops(computation, op), bits, 0
+    if op.opcode in _SIMPLE or op.opcode in _SPECIAL:
+        (operand, *_) = _operands(computation, op) if op.opcode == "reduce" else hlo.shapes(op.type)
         floats = operand.dtype.startswith(("f", "bf"))
-        turns = 4 if it.opcode in _SPECIAL else 0.5 if floats else 1
+        turns = 4 if op.opcode in _SPECIAL else 0.5 if floats else 1
         return 0, 0, turns * prod(operand.dims)
     return 0, 0, 0
 
 
-def _operands(computation: hlo.Computation, it: hlo.Instruction) -> list[hlo.Shape]:
-    return [hlo.shapes(computation[name].type)[0] for name in it.operands]
+def _operands(computation: hlo.Computation, op: hlo.Instruction) -> list[hlo.Shape]:
+    return [hlo.shapes(computation[name].type)[0] for name in op.operands]
 
 
-def _dot_flops(computation: hlo.Computation, it: hlo.Instruction) -> int:
-    left = _operands(computation, it)[0]
-    summed = it.attribute(r"lhs_contracting_dims=\{([\d,]*)\}")
+def _dot_flops(computation: hlo.Computation, op: hlo.Instruction) -> int:
+    left = _operands(computation, op)[0]
+    summed = op.attribute(r"lhs_contracting_dims=\{([\d,]*)\}")
     if summed is None:  # cuBLAS's call
-        summed = it.required_attribute(r'"lhs_contracting_dimensions":\[([^\]]*)\]')
+        summed = op.required_attribute(r'"lhs_contracting_dimensions":\[([^\]]*)\]')
     sizes = (left.dims[int(dim.strip('"'))] for dim in summed.split(",") if dim)
-    return 2 * prod(hlo.shapes(it.type)[0].dims) * prod(sizes)
+    return 2 * prod(hlo.shapes(op.type)[0].dims) * prod(sizes)
 
 
 # Instructions without bytes of their own: they name, group or wait for existing values, or call
@@ -137,27 +137,27 @@ def program_cost(text: str) -> ProgramCost:
             else:
                 unestimated_bytes += moved
     kernels = () if cycles else (_kernel(program, *each) for each in moving)
-    known = tuple(it for it in kernels if it is not None)
+    known = tuple(kernel for kernel in kernels if kernel is not None)
     return ProgramCost(memory_bytes, cycles or None, unestimated_bytes, known)
 
 
 def _instruction_bytes(program: hlo.Program, execution: hlo.Execution) -> int:
-    it, computation = execution.instruction, program.computations[execution.computation]
-    if it.opcode in _FREE or it.opcode.endswith(("-done", "-update")):
+    op, computation = execution.instruction, program.computations[execution.computation]
+    if op.opcode in _FREE or op.opcode.endswith(("-done", "-update")):
         return 0
-    if '"AllocateBuffer"' in it.attributes:
+    if '"AllocateBuffer"' in op.attributes:
         return 0  # memory that others will write
     if (
-        it.opcode.endswith("-start")
-        and it.opcode not in hlo.FUSIONS
-        and not OPCODE.match(it.opcode)
+        op.opcode.endswith("-start")
+        and op.opcode not in hlo.FUSIONS
+        and not OPCODE.match(op.opcode)
     ):
-        return _bytes_of_transfer(it)
-    return _bytes_read(program, it, computation) + _bytes_written(program, it, computation)
+        return _bytes_of_transfer(op)
+    return _bytes_read(program, op, computation) + _bytes_written(program, op, computation)
 
 
-def _bytes_of_transfer(it: hlo.Instruction) -> int:
-    ends = [hlo.shapes(end) for end in hlo.elements(it.type)[:2]]
+def _bytes_of_transfer(op: hlo.Instruction) -> int:
+    ends = [hlo.shapes(end) for end in hlo.elements(op.type)[:2]]
     moved = min(sum(shape.bytes for shape in end) for end in ends)
     return sum(moved for end in ends if all(_is_in_main_memory(shape) for shape in end))
 
@@ -170,14 +170,14 @@ def _bytes_in_main_memory(type: str) -> int:
     return sum(shape.bytes for shape in hlo.shapes(type) if _is_in_main_memory(shape))
 
 
-def _bytes_read(program: hlo.Program, it: hlo.Instruction, computation: hlo.Computation) -> int:
-    sizes = [_bytes_in_main_memory(computation[name].type) for name in it.operands]
-    if it.opcode in _PART_OF_FIRST:
-        return min(sizes[0], _bytes_in_main_memory(it.type)) + sum(sizes[1:])
-    if it.opcode == "dynamic-update-slice":
+def _bytes_read(program: hlo.Program, op: hlo.Instruction, computation: hlo.Computation) -> int:
+    sizes = [_bytes_in_main_memory(computation[name].type) for name in op.operands]
+    if op.opcode in _PART_OF_FIRST:
+        return min(sizes[0], _bytes_in_main_memory(op.type)) + sum(sizes[1:])
+    if op.opcode == "dynamic-update-slice":
         return sum(sizes[1:])
-    if it.opcode in hlo.FUSIONS:
-        inside = it.callees[0]
+    if op.opcode in hlo.FUSIONS:
+        inside = op.callees[0]
         return sum(min(s, _bytes_read_inside(program, inside, k)) for k, s in enumerate(sizes) if s)
     return sum(sizes)
 
@@ -192,30 +192,30 @@ def _bytes_read_inside(program: hlo.Program, name: str, number: int) -> int:
 
 def _bytes_used(program: hlo.Program, computation: hlo.Computation, source: hlo.Instruction) -> int:
     total = 0
-    for it in computation.values():
-        for position, name in enumerate(it.operands):
-            if it.opcode == "parameter" or name != source.name:
+    for op in computation.values():
+        for position, name in enumerate(op.operands):
+            if op.opcode == "parameter" or name != source.name:
                 continue
-            if it.opcode == "bitcast":
-                total += _bytes_used(program, computation, it)
-            elif it.opcode in _PART_OF_FIRST and position == 0:
-                total += sum(shape.bytes for shape in hlo.shapes(it.type))
-            elif it.opcode == "fusion":
-                total += _bytes_read_inside(program, it.callees[0], position)
-            elif not (it.opcode == "dynamic-update-slice" and position == 0):
+            if op.opcode == "bitcast":
+                total += _bytes_used(program, computation, op)
+            elif op.opcode in _PART_OF_FIRST and position == 0:
+                total += sum(shape.bytes for shape in hlo.shapes(op.type))
+            elif op.opcode == "fusion":
+                total += _bytes_read_inside(program, op.callees[0], position)
+            elif not (op.opcode == "dynamic-update-slice" and position == 0):
                 return sum(shape.bytes for shape in hlo.shapes(source.type))
     return total
 
 
-def _bytes_written(program: hlo.Program, it: hlo.Instruction, computation: hlo.Computation) -> int:
-    if it.opcode == "dynamic-update-slice":
+def _bytes_written(program: hlo.Program, op: hlo.Instruction, computation: hlo.Computation) -> int:
+    if op.opcode == "dynamic-update-slice":
         return min(
-            _bytes_in_main_memory(it.type), _bytes_in_main_memory(computation[it.operands[1]].type)
+            _bytes_in_main_memory(op.type), _bytes_in_main_memory(computation[op.operands[1]].type)
         )
-    if it.opcode not in hlo.FUSIONS:
-        return _bytes_in_main_memory(it.type)
-    type = it.type if it.opcode == "fusion" else hlo.elements(it.type)[1]  # operands, result, state
-    inside = program.computations[it.callees[0]]
+    if op.opcode not in hlo.FUSIONS:
+        return _bytes_in_main_memory(op.type)
+    type = op.type if op.opcode == "fusion" else hlo.elements(op.type)[1]  # operands, result, state
+    inside = program.computations[op.callees[0]]
     result = hlo.root(inside)
     if result.opcode != "tuple":
         return min(_bytes_in_main_memory(type), _bytes_updated(program, inside, result))
@@ -226,10 +226,10 @@ def _bytes_written(program: hlo.Program, it: hlo.Instruction, computation: hlo.C
     )
 
 
-def _bytes_updated(program: hlo.Program, computation: hlo.Computation, it: hlo.Instruction) -> int:
+def _bytes_updated(program: hlo.Program, computation: hlo.Computation, op: hlo.Instruction) -> int:
     """Bytes of a fusion's result that it writes; for an array updated in place, the update."""
-    if it.opcode == "bitcast":
-        return _bytes_updated(program, computation, computation[it.operands[0]])
-    if it.opcode == "dynamic-update-slice":
-        it = computation[it.operands[1]]
-    return sum(shape.bytes for shape in hlo.shapes(it.type))
+    if op.opcode == "bitcast":
+        return _bytes_updated(program, computation, computation[op.operands[0]])
+    if op.opcode == "dynamic-update-slice":
+        op = computation[op.operands[1]]
+    return sum(shape.bytes for shape in hlo.shapes(op.type))

@@ -58,8 +58,8 @@ def search(
 
     parts, full = config.train.microbatches, Changes({"model.remat": "full"})
     smaller = (full | {"train.microbatches": factor * parts} for factor in (2, 4, 8))
-    again = [full] if config.model.remat != "full" else []
-    for more in (Changes(), *again, *smaller):
+    recompute = [full] if config.model.remat != "full" else []
+    for more in (Changes(), *recompute, *smaller):
         compile_all("meshes", _meshes_to_try(config.with_values(more), vocab_size, topology, more))
         if fitting:
             break
@@ -119,8 +119,8 @@ def meshes(config: Config, num_devices: int, slices: int = 1) -> Iterator[dict[s
         for fsdp in (n for n in range(rest, 0, -1) if rest % n == 0):
             sizes = (rest // fsdp, fsdp, context, tensor)
             mesh = dict(zip(AXES, sizes, strict=True))
-            whole = prod(sizes) == num_devices and mesh["data"] % slices == 0
-            if whole and _is_divisible(config, mesh):
+            fills = prod(sizes) == num_devices and mesh["data"] % slices == 0
+            if fills and _is_divisible(config, mesh):
                 yield mesh
 
 

@@ -49,20 +49,20 @@ TARGETS = {
 
 def target_config(kind: str) -> str:
     """The text that describes a GPU of this kind, a key of `TARGETS`, to the compiler."""
-    it, figures = TARGETS[kind], CHIPS[kind]
-    major, minor = it.capability
+    target, figures = TARGETS[kind], CHIPS[kind]
+    major, minor = target.capability
     return f"""
 gpu_device_info {{
   cuda_compute_capability {{ major: {major} minor: {minor} }}
-  core_count: {it.multiprocessors}
-  fpus_per_core: {it.float32_units}
-  clock_rate_ghz: {it.clock}
+  core_count: {target.multiprocessors}
+  fpus_per_core: {target.float32_units}
+  clock_rate_ghz: {target.clock}
   device_memory_size: {int(figures.memory_bytes)}
   memory_bandwidth: {int(figures.memory_bandwidth)}
-  l2_cache_size: {it.cache}
-  shared_memory_per_core: {it.shared_memory}
+  l2_cache_size: {target.cache}
+  shared_memory_per_core: {target.shared_memory}
   shared_memory_per_block: {48 * _KIB}
-  shared_memory_per_block_optin: {it.shared_memory - _KIB}
+  shared_memory_per_block_optin: {target.shared_memory - _KIB}
   registers_per_core_limit: 65536
   registers_per_block_limit: 65536
   threads_per_warp: 32
@@ -132,14 +132,14 @@ class Topology:
         # attention can take (jax 0.10.2, 0.12.0).
         from jax._src.cudnn import fused_attention_stablehlo as cudnn
 
-        ours = TARGETS[self.kind].capability
-        kept = cudnn.check_compute_capability, cudnn.is_cuda_compute_capability_equal
+        capability = TARGETS[self.kind].capability
+        originals = cudnn.check_compute_capability, cudnn.is_cuda_compute_capability_equal
 
-        def parse(capability: str) -> tuple[int, ...]:
-            return tuple(int(part) for part in capability.split("."))
+        def parse(version: str) -> tuple[int, ...]:
+            return tuple(int(part) for part in version.split("."))
 
-        cudnn.check_compute_capability = lambda least: ours >= parse(least)
-        cudnn.is_cuda_compute_capability_equal = lambda other: ours == parse(other)
+        cudnn.check_compute_capability = lambda least: capability >= parse(least)
+        cudnn.is_cuda_compute_capability_equal = lambda other: capability == parse(other)
         try:
             yield
         except RuntimeError as error:
@@ -150,7 +150,7 @@ class Topology:
                 "pip install nvidia-cudnn-cu13; or set model.attention=xla"
             ) from error
         finally:
-            cudnn.check_compute_capability, cudnn.is_cuda_compute_capability_equal = kept
+            cudnn.check_compute_capability, cudnn.is_cuda_compute_capability_equal = originals
 
 
 def make_topology(name: str, slices: int = 1) -> Topology:

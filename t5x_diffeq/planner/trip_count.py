@@ -56,19 +56,19 @@ def _visit(
 ) -> Iterator[Execution]:
     """`executions` of one computation, run `times` times, and of the computations it calls."""
     value = _evaluate(program, name, arguments)
-    for it in program.computations[name].values():
-        yield Execution(it, name, times, fused)
-        operand = _operands(it, value)
-        if it.opcode == "while":
-            body = it.required_attribute(r"body=%?([\w.\-]+)")
-            count = _trip_count(program, name, it, operand)
+    for op in program.computations[name].values():
+        yield Execution(op, name, times, fused)
+        operand = _operands(op, value)
+        if op.opcode == "while":
+            body = op.required_attribute(r"body=%?([\w.\-]+)")
+            count = _trip_count(program, name, op, operand)
             state = _constant_state(program, body, operand)
             yield from _visit(program, body, times * count, fused, _only(state))
             continue
-        for number, called in enumerate(it.callees):
+        for number, called in enumerate(op.callees):
             branch = partial(_branch_argument, operand, number)
-            argument = branch if it.opcode == "conditional" else operand
-            yield from _visit(program, called, times, fused or it.opcode in FUSIONS, argument)
+            argument = branch if op.opcode == "conditional" else operand
+            yield from _visit(program, called, times, fused or op.opcode in FUSIONS, argument)
 
 
 def _branch_argument(operand: _Elements, branch: int, _: int) -> _Value:
@@ -101,8 +101,8 @@ def _only(value: _Value) -> _Elements:
     return lambda _: value
 
 
-def _operands(it: Instruction, value: Callable[[str], _Value]) -> _Elements:
-    return lambda number: value(it.operands[number])
+def _operands(op: Instruction, value: Callable[[str], _Value]) -> _Elements:
+    return lambda number: value(op.operands[number])
 
 
 def _constant_state(program: Program, body: str, operand: _Elements) -> _Elements:
@@ -137,35 +137,35 @@ def _evaluate(program: Program, name: str, arguments: _Elements) -> Callable[[st
 
     @cache
     def value(name: str) -> _Value:
-        it = instructions[name]
-        operand = _operands(it, value)
-        match it.opcode:
+        op = instructions[name]
+        operand = _operands(op, value)
+        match op.opcode:
             case "constant":
-                return _read_constant(it)
+                return _read_constant(op)
             case "parameter":
-                return arguments(int(it.literal))
+                return arguments(int(op.literal))
             case "get-tuple-element":
-                return operand(0)(int(it.required_attribute(r"index=(\d+)")))
+                return operand(0)(int(op.required_attribute(r"index=(\d+)")))
             case "tuple":
                 return operand
             case "fusion" | "fusion-start" | "call":
-                return _result(program, it.callees[0], operand)
+                return _result(program, op.callees[0], operand)
             case "compare":
-                compare = getattr(operator, it.required_attribute(r"direction=(\w+)").lower())
+                compare = getattr(operator, op.required_attribute(r"direction=(\w+)").lower())
                 return compare(operand(0), operand(1))
             case "select":
                 return operand(1) if operand(0) else operand(2)
-        if it.opcode in _SAME:
+        if op.opcode in _SAME:
             return operand(0)
-        if it.opcode in _ARITHMETIC:
-            return _ARITHMETIC[it.opcode](operand(0), operand(1))
-        raise _UnknownValueError(f"the result of {it.opcode} {it.name}")
+        if op.opcode in _ARITHMETIC:
+            return _ARITHMETIC[op.opcode](operand(0), operand(1))
+        raise _UnknownValueError(f"the result of {op.opcode} {op.name}")
 
     return value
 
 
-def _read_constant(it: Instruction) -> int:
-    value = {"true": "1", "false": "0"}.get(it.literal, it.literal)
+def _read_constant(op: Instruction) -> int:
+    value = {"true": "1", "false": "0"}.get(op.literal, op.literal)
     if not value.lstrip("-").isdigit():
-        raise _UnknownValueError(f"constant {it.name}")
+        raise _UnknownValueError(f"constant {op.name}")
     return int(value)
