@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, suppress
 import jax
 import orbax.checkpoint as ocp
 
-from t5x_diffeq.checkpoints import checksums, writing
+from t5x_diffeq.checkpoints import checksums, stored
 from t5x_diffeq.checkpoints.checkpoint_folder import (
     ASIDE,
     Retention,
@@ -23,8 +23,7 @@ from t5x_diffeq.checkpoints.checkpoint_folder import (
 )
 from t5x_diffeq.checkpoints.identity import new_id, run_of
 from t5x_diffeq.checkpoints.restoring import read_newest
-from t5x_diffeq.checkpoints.stored import RestoredCheckpoint, RunFacts, TrainState, parts_of
-from t5x_diffeq.checkpoints.writing import FinishedSave
+from t5x_diffeq.checkpoints.stored import FinishedSave, RestoredCheckpoint, RunFacts, TrainState
 from t5x_diffeq.cluster.processes import are_several, gather, wait_for_all
 from t5x_diffeq.config.config import TrainKeys
 from t5x_diffeq.system.console import log
@@ -105,10 +104,10 @@ class Checkpoints:
         with self._explain():
             # Before the save, in which Orbax asks `retention` which checkpoints to delete.
             self.retention.losses[step] = data_state["eval_loss"]
-            self.manager.save(step, args=writing.items_of(state, data_state), force=True)
+            self.manager.save(step, args=stored.items_of(state, data_state), force=True)
         if jax.process_index() == 0:
             waited = time.perf_counter() - started
-            arrays = None if self._watching else len(jax.tree.leaves(parts_of(state)))
+            arrays = None if self._watching else len(jax.tree.leaves(stored.parts_of(state)))
             arguments = (step, started, waited, arrays)
             self._watching = threading.Thread(target=self._watch, args=arguments, daemon=True)
             self._watching.start()
@@ -168,7 +167,7 @@ class Checkpoints:
             raise self._unreadable
 
     def _explain(self) -> AbstractContextManager:
-        return writing.explain_failure(self.folder, self.saving, self.manager.all_steps())
+        return stored.explain_failure(self.folder, self.saving, self.manager.all_steps())
 
     # -------------------------------------------------------------------------- restoring
 

@@ -15,11 +15,10 @@ import jax
 import orbax.checkpoint as ocp
 from flax.traverse_util import flatten_dict
 
-from t5x_diffeq.checkpoints import checksums
+from t5x_diffeq.checkpoints import checksums, stored
 from t5x_diffeq.checkpoints.checkpoint_folder import best_step, whole_steps
 from t5x_diffeq.checkpoints.identity import check_owner
-from t5x_diffeq.checkpoints.stored import ITEMS, RestoredCheckpoint, RunFacts, TrainState, parts_of
-from t5x_diffeq.checkpoints.writing import root_cause
+from t5x_diffeq.checkpoints.stored import ITEMS, RestoredCheckpoint, RunFacts, TrainState
 from t5x_diffeq.cluster.processes import gather
 from t5x_diffeq.config.keys.values import BEST
 from t5x_diffeq.system.errors import InfrastructureError, InputError, is_infrastructure_failure
@@ -58,7 +57,7 @@ def _read_checkpoint(
 
     The averages and the recent steps are None if the checkpoint lacks them.
     """
-    wanted = parts_of(abstract_state)
+    wanted = stored.parts_of(abstract_state)
 
     def choose(stored: Mapping[str, Any]) -> dict:
         return {name: part for name, part in wanted.items() if name in stored or name in _NEEDED}
@@ -151,10 +150,10 @@ def _fault_of(error: BaseException) -> tuple[str, str]:
     if "TensorStore details" in str(error) and error.__cause__:  # Orbax's error hides its cause
         error = error.__cause__
     if is_infrastructure_failure(error) and _DAMAGE not in str(error):
-        return "infrastructure", root_cause(error)
+        return "infrastructure", stored.root_cause(error)
     missing = isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError)
     denied = (isinstance(error, OSError) and not missing) or "PERMISSION_DENIED" in str(error)
-    return "process" if denied else "checkpoint", root_cause(error)
+    return "process" if denied else "checkpoint", stored.root_cause(error)
 
 
 def _end_together(folder: AnyPath, faults: Mapping[int, tuple[str, str]]) -> NoReturn:

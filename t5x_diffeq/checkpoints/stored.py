@@ -1,15 +1,31 @@
-"""What a checkpoint holds: the train state, and facts of the run as JSON."""
+"""What a checkpoint holds, the train state and the facts of the run; and how it is written."""
 
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from math import isfinite
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+import orbax.checkpoint as ocp
 from flax import struct
 from jaxtyping import Array
 
+from t5x_diffeq.checkpoints.checkpoint_folder import whole_steps
+from t5x_diffeq.system.errors import (
+    InfrastructureError,
+    RunError,
+    is_infrastructure_failure,
+    system_error_in,
+)
+from t5x_diffeq.system.files import AnyPath, describe_error, is_in_bucket
+
 ITEMS = ("state", "data")
+CHUNK_BYTES = 256 * 10**6  # the most that a chunk of a stored array has
+_FULL = "No space left on device"
 
 
 @struct.dataclass
@@ -86,3 +102,106 @@ class RestoredCheckpoint(NamedTuple):
 def parts_of(state: TrainState) -> dict[str, Any]:
     """The parts of a train state that are there."""
     return {name: part for name, part in vars(state).items() if part is not None}
+
+
+# ------------------------------------------------------------------------------ writing
+
+
+class FinishedSave(NamedTuple):
+    """A checkpoint that is completely written."""
+
+    step: int
+    size: int  # bytes
+    waited: float  # seconds that the training thread was blocked, also by the save before it
+    seconds: float  # from the call of `save` to the end of writing
+
+    def line(self) -> str:
+        """`checkpoint 500 saved: 63 MB; training waited 0.02 s, written in 0.8 s`."""
+        return (
+            f"checkpoint {self.step} saved: {_format_bytes(self.size)}; training waited "
+            f"{self.waited:.2f} s, written in {self.seconds:.1f} s"
+        )
+
+
+def _format_bytes(size: int) -> str:
+    """A size such as `84 kB`, `63 MB`, `1.01 GB`."""
+    for unit, name, digits in ((10**12, "TB", 2), (10**9, "GB", 2), (10**6, "MB", 0)):
+        if size >= unit:
+            return f"{size / unit:.{digits}f} {name}"
+    return f"{size / 1000:.0f} kB"
+
+
+def items_of(state: TrainState, data_state: dict) -> ocp.args.Composite:
+    """The items of a checkpoint, as Orbax takes them.
+
+    An array is cut into chunks of at most `CHUNK_BYTES`, however it is sharded. A chunk is written
+    and read as a whole, by one thread.
+    """
+    parts = parts_of(_to_be_kept(state))
+    chunked = jax.tree.map(lambda _: ocp.SaveArgs(chunk_byte_size=CHUNK_BYTES), parts)
+    return ocp.args.Composite(
+        state=ocp.args.PyTreeSave(parts, save_args=chunked), data=ocp.args.JsonSave(data_state)
+    )
+
+
+def _to_be_kept(state: TrainState) -> TrainState:
+    """The state; on CPUs a copy of it.
+
+    On CPUs, the NumPy arrays that Orbax writes would share the state's memory. Orbax holds them
+    until all is written, and the next training step, which donates the state, would wait for that.
+    """
+    if jax.local_devices()[0].platform != "cpu":
+        return state
+
+    def copy(array: jax.Array) -> jax.Array:
+        # Shard by shard: `device_put` of arrays of several processes would compile a program.
+        shards = [shard.data for shard in array.addressable_shards]
+        copies = jax.device_put(shards, [x.sharding for x in shards], may_alias=False)
+        return jax.make_array_from_single_device_arrays(array.shape, array.sharding, copies)
+
+    return jax.block_until_ready(jax.tree.map(copy, state))
+
+
+@contextmanager
+def explain_failure(folder: AnyPath, step: int | None, known: Sequence[int]) -> Iterator[None]:
+    """A context that turns what Orbax raises while it saves `step` into an error of one line.
+
+    `known` are the checkpoints that the run has saved or found there.
+    """
+    try:
+        yield
+    except Exception as error:
+        kind = InfrastructureError if is_infrastructure_failure(error) else RunError
+        complete = [other for other in whole_steps(folder) if other != step]
+        are_gone = bool(set(known) - {step}) and not complete
+        cause = "the folder was deleted while it was written" if are_gone else root_cause(error)
+        kept = "earlier checkpoints are kept: " if complete else ""
+        raise kind(
+            f"checkpoint {step} can't be written to {folder}: "
+            f"{_FULL if is_full(folder) else cause}; {kept}once this is fixed, the same command "
+            f"continues at {f'checkpoint {complete[-1]}' if complete else 'the start'}"
+        ) from error
+
+
+def is_full(folder: AnyPath) -> bool:
+    """Whether the disk has less than a MiB left.
+
+    On a full disk, Orbax's threads may raise a secondary error such as "File exists".
+    """
+    if is_in_bucket(folder):
+        return False
+    existing = next(each for each in (folder, *folder.parents) if each.exists())
+    return shutil.disk_usage(existing).free < 2**20
+
+
+def root_cause(error: BaseException) -> str:
+    """The cause of an error if that is a full disk or infrastructure, else the error; one line."""
+    number, passes = system_error_in(str(error)), is_infrastructure_failure(error)
+    text = os.strerror(number) if passes and number is not None else describe_error(error)
+    for known in (_FULL, "Disk quota exceeded"):
+        cause: BaseException | None = error
+        while cause is not None:
+            if known in str(cause):
+                return known
+            cause = cause.__cause__ or cause.__context__
+    return text[:200]

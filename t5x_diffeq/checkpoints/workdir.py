@@ -126,12 +126,7 @@ def stored_config(workdir: AnyPath) -> Config:
 
 
 def _usable_values(config: dict) -> dict[str, object]:
-    """The values by dotted key; keys that are left out get their defaults.
-
-    Earlier versions accepted any value for a key that the run did not use. If such a value isn't
-    valid, and runs of one workdir may differ in the key, it doesn't affect the model: it is left
-    out.
-    """
+    """The values by dotted key, without those of former keys."""
     for section in SECTIONS:
         if not isinstance(config[section], dict):
             raise InputError(f"{section} is {config[section]!r}; it must be a JSON object of keys")
@@ -140,8 +135,7 @@ def _usable_values(config: dict) -> dict[str, object]:
     for key in values:
         if key not in KEYS:
             raise InputError(f"its key {key} does not exist here; use the version that wrote it")
-    faulty = {key for key in values if KEYS[key].resume and KEYS[key].values.fault(values[key])}
-    return {key: value for key, value in values.items() if key not in faulty}
+    return values
 
 
 @contextmanager

@@ -15,12 +15,11 @@ from operator import attrgetter
 from typing import Any
 
 from t5x_diffeq.config.keys.data import DataKeys
-from t5x_diffeq.config.keys.key import Section, check_value, keys_of
 from t5x_diffeq.config.keys.model import ModelKeys
 from t5x_diffeq.config.keys.optimizer import OptimizerKeys
 from t5x_diffeq.config.keys.run import MeshKeys, RunKeys
 from t5x_diffeq.config.keys.train import TrainKeys
-from t5x_diffeq.config.keys.values import Values
+from t5x_diffeq.config.keys.values import Section, Values, check_value, keys_of
 from t5x_diffeq.config.other_names import OTHER_NAMES
 from t5x_diffeq.system.errors import InputError
 

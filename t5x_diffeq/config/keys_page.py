@@ -11,9 +11,8 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from t5x_diffeq.config.config import KEYS, SECTIONS, keys_meant
-from t5x_diffeq.config.keys.key import Section, keys_of
 from t5x_diffeq.config.keys.run import RunKeys
-from t5x_diffeq.config.keys.values import INT32, Values
+from t5x_diffeq.config.keys.values import INT32, Section, Values, keys_of
 from t5x_diffeq.config.mistakes import nearest
 from t5x_diffeq.system.errors import InputError
 

@@ -25,7 +25,7 @@ from typing import Any
 
 import jax
 
-from t5x_diffeq.checkpoints.writing import FinishedSave
+from t5x_diffeq.checkpoints.stored import FinishedSave
 from t5x_diffeq.system.console import format_count, format_duration, log
 from t5x_diffeq.system.errors import InfrastructureError, RunError
 from t5x_diffeq.system.files import AnyPath

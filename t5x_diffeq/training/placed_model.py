@@ -12,13 +12,12 @@ from jax.sharding import Mesh, NamedSharding
 from t5x_diffeq.config.config import Config, TrainKeys
 from t5x_diffeq.config.plugins import is_plugin
 from t5x_diffeq.model.block import can_split_length
-from t5x_diffeq.model.block_checks import check_block
 from t5x_diffeq.model.config import ModelConfig
 from t5x_diffeq.model.language_model import LanguageModel
 from t5x_diffeq.model.layers.context import length_shards
 from t5x_diffeq.model.layers.mesh import axes_of, mesh_axes, shards_over
+from t5x_diffeq.model.plugin_checks import check_block, check_source
 from t5x_diffeq.model.scheme_checks import check_scheme
-from t5x_diffeq.model.source_checks import check_source
 from t5x_diffeq.model.sub_fields import make_block
 from t5x_diffeq.system.chips import chip
 from t5x_diffeq.system.errors import InputError

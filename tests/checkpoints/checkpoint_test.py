@@ -25,7 +25,7 @@ from fault_checkpoints import (
 from jax.sharding import NamedSharding, PartitionSpec
 from patience import patience
 
-from t5x_diffeq.checkpoints import checkpoint, checksums, writing
+from t5x_diffeq.checkpoints import checkpoint, checksums, stored
 from t5x_diffeq.checkpoints.checkpoint import Checkpoints
 from t5x_diffeq.checkpoints.checkpoint_folder import check_path, count_arrays
 from t5x_diffeq.checkpoints.identity import new_id, run_of
@@ -97,7 +97,7 @@ def test_saves_that_were_cut_off_are_deleted(workdir):
 )
 def test_an_error_number_in_a_text_of_tensorstore(tmp_path, number, raised, reason):
     message = rf"checkpoint 2 can't be written to .*: {reason}"
-    with pytest.raises(raised, match=message), writing.explain_failure(tmp_path, 2, ()):
+    with pytest.raises(raised, match=message), stored.explain_failure(tmp_path, 2, ()):
         raise ValueError(f"UNKNOWN: Error opening \"zarr\" driver [os_error_code='{number}']")
 
 
@@ -113,7 +113,7 @@ def test_a_disk_that_fills_up(saved, tmp_path, monkeypatch, raised):
         raise OSError(*raised)
 
     monkeypatch.setattr(checksums, "save_sums", full)
-    monkeypatch.setattr(writing, "is_full", lambda _: raised[0] != 28)
+    monkeypatch.setattr(stored, "is_full", lambda _: raised[0] != 28)
     message = r"checkpoint 8 can't be .*: No space left on device; .* at checkpoint 6$"
     with pytest.raises(RunError, match=message), Checkpoints(workdir, keep=3) as checkpoints:
         checkpoints.save(8, state_at(8), RunFacts(FINGERPRINT))
@@ -151,8 +151,8 @@ def test_chunks_have_a_largest_size(tmp_path, monkeypatch):
         for name, (values, axes) in arrays.items()
     }
     state = TrainState(jax.device_put(jnp.int32(3)), params, {})
-    assert writing.CHUNK_BYTES <= 256 * 2**20
-    monkeypatch.setattr(writing, "CHUNK_BYTES", 4096)
+    assert stored.CHUNK_BYTES <= 256 * 2**20
+    monkeypatch.setattr(stored, "CHUNK_BYTES", 4096)
     with Checkpoints(tmp_path, keep=1) as checkpoints:
         checkpoints.save(3, state, RunFacts(FINGERPRINT))
     monkeypatch.undo()
@@ -175,7 +175,7 @@ def test_what_orbax_gets_shares_no_memory_with_the_state():
         return {shard.data.unsafe_buffer_pointer() for each in shards for shard in each}
 
     state = state_at(2)
-    given = writing.items_of(state, {})["state"].item
+    given = stored.items_of(state, {})["state"].item
     assert not pointers(given) & pointers(state)
 
 

@@ -17,7 +17,7 @@ from t5x_diffeq.cli import train as train_verb
 from t5x_diffeq.cli.finetune import finetune
 from t5x_diffeq.config import plugins
 from t5x_diffeq.config.config import KEYS, Config, flatten
-from t5x_diffeq.config.keys.key import reads_as_data
+from t5x_diffeq.config.keys.values import reads_as_data
 from t5x_diffeq.model.ode.solvers import find_scheme
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.training.load import read_adapter_facts

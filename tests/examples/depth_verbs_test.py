@@ -17,14 +17,13 @@ from t5x_diffeq.cli.finetune import finetune
 from t5x_diffeq.config.config import Config, flatten
 from t5x_diffeq.hf.families import family_of
 from t5x_diffeq.inference.explorer.answers import Explorer
-from t5x_diffeq.model.block_checks import check_block
 from t5x_diffeq.model.config import ModelConfig
 from t5x_diffeq.model.flops import forward_flops
 from t5x_diffeq.model.language_model import in_one_document
 from t5x_diffeq.model.ode.solvers import SCHEMES, find_scheme, lie_trotter
 from t5x_diffeq.model.ode.sources import SOURCES
+from t5x_diffeq.model.plugin_checks import check_block, check_source
 from t5x_diffeq.model.scheme_checks import check_scheme
-from t5x_diffeq.model.source_checks import check_source
 from t5x_diffeq.planner.topology import make_topology
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.training.step import make_gradient

@@ -10,9 +10,9 @@ import t5x_diffeq as td
 from t5x_diffeq.analysis.spectra import spectra
 from t5x_diffeq.inference.sampling import Sampling, generate
 from t5x_diffeq.model.block import Block
-from t5x_diffeq.model.block_checks import check_block
 from t5x_diffeq.model.flops import step_flops
 from t5x_diffeq.model.layers.array_types import Places
+from t5x_diffeq.model.plugin_checks import check_block
 from t5x_diffeq.model.sub_fields import has_method, make_block, need_methods
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.training.setup import make_setup

@@ -16,6 +16,7 @@ from own_sources import OWN as SOURCES_OF_OTHERS
 from own_sources import KernelsOfTime
 from small_models import random_params
 from small_models import small as small_model
+from t5x_diffeq.training.config_checks import check_combinations
 
 import t5x_diffeq as td
 from configs import finetune as finetune_config
@@ -30,9 +31,8 @@ from t5x_diffeq.model.layers.parameter import Parameter, declare
 from t5x_diffeq.model.ode.sources import SOURCES, SharedWeights, init_stacked, source_of
 from t5x_diffeq.model.ode.time_basis import make_time_basis
 from t5x_diffeq.model.ode.weight_source import block_parameters, cast_by_role
-from t5x_diffeq.model.source_checks import check_source
+from t5x_diffeq.model.plugin_checks import check_source
 from t5x_diffeq.system.errors import InputError
-from t5x_diffeq.training.config_checks import check_combinations
 from t5x_diffeq.training.load import discretise
 from t5x_diffeq.training.optimizers.muon import kernels_of_block
 

@@ -6,8 +6,17 @@ from functools import partial
 from typing import Annotated, Any
 
 from t5x_diffeq.config.keys import values
-from t5x_diffeq.config.keys.key import Section, key, reads_as_data, texts_in
-from t5x_diffeq.config.keys.values import PLUGIN, SOURCES, THREADS, Values, one_of
+from t5x_diffeq.config.keys.values import (
+    PLUGIN,
+    SOURCES,
+    THREADS,
+    Section,
+    Values,
+    key,
+    one_of,
+    reads_as_data,
+    texts_in,
+)
 
 _key = partial(key, finetune=True)
 

@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from t5x_diffeq.config.keys import values
-from t5x_diffeq.config.keys.key import Section, key, reads_as_data
-from t5x_diffeq.config.keys.values import Values, one_of
+from t5x_diffeq.config.keys.values import Section, Values, key, one_of, reads_as_data
 
 _Dtype = Annotated[str, one_of("float32", "bfloat16")]
 _Activation = Annotated[str | None, Values(str, choices=("gelu", "relu", "silu"), optional=True)]

@@ -5,8 +5,15 @@ from functools import partial
 from typing import Annotated
 
 from t5x_diffeq.config.keys import values
-from t5x_diffeq.config.keys.key import Section, key, reads_as_data
-from t5x_diffeq.config.keys.values import MOMENTS, OPTIMIZERS, PLUGIN, one_of
+from t5x_diffeq.config.keys.values import (
+    MOMENTS,
+    OPTIMIZERS,
+    PLUGIN,
+    Section,
+    key,
+    one_of,
+    reads_as_data,
+)
 
 _key = partial(key, branch=True, finetune=True)
 

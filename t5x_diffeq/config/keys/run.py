@@ -4,8 +4,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
 
-from t5x_diffeq.config.keys.key import Section, key, reads_as_data
-from t5x_diffeq.config.keys.values import INT32, SEEDS, CountOrNone, Entries, TextOrNone, Values
+from t5x_diffeq.config.keys.values import (
+    INT32,
+    SEEDS,
+    CountOrNone,
+    Entries,
+    Section,
+    TextOrNone,
+    Values,
+    key,
+    reads_as_data,
+)
 
 _key = partial(key, finetune=True)
 _AxisSize = Annotated[int, Values(int, -1, INT32)]

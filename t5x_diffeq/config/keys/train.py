@@ -5,8 +5,17 @@ from functools import partial
 from typing import Annotated
 
 from t5x_diffeq.config.keys import values
-from t5x_diffeq.config.keys.key import Section, key, reads_as_data
-from t5x_diffeq.config.keys.values import INT32, PLUGIN, STEP_RANGE, STEPS, Values, one_of
+from t5x_diffeq.config.keys.values import (
+    INT32,
+    PLUGIN,
+    STEP_RANGE,
+    STEPS,
+    Section,
+    Values,
+    key,
+    one_of,
+    reads_as_data,
+)
 
 _key = partial(key, finetune=True)
 

@@ -1,4 +1,4 @@
-"""Checks of a weight source of another package: what it declares, what it makes, what it learns."""
+"""Checks of a block and of a weight source of another package, before a model is made of them."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,6 +11,7 @@ from flax import linen as nn
 from flax.traverse_util import flatten_dict
 from jaxtyping import Array
 
+from t5x_diffeq.model.block import Block
 from t5x_diffeq.model.config import ModelConfig
 from t5x_diffeq.model.language_model import LanguageModel, make_source, nodes
 from t5x_diffeq.model.layers.array_types import Times, Weights
@@ -25,6 +26,7 @@ from t5x_diffeq.model.ode.weight_source import (
     is_projection,
     layer_name,
 )
+from t5x_diffeq.model.sub_fields import block_of_shapes
 from t5x_diffeq.system.errors import InputError, describe_foreign
 
 # They replace the model's own sizes, because a check differentiates each leaf of the weights by
@@ -44,6 +46,41 @@ _SMALL: dict[str, Any] = {
 _ROUNDING = 0.02
 
 
+def check_block(config: ModelConfig) -> None:
+    """Checks the block that `model.block` names; nothing is computed.
+
+    The dtype of f and g is not checked: a value of fewer bits is promoted where it is added to the
+    state.
+
+    Raises:
+      InputError: if it has no f or no g, or if one of them can't be traced, or returns another
+        shape than the state's.
+    """
+    block, named = block_of_shapes(config), f"model.block={config.block}"
+    y, places = block.input_shapes()
+    for name, inputs in (("f", (y, places)), ("g", (y,))):
+        if getattr(type(block), name) is getattr(Block, name):
+            raise _refused(named, f"has no {name}; docs/extending.md says what a block needs")
+        try:
+            value, _ = jax.eval_shape(
+                lambda key, *inputs, name=name: block.init_with_output(key, *inputs, method=name),
+                jax.random.key(0),
+                *inputs,
+            )
+        except InputError:
+            raise
+        except Exception as error:  # another package's code may raise anything
+            raise _refused(
+                named, f"has a method {name} that can't be traced: {describe_foreign(error)}"
+            ) from error
+        shape = getattr(value, "shape", None)
+        if shape != y.shape:
+            returned = list(shape) if shape is not None else type(value).__name__
+            raise _refused(
+                named, f"has a method {name} that returns {returned} for a state {list(y.shape)}"
+            )
+
+
 def check_source(config: ModelConfig, depths: Sequence[int] = ()) -> None:
     """Checks the source that `model.weights` names, on a small block of the architecture.
 
@@ -53,14 +90,14 @@ def check_source(config: ModelConfig, depths: Sequence[int] = ()) -> None:
         gradient; if a source has `stored`, and its weights aren't its parameters; or if its
         parameters differ at one of the `depths`.
     """
-    small = replace(config, **_SMALL)
+    small, named = replace(config, **_SMALL), f"model.weights={config.weights}"
     times = jnp.asarray(nodes(small))
     source = make_source(small, parent=None)
     init: Any = jax.jit(source.init_with_output, static_argnames="method")
     try:
         (weights, embeddings), variables = init(jax.random.key(0), times, method="with_embeddings")
-        _check_declared(config, variables["params"], embeddings, len(times))
-        _check_shapes(config, source, weights, len(times))
+        _check_declared(named, variables["params"], embeddings, len(times))
+        _check_shapes(named, source, weights, len(times))
         for num_steps in depths:
             LanguageModel(small).at_depth(num_steps)
         params = map_parameters(lambda leaf: leaf.value, variables["params"])
@@ -77,11 +114,11 @@ def check_source(config: ModelConfig, depths: Sequence[int] = ()) -> None:
     except InputError:
         raise
     except Exception as error:  # another package's code may raise anything
-        raise _refused(config, f"makes no weights: {describe_foreign(error)}") from error
+        raise _refused(named, f"makes no weights: {describe_foreign(error)}") from error
     for path in projections:
         if not linear[path]:
             raise _refused(
-                config,
+                named,
                 f"declares {layer_name(path)} as the P of P e(t), by its axis time_embed, but its "
                 "gradient isn't e(t)^T dW with the e(t) that with_embeddings returns; call the "
                 "axis something else",
@@ -91,16 +128,16 @@ def check_source(config: ModelConfig, depths: Sequence[int] = ()) -> None:
         for path, leaf in flatten_dict(weights).items():
             if not np.array_equal(leaf, flatten_dict(cast)[path]):
                 raise _refused(
-                    config,
+                    named,
                     f"says that its parameters are the weights, and makes {layer_name(path)} in "
                     f"{leaf.dtype} from others; set stored = False",
                 )
     for path, leaf in flatten_dict(weights).items():
         if not np.isfinite(np.asarray(leaf, np.float32)).all():
-            raise _refused(config, f"makes {layer_name(path)} that isn't finite")
+            raise _refused(named, f"makes {layer_name(path)} that isn't finite")
         if not learns[path]:
             raise _refused(
-                config,
+                named,
                 f"makes {layer_name(path)} from no parameter that trains: its gradient is zero",
             )
 
@@ -146,41 +183,41 @@ def _which_learn(source: WeightSource, params: Any, times: Times) -> dict[LeafPa
     return {path: learns(path) for path in weights}
 
 
-def _check_declared(config: ModelConfig, declared: dict, embeddings: dict, count: int) -> None:
+def _check_declared(named: str, declared: dict, embeddings: dict, count: int) -> None:
     for path, leaf in flatten_parameters(declared).items():
         name = layer_name(path)
         if not is_parameter(leaf):
             raise _refused(
-                config,
+                named,
                 f"has a parameter {name} without role and axes; make it by "
                 "t5x_diffeq.model.layers.parameter.declare",
             )
         e = embeddings.get(layer_name(path[:-1]))
         if is_projection(leaf) and (e is None or e.shape != (count, leaf.value.shape[0])):
             raise _refused(
-                config,
+                named,
                 f"declares {name} as the P of P e(t), by its axis time_embed; with_embeddings must "
                 f"return that e(t), [{count}, {leaf.value.shape[0]}], as "
                 f"{layer_name(path[:-1])!r}",
             )
 
 
-def _check_shapes(config: ModelConfig, source: WeightSource, weights: Weights, count: int) -> None:
+def _check_shapes(named: str, source: WeightSource, weights: Weights, count: int) -> None:
     expected = block_parameters(source.block, source.inputs)
     made = flatten_dict(weights)
     for path in sorted({*expected} ^ {*made}):
         verb = "doesn't make" if path in expected else "makes"
         has = "has" if path in expected else "hasn't"
-        raise _refused(config, f"{verb} {layer_name(path)}, which the block {has}")
+        raise _refused(named, f"{verb} {layer_name(path)}, which the block {has}")
     for path, leaf in expected.items():
         shape, dtype = (count, *leaf.value.shape), dtype_in_use(leaf.role, source.dtype)
         if made[path].shape != shape or made[path].dtype != dtype:
             raise _refused(
-                config,
+                named,
                 f"makes {layer_name(path)} as {made[path].dtype}{list(made[path].shape)} for "
                 f"{count} times; the block takes {jnp.dtype(dtype)}{list(shape)}",
             )
 
 
-def _refused(config: ModelConfig, what: str) -> InputError:
-    return InputError(f"model.weights={config.weights} {what}")
+def _refused(named: str, what: str) -> InputError:
+    return InputError(f"{named} {what}")
