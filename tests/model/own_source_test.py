@@ -16,7 +16,6 @@ from own_sources import OWN as SOURCES_OF_OTHERS
 from own_sources import KernelsOfTime
 from small_models import random_params
 from small_models import small as small_model
-from t5x_diffeq.training.config_checks import check_combinations
 
 import t5x_diffeq as td
 from configs import finetune as finetune_config
@@ -33,6 +32,7 @@ from t5x_diffeq.model.ode.time_basis import make_time_basis
 from t5x_diffeq.model.ode.weight_source import block_parameters, cast_by_role
 from t5x_diffeq.model.plugin_checks import check_source
 from t5x_diffeq.system.errors import InputError
+from t5x_diffeq.training.checks import run_checks
 from t5x_diffeq.training.load import discretise
 from t5x_diffeq.training.optimizers.muon import kernels_of_block
 
@@ -275,7 +275,7 @@ def test_a_source_that_has_one_grid_or_none(text):
     weights, looped.model.num_steps, _ = SOURCES_OF_OTHERS["looped"]
     looped.model.weights, looped.train.depths = weights, (2, 4)
     with pytest.raises(InputError, match=r"train.depths=\(2, 4\) needs weights for other numbers"):
-        check_combinations(Config.of(looped))
+        run_checks("train", Config.of(looped))
     layers = small_config(text)
     layers.model.weights = "per_layer"
     given = flatten(finetune_config.get_config("hypernetwork"))
