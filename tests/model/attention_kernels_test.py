@@ -15,7 +15,7 @@ from t5x_diffeq.model.language_model import LanguageModel
 from t5x_diffeq.model.layers.array_types import Places
 from t5x_diffeq.model.layers.attention_kernels import (
     causal_attention,
-    check,
+    check_kernel,
     choose,
     splash_attention,
     splash_block,
@@ -104,7 +104,7 @@ def test_blocks_follow_length_and_width(kernel, length, head_dim, size):
 )
 def test_what_attention_can_not_be(kernel, message):
     with pytest.raises(InputError, match=f"model.attention={kernel}.*{message}"):
-        check(kernel, "tpu", "bfloat16", 128, 2048)
+        check_kernel(kernel, "tpu", "bfloat16", 128, 2048)
 
 
 @pytest.mark.parametrize(
