@@ -156,7 +156,7 @@ def config_to_time(small: bool):
     for width in (24, 12, 6, 3):
         config.model.time_embed_dim = width
         setup = make_setup(Config.of(config), expected_vocab_size(Config.of(config)))
-        if 2 * least_memory(setup, config.train.batch_size) < there:
+        if 2 * least_memory(setup) < there:
             break
     return Config.of(config)
 
