@@ -41,7 +41,6 @@ _EVAL_BATCHES = FLAGS.define_integer(
 )
 _CHECKPOINT = FLAGS.define_checkpoint()
 _AVERAGES = FLAGS.define_averages()
-_ADAPTERS = FLAGS.define_adapters()
 _TASKS = FLAGS.define_words(
     "tasks", "Tasks of the lm-evaluation-harness; 'paper' is the paper's eleven."
 )
@@ -116,7 +115,6 @@ def _load_run(workdir: AnyPath, tokenizer, grids: _Grids, methods: tuple[str, ..
         averages=_AVERAGES.value,
         grids=[(n, None if scheme in ADAPTIVE_SOLVERS else scheme) for scheme, n in grids],
         methods=methods,
-        adapters=parse_path(_ADAPTERS.value, "--adapters") if _ADAPTERS.value else None,
     )
 
 

@@ -101,7 +101,7 @@ def finetune(given: Mapping[str, object], workdir: AnyPath) -> int:
     """
     from t5x_diffeq.cluster.processes import run_in_turn
     from t5x_diffeq.model.sub_fields import declared_leaves
-    from t5x_diffeq.training.load import PretrainedRun, init_from_pretrained, save_adapters
+    from t5x_diffeq.training.load import PretrainedRun, init_from_pretrained
 
     if not given["init_from"]:
         raise InputError(f"config.init_from is not set; finetune needs {_NEEDED}, a trained run")
@@ -125,9 +125,4 @@ def finetune(given: Mapping[str, object], workdir: AnyPath) -> int:
             log(f"these kernels have no adapters, and are frozen: {', '.join(without)}")
         return state
 
-    def keep_adapters(setup, state) -> None:
-        if config.model.adapter_rank:
-            trained = [name for name in state.params if setup.trains(name)]
-            save_adapters(config, state.params, trained, workdir)
-
-    return train_to_end(config, workdir, make_state=make_state, finish=keep_adapters)
+    return train_to_end(config, workdir, make_state=make_state)

@@ -14,7 +14,6 @@ from t5x_diffeq.config.keys.values import INT32, TEMPERATURES
 from t5x_diffeq.system.console import log, print_result, track
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.extras import need_package
-from t5x_diffeq.system.files import parse_path
 
 _OPENING = 16  # tokens of the validation text that form the prompt if none is given
 FLAGS = VerbFlags(__name__)
@@ -45,7 +44,6 @@ _SEED = FLAGS.define_integer(
 )
 _CHECKPOINT = FLAGS.define_checkpoint()
 _AVERAGES = FLAGS.define_averages()
-_ADAPTERS = FLAGS.define_adapters()
 
 
 def main() -> None:
@@ -67,7 +65,6 @@ def main() -> None:
         averages=_AVERAGES.value,
         grids=[(_NUM_STEPS.value, None)],
         methods=("extend", "empty_cache"),
-        adapters=parse_path(_ADAPTERS.value, "--adapters") if _ADAPTERS.value else None,
     ).at_depth(_NUM_STEPS.value)
     limit = run.placed.model.config.max_length
     texts = _PROMPT.value or [corpus.opening(min(_OPENING, limit // 2))]

@@ -107,11 +107,6 @@ class VerbFlags(flags.FlagValues):
         meaning = "Take the moving averages of the parameters (train.ema_decay)."
         return self.define_switch("averages", meaning)
 
-    def define_adapters(self) -> flags.FlagHolder:
-        """Defines `--adapters`."""
-        meaning = "The adapters/ folder of a run that was fine-tuned from this one."
-        return self.define_text("adapters", meaning)
-
     def define_prompts(self, what: str) -> flags.FlagHolder:
         """Defines `--prompt`, whose value is a list; `what` says what the texts are for."""
         meaning = f"{what}; may be repeated. [default: the start of the validation text]"

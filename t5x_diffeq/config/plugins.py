@@ -5,7 +5,7 @@ are Python literals. The package must be importable: installed, in a folder of P
 current folder, which is the last on the path, and only once code in it is named.
 
 Loading one runs its code. A person who writes a name in a config file, on the command line or in
-Python asks for that. A file that came with a run or with adapters may name only what the package
+Python asks for that. A file that came with a run may name only what the package
 itself defines. Any other text that can lead to code (an importable name, a template; `Key.asks`) is
 refused unless the person trusts the file, or has given the same text for the same key
 (`check_trusted`).

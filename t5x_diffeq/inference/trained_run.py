@@ -359,7 +359,6 @@ def load(
     num_steps: int | None = None,
     scheme: str | None = None,
     checkpoint: int | Literal["best"] | None = None,
-    adapters: str | PathLike | None = None,
     averages: bool = False,
     trust_plugins: bool = False,
 ) -> TrainedRun:
@@ -373,7 +372,6 @@ def load(
       num_steps: another number of solver steps; None for the trained one.
       scheme: another scheme; None for the trained one.
       checkpoint: optimizer step of the checkpoint, or "best"; None for the newest.
-      adapters: folder of adapters that another run trained for this run's weights.
       averages: take the moving averages of the parameters (train.ema_decay).
       trust_plugins: run the code of other packages that the workdir's config names.
 
@@ -391,9 +389,6 @@ def load(
         checkpoint=checkpoint,
         averages=averages,
         grids=[(num_steps, scheme)],
-        adapters=None if adapters is None else parse_path(str(adapters), "adapters"),
     )
-    config = replace(trained, model=run.placed.config.model)  # adapters have their own
     with_averages = "moving averages of the parameters" if averages else ""
-    loaded_with = f"adapters of {adapters}" if adapters else with_averages
-    return TrainedRun(run.at_depth(num_steps, scheme), corpus, folder, config, loaded_with)
+    return TrainedRun(run.at_depth(num_steps, scheme), corpus, folder, trained, with_averages)

@@ -3,50 +3,34 @@
 A new run begins with the trained run's weights on the requested grid: W(t) of a time-dependent or
 shared source is made at the grid's nodes and becomes layer weights; layer weights, which exist only
 on their own grid, stay as they are.
-
-Adapters are small files in a workdir's `adapters/`: `adapters.npz` holds everything that the run
-trained, adapters and embeddings; `adapters.json` the grid, the rank, and the norms of the base's
-weights, which detect a different base.
 """
 
-import io
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from math import gcd
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from flax.traverse_util import flatten_dict, unflatten_dict
-from jax.experimental.multihost_utils import process_allgather
 from jax.sharding import Mesh
 
 from t5x_diffeq.checkpoints.restoring import restore_params
 from t5x_diffeq.checkpoints.stored import TrainState
 from t5x_diffeq.checkpoints.workdir import read_config
 from t5x_diffeq.config.config import Config
-from t5x_diffeq.config.plugins import check_trusted
 from t5x_diffeq.model.config import ModelConfig
 from t5x_diffeq.model.language_model import LanguageModel
 from t5x_diffeq.model.layers.array_types import Weights
 from t5x_diffeq.model.ode.sources import LayerWeights, source_of
 from t5x_diffeq.model.sub_fields import need_methods
 from t5x_diffeq.system.compilation_cache import enable_cache
-from t5x_diffeq.system.console import Progress, format_count, log
+from t5x_diffeq.system.console import Progress
 from t5x_diffeq.system.errors import InputError
-from t5x_diffeq.system.files import AnyPath, describe_error, digest, parse_json, write_whole
-from t5x_diffeq.system.foreign_files import MOST_BYTES_OF_ARRAYS, read_inside
+from t5x_diffeq.system.files import AnyPath
 from t5x_diffeq.training.partitioning import Rules, make_mesh, shard_shapes
 from t5x_diffeq.training.placed_model import PlacedModel, declared_params, place_model
 from t5x_diffeq.training.setup import Setup
 
-_FOLDER, _ARRAYS, _FACTS = "adapters", "adapters.npz", "adapters.json"
-_KEYS = ("weights", "num_steps", "scheme", "adapter_rank", "adapter_alpha", "adapter_kernels")
-_RESTORE = "restore the folder, or train the adapters again"
-_SAME = 1e-5  # relative difference of norms that a different order of summation can cause
 Grid = tuple[int | None, str | None]  # number of solver steps and scheme; None: the run's own
 
 
@@ -157,7 +141,6 @@ def load_run(
     checkpoint: int | str | None = None,
     grids: Sequence[Grid] = (),
     methods: tuple[str, ...] = (),
-    adapters: AnyPath | None = None,
     averages: bool = False,
 ) -> Run:
     """The run in `workdir`, on its own grid and as many devices as divide `batch_size`.
@@ -172,19 +155,12 @@ def load_run(
       grids: the requested grids; if the weights don't exist on one of them, that is an error
         before the checkpoint is read.
       methods: the methods that its block must have, which are also checked before.
-      adapters: the folder of adapters that another run trained on this one's weights.
       averages: take the moving averages of the parameters (train.ema_decay).
     """
-    if adapters and averages:
-        raise InputError(
-            "--averages and --adapters exclude each other: adapters fit the last weights; omit one"
-        )
     enable_cache()
     run = PretrainedRun(workdir, vocab_size, checkpoint)
-    adapter_keys = read_adapter_facts(adapters).model if adapters else {}
     config = run.config.with_values(
         {
-            **{f"model.{key}": value for key, value in adapter_keys.items()},
             **dict.fromkeys(("mesh.context", "mesh.tensor"), 1),
             "mesh.data": -1,
             "mesh.fsdp": gcd(run.config.model.embed_dim, batch_size),  # as far as possible
@@ -194,112 +170,7 @@ def load_run(
     need_methods(placed.model.config, methods)
     for num_steps, scheme in grids:
         placed.at_depth(num_steps, scheme)
-    if adapters:
-        with placed.context():
-            params, step = run.params_for(placed)
-            params = load_adapters(adapters, params, placed.abstract_params)
-        return Run(placed, params, step)
     with Progress("reading the checkpoint"):
         verify = config.train.verify_checkpoints
         params, step = restore_params(workdir, placed.abstract_params, checkpoint, verify, averages)
     return Run(placed, params, step)
-
-
-# ------------------------------------------------------------------------------ adapters
-
-
-def save_adapters(config: Config, params: dict, trained: list[str], workdir: AnyPath) -> None:
-    """Writes `adapters/` of a run that has trained these parts; every process calls it."""
-    parts = {name: params[name] for name in trained}
-    arrays = process_allgather(flatten_dict(parts, sep="/"), tiled=True)
-    model = {key: getattr(config.model, key) for key in _KEYS}
-    norms = _norms(params)
-    if jax.process_index() > 0:
-        return
-    packed = io.BytesIO()
-    np.savez(packed, **arrays)
-    facts = AdapterFacts(model, norms, digest([packed.getvalue()]))
-    write_whole(workdir / _FOLDER / _ARRAYS, packed.getvalue())
-    write_whole(workdir / _FOLDER / _FACTS, json.dumps(facts._asdict(), indent=2).encode())
-    size = format_count(sum(array.size for array in arrays.values()))
-    log(f"adapters: {size} numbers in {workdir / _FOLDER}, for --adapters with the base's workdir")
-
-
-class AdapterFacts(NamedTuple):
-    """The content of `adapters.json`."""
-
-    model: dict[str, object]  # the keys of `config.model` that adapters change
-    norms: dict[str, float]  # of the base's weights
-    arrays: str | None = None  # the digest of `adapters.npz`, which older folders lack
-
-
-def read_adapter_facts(folder: AnyPath) -> AdapterFacts:
-    """What the folder says about its adapters, whose code of other packages must be trusted."""
-    try:
-        facts = parse_json(read_inside(folder / _FACTS))
-        model = {key: value for key, value in facts["model"].items() if key in _KEYS}
-        norms = {str(name): float(norm) for name, norm in facts["norms"].items()}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise InputError(
-            f"--adapters={folder} holds no adapters ({error}); give the adapters/ of a run that "
-            "finetune made with :lora"
-        ) from error
-    check_trusted({f"model.{key}": value for key, value in model.items()}, folder / _FACTS)
-    return AdapterFacts(model, norms, facts.get("arrays"))
-
-
-def load_adapters(folder: AnyPath, params: dict, abstract: dict) -> dict:
-    """The base's parameters on the adapters' grid, with all parts that the adapters' run trained.
-
-    `abstract` has the shapes and shardings of the base with adapters; `params` are without them.
-    """
-    facts = read_adapter_facts(folder)
-    base, norms = facts.norms, _norms(params)
-    if norms.keys() != base.keys() or not all(
-        np.isclose(norms[name], base[name], rtol=_SAME) for name in base
-    ):
-        raise InputError(
-            f"--adapters={folder} were trained on other weights than this workdir's; give the "
-            "workdir (and --checkpoint) that their run started from"
-        )
-    flat, shapes = flatten_dict(params, sep="/"), flatten_dict(abstract, sep="/")
-    trained = _read_arrays(folder, facts.arrays)
-    parts = {name.partition("/")[0] for name in trained} | {"adapters"}
-    expected = {name: x for name, x in shapes.items() if name.partition("/")[0] in parts}
-    for name in sorted(expected.keys() | trained.keys()):
-        fault = _fault_of_array(trained.get(name), expected.get(name))
-        if fault or name.startswith("source/"):
-            raise InputError(
-                f"--adapters={folder}: in {_ARRAYS}, {name} {fault or 'is of the base'}; {_RESTORE}"
-            )
-        flat[name] = jax.device_put(trained[name], shapes[name].sharding)
-    return unflatten_dict(flat, sep="/")
-
-
-def _read_arrays(folder: AnyPath, expected: str | None) -> dict[str, np.ndarray]:
-    """The arrays of adapters, by name; InputError if the file has another digest than this."""
-    try:
-        packed = read_inside(folder / _ARRAYS, MOST_BYTES_OF_ARRAYS)
-        if expected not in (None, digest([packed])):
-            raise ValueError(f"it isn't the file that {_FACTS} was written with")
-        with np.load(io.BytesIO(packed)) as arrays:
-            return {name: arrays[name] for name in arrays.files}
-    except Exception as error:  # of a damaged archive, NumPy and zipfile raise many kinds
-        raise InputError(
-            f"--adapters={folder}: {_ARRAYS} can't be read: {describe_error(error)}; {_RESTORE}"
-        ) from error
-
-
-def _fault_of_array(array: np.ndarray | None, like: jax.ShapeDtypeStruct | None) -> str | None:
-    """What is wrong with an array in place of one like this; None if nothing is."""
-    if array is None or like is None:
-        return "is missing" if array is None else "is no part of this model"
-    if (array.shape, array.dtype) != (like.shape, like.dtype):
-        return f"is {array.dtype}{[*array.shape]}, and must be {like.dtype}{[*like.shape]}"
-    return None if np.isfinite(array).all() else "has values that aren't finite"
-
-
-def _norms(params: dict) -> dict[str, float]:
-    frozen = flatten_dict({"source": params["source"]}, sep="/")
-    leaf_norms = jax.jit(lambda tree: jax.tree.map(lambda x: jnp.linalg.norm(x.ravel()), tree))
-    return {name: float(norm) for name, norm in leaf_norms(frozen).items()}

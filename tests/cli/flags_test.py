@@ -108,7 +108,6 @@ evaluate --workdir=RUN | {OF_RUN}inference.notebook.write_figure \
   --eval_batches=3 | evaluate_split.limit=3
   --checkpoint=4 | load_run.checkpoint=4
   --averages | load_run.averages=True
-  --adapters=DIR | load_run.adapters=DIR
   --tasks=a --tasks=b,c | load_tasks.asked=["b", "c"]
   --tasks=a --num_fewshot=2 | load_tasks.shots=2
   --tasks=a --include_path=x | load_tasks.include_path=x
@@ -129,7 +128,6 @@ generate --workdir=RUN --prompt=ab | {OF_RUN}inference.sampling.generate \
   --seed=7 | generate.key=[0, 7]
   --checkpoint=best | load_run.checkpoint=best
   --averages | load_run.averages=True
-  --adapters=DIR | load_run.adapters=DIR
 explore --workdir=RUN | cli.explore._bind inference.trained_run.load secrets.token_urlsafe \
     uvicorn.Server inference.explorer.answers.Explorer inference.explorer.app.make_app
   --workdir=DIR/run | load.workdir=DIR/run; Explorer.name=run; make_app.explorers.run=None

@@ -102,7 +102,6 @@ def test_evaluate_over_grids_and_schemes(workdir, tmp_path, capsys):
         (["--num_steps=2,2000000"], "--num_steps='2000000' is not a number of steps"),
         (["--scheme=euler,tsit5"], "--scheme=tsit5 chooses its own steps"),
         (["--plot=depth.gif"], "must end in .png, .pdf or .svg"),
-        (["--adapters=/nowhere"], "--adapters=/nowhere holds no adapters"),
         (["--checkpoint=99"], "checkpoint 99 of .* does not exist; there are 2, 4, 6"),
     ],
 )

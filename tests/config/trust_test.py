@@ -20,7 +20,6 @@ from t5x_diffeq.config.config import KEYS, Config, flatten
 from t5x_diffeq.config.keys.values import reads_as_data
 from t5x_diffeq.model.ode.solvers import find_scheme
 from t5x_diffeq.system.errors import InputError
-from t5x_diffeq.training.load import read_adapter_facts
 from t5x_diffeq.training.optimizers.optimizer import make_optimizer
 from t5x_diffeq.training.progress import log_next_commands
 from t5x_diffeq.training.teacher import check_teacher
@@ -180,14 +179,6 @@ def test_what_a_run_recorded_is_not_imported(foreign, tmp_path, monkeypatch):
     change(foreign, "model", scheme="euler")
     change(foreign, None, plugins={"harmful": "sha256 0"})
     read_config(foreign)
-
-
-def test_adapters(tmp_path):
-    model = {"weights": "per_layer", "num_steps": 2, "scheme": SHELL}
-    facts = {"model": model, "norms": {}}
-    (tmp_path / "adapters.json").write_text(json.dumps(facts))
-    with pytest.raises(InputError, match=ASKED):
-        read_adapter_facts(tmp_path)
 
 
 def test_arrays_hold_no_objects(tmp_path):

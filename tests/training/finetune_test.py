@@ -137,12 +137,11 @@ def evaluations(workdir):
 
 @pytest.mark.slow
 @pytest.mark.in_turns("trainings")
-def test_lora_from_its_beginning_to_its_small_files(base, text, tmp_path, capsys):
+def test_lora_from_its_beginning_to_its_end(base, text, tmp_path, capsys):
     config = tuning_config("lora", base, text, num_steps=3)
     assert verb.finetune(flatten(config), tmp_path / "lora") == 0
     said = capsys.readouterr().err
     assert "trained" in said and "frozen" in said
-    assert "adapters:" in said
     before = load_run(base, 256, batch_size=1).at_depth(3)
     after = load_run(tmp_path / "lora", 256, batch_size=1)
     weights = before.placed.model.apply({"params": before.params}, method="weights")
@@ -151,20 +150,13 @@ def test_lora_from_its_beginning_to_its_small_files(base, text, tmp_path, capsys
         after.params["final_norm"]["scale"], before.params["final_norm"]["scale"]
     )
     assert np.abs(after.params["adapters"]["mlp.up"]["b"]).max() > 0
-    loaded = load_run(base, 256, batch_size=1, adapters=tmp_path / "lora" / "adapters")
-    jax.tree.map(np.testing.assert_array_equal, loaded.params, after.params)
     with pytest.raises(InputError, match=r"num_steps=2 .* reads weights at other times"):
-        loaded.at_depth(2)
+        after.at_depth(2)
     assert verb.finetune(flatten(config), tmp_path / "lora") == 0
     assert "already finished" in capsys.readouterr().err
 
     other = tuning_config("full", base, text, num_steps=3)
     assert verb.finetune(flatten(other), tmp_path / "full") == 0
-    with pytest.raises(InputError, match="trained on other weights"):
-        adapters = tmp_path / "lora" / "adapters"
-        load_run(tmp_path / "full", 256, batch_size=1, adapters=adapters)
-    with pytest.raises(InputError, match="holds no adapters"):
-        load_run(base, 256, batch_size=1, adapters=tmp_path / "full")
     # All begin as the same function, and learn.
     curves = [evaluations(tmp_path / name) for name in ("lora", "full")]
     assert curves[0][0] == pytest.approx(curves[1][0], abs=1e-5)
