@@ -5,13 +5,16 @@
 The models of this size know nothing of the paper's eleven tasks.
 """
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
+from studies.paired import paired_table
 from studies.study import run_study
 from t5x_diffeq.experiments.experiment import Experiment, trainings
 from t5x_diffeq.experiments.follow_ups import follow
 from t5x_diffeq.experiments.present import TableSpec
 from t5x_diffeq.experiments.runs import ExperimentRun
+from t5x_diffeq.system.files import AnyPath
 
 _MODELS = ("baseline", "euler", "ode", "shared")
 
@@ -23,7 +26,16 @@ def ask_texts_tasks(trained: ExperimentRun) -> list[ExperimentRun]:
     return [replace(made, labels={}), follow(trained, "evaluate", "asked", *arguments, shots=0)]
 
 
-LAPTOP = PAPER = Experiment(
+@dataclass(frozen=True, kw_only=True)
+class OwnTasks(Experiment):
+    """Trainings whose models answer the same questions."""
+
+    def notes(self, outcomes: Sequence[dict], output: AnyPath) -> list[str]:
+        """The paired tests, beside what other experiments show."""
+        return [*super().notes(outcomes, output), *paired_table(outcomes, output)]
+
+
+LAPTOP = PAPER = OwnTasks(
     trainings=trainings(_MODELS, {"model.architecture": ("gpt", "llama")}),
     follow_up=ask_texts_tasks,
     tables=(TableSpec(("text", "architecture", "task", "shots"), "model", "score"),),

@@ -11,7 +11,7 @@ from typing import Any
 
 from t5x_diffeq.config.config import Config
 from t5x_diffeq.config.config_files import project_config, values_of
-from t5x_diffeq.experiments.present import TableSpec, list_pages, paired_table
+from t5x_diffeq.experiments.present import TableSpec, list_pages
 from t5x_diffeq.experiments.runs import ExperimentRun, format_flags, name_choices
 from t5x_diffeq.experiments.tokenizers import fill_in_tokenizer
 from t5x_diffeq.model.ode.sources import source_of
@@ -141,7 +141,7 @@ class Experiment:
 
     def notes(self, outcomes: Sequence[dict], output: AnyPath) -> list[str]:
         """Further paragraphs in Markdown, shown after the tables."""
-        return [*list_pages(outcomes), *paired_table(outcomes, output)]
+        return list_pages(outcomes)
 
 
 def _need_text(texts: Texts) -> None:

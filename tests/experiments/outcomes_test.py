@@ -5,18 +5,12 @@ import json
 import numpy as np
 import pytest
 
+from studies.paired import compare_pairs, paired_table
 from t5x_diffeq.config.config import Config
 from t5x_diffeq.config.config_files import default_config
 from t5x_diffeq.data.tokenizer import ByteTokenizer
 from t5x_diffeq.experiments.drawing import draw, loss_panels
-from t5x_diffeq.experiments.present import (
-    TableSpec,
-    add_task_scores,
-    cells,
-    compare_pairs,
-    format_markdown,
-    paired_table,
-)
+from t5x_diffeq.experiments.present import TableSpec, add_task_scores, cells, format_markdown
 from t5x_diffeq.experiments.runs import ExperimentRun
 from t5x_diffeq.experiments.tokenizers import TOKENS, is_papers, remark
 from t5x_diffeq.system.errors import InputError
