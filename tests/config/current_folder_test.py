@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from helpers import ROOT, run_to_end
+from stand_ins import add_python, mark_installed
 
 from t5x_diffeq import cli
 from t5x_diffeq.config import plugins
@@ -61,8 +62,11 @@ def test_the_command_imports_nothing_of_the_folder(here, finished):
         ("reproduce/spectra.sh", ["--text=stdlib", "--dry_run"], "t5x_diffeq.train"),
     ],
 )
-def test_a_launcher_imports_nothing_of_the_folder(here, script, arguments, said):
-    given = {**os.environ, "VENV": sys.prefix}
+def test_a_launcher_imports_nothing_of_the_folder(here, script, arguments, said, tmp_path_factory):
+    venv = tmp_path_factory.mktemp("venv")  # not the tests' own, into which it would install
+    add_python(venv)
+    mark_installed(venv, ("analysis",))
+    given = {**os.environ, "VENV": str(venv)}
     ended = run_to_end([ROOT / "launch" / script, *arguments], cwd=here, env=given)
     assert ended.returncode == 0 and said in ended.stdout, ended.stderr
     assert ran(here) == []

@@ -6,7 +6,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 
 import pytest
 import warm_python
@@ -84,25 +83,21 @@ def test_stopped_and_killed_equals_undisturbed(text, tmp_path, whole):
 def warm_venv(folder):
     """An environment for the scripts of launch/, whose Python has imported JAX already."""
     add_python(folder, f'exec {warm_python.executable()} "$@"\n')
-    mark_installed(folder, ("",))
+    mark_installed(folder, ("analysis,explore,export",))  # which local.sh asks for
     return folder
 
 
 @pytest.mark.slow
-def test_local_sh(tmp_path):
+def test_local_sh(text, tmp_path):
     """Trains, evaluates and prints a sample; the second time there is nothing to train."""
     arguments = [
-        ROOT / "launch" / "local.sh",
-        ROOT / "configs" / "tiny.py",
+        *(ROOT / "launch" / "local.sh", ROOT / "configs" / "tiny.py"),
         "--workdir=run with space",  # relative to where one stands
-        "--config.train.total_steps=20",
-        "--config.model.num_steps=2",
-        "--config.model.time_embed_dim=48",
+        *("--config.data.source=text_files", f"--config.data.path={text}"),
+        *("--config.data.tokenizer=bytes", *small_training(20)),
     ]
-    for told, venv in (
-        ("done in", sys.prefix),
-        ("already finished: 20 of 20", warm_venv(tmp_path / "venv")),
-    ):
+    venv = warm_venv(tmp_path / "venv")
+    for told in ("done in", "already finished: 20 of 20"):
         ended = run_to_end(
             arguments,
             cwd=tmp_path,
