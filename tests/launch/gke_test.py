@@ -81,60 +81,54 @@ def test_a_pod_has_no_more_rights_than_it_needs(stand_ins, kind):
             assert of_container["capabilities"] == {"drop": ["ALL"]}
 
 
-def test_slices_and_hosts(stand_ins):
-    """With several slices the pods use the network of their hosts."""
+def test_where_a_slice_writes_and_how_long_it_waits(stand_ins):
+    """Where the user can write: GKE mounts its own folder at libtpu's default, /tmp/tpu_logs."""
     (jobset,) = manifests(stand_ins, *TPU, "--image=image")
-    job, pod, container = pods_of(jobset)
     assert jobset["spec"]["replicatedJobs"][0]["replicas"] == 2
-    assert (job["completions"], job["parallelism"]) == (16, 16)
-    assert container["resources"]["limits"] == {"google.com/tpu": 4}
-    assert pod["nodeSelector"] == {
-        "cloud.google.com/gke-tpu-accelerator": "tpu-v5p-slice",
-        "cloud.google.com/gke-tpu-topology": "4x4x4",
-    }
-    assert (pod["hostNetwork"], pod["dnsPolicy"]) == (True, "ClusterFirstWithHostNet")
-    # Where the user can write: GKE mounts its own folder at libtpu's default, /tmp/tpu_logs.
-    variables = variables_of(jobset)
+    pod, container, variables = *pods_of(jobset)[1:], variables_of(jobset)
     assert {"name": "tpu-logs", "mountPath": variables["TPU_LOG_DIR"]} in container["volumeMounts"]
     assert variables["T5X_DIFFEQ_ARRIVAL_SECONDS"] == "14400"
-    small = (TPU[0], "--topology=1x1", WORKDIR, "--type=v6e", "--unchecked", "--image=i")
-    (jobset,) = manifests(stand_ins, *small)
-    job, pod, container = pods_of(jobset)
-    assert (job["completions"], "hostNetwork" in pod) == (1, False)
-    assert container["resources"]["limits"] == {"google.com/tpu": 1}
-
-
-def test_nodes_and_gpus(stand_ins):
-    """All pods of all nodes are one Job of a JobSet: if one ends, all start again."""
-    (jobset,) = manifests(stand_ins, *GPU, "--image=image")
-    job, pod, container = pods_of(jobset)
-    assert (job["completions"], job["parallelism"]) == (3, 3)
-    assert container["resources"]["limits"] == {"nvidia.com/gpu": 8}
-    assert pod["nodeSelector"] == {"cloud.google.com/gke-accelerator": "nvidia-h100-80gb"}
+    assert pod["dnsPolicy"] == "ClusterFirstWithHostNet"
     # JobSet names its pods JOBSET-REPLICATED_JOB-INDEX-POD_INDEX, in a subdomain of its own name.
-    variables = variables_of(jobset)
+    variables = variables_of(manifests(stand_ins, *GPU, "--image=image")[0])
     assert variables["JAX_COORDINATOR_ADDRESS"] == "llama1b-node-0-0.llama1b:8476"
     assert variables["JAX_NUM_PROCESSES"] == "3"
 
 
+SLICE = {"gke-tpu-accelerator": "tpu-v5p-slice", "gke-tpu-topology": "4x4x4"}
+ONE_HOST = (CONFIG, "--topology=1x1", WORKDIR, "--type=v6e", "--unchecked")
+ITS_CHIP = {"gke-tpu-accelerator": "tpu-v6e-slice", "gke-tpu-topology": "1x1"}
+H100 = {"gke-accelerator": "nvidia-h100-80gb"}
+
+
 @pytest.mark.parametrize(
-    ("arguments", "kind", "label", "taints"),
+    ("arguments", "pods", "chips", "labels", "taints"),
     [
-        (TPU, "--spot", "gke-spot", {"google.com/tpu", "gke-spot"}),
-        (GPU, "--flex_start", "gke-flex-start", {"nvidia.com/gpu", "gke-flex-start", "gke-queued"}),
+        (TPU, 16, {"google.com/tpu": 4}, SLICE, ""),
+        ((*TPU, "--spot"), 16, {"google.com/tpu": 4}, {**SLICE, "gke-spot": "true"}, "gke-spot"),
+        (ONE_HOST, 1, {"google.com/tpu": 1}, ITS_CHIP, ""),
+        (GPU, 3, {"nvidia.com/gpu": 8}, H100, ""),
+        (
+            *((*GPU, "--flex_start"), 3, {"nvidia.com/gpu": 8}),
+            *({**H100, "gke-flex-start": "true"}, "gke-flex-start gke-queued"),
+        ),
     ],
 )
-def test_cheaper_nodes(stand_ins, arguments, kind, label, taints):
-    """Their labels, and the taints by which GKE keeps other pods off them.
+def test_pods_and_their_nodes(stand_ins, arguments, pods, chips, labels, taints):
+    """All pods of a slice or of all nodes are one Job: if one ends, all start again. Several slices
+    use the network of their hosts. Labels choose nodes, and GKE keeps other pods off by taints.
 
     GKE on Spot nodes: "the first 15 seconds for shutting down your Pods".
     """
-    (jobset,) = manifests(stand_ins, *arguments, kind, "--image=image")
-    pod = pods_of(jobset)[1]
-    assert pod["nodeSelector"][f"cloud.google.com/{label}"] == "true"
+    job, pod, container = pods_of(manifests(stand_ins, *arguments, "--image=image")[0])
+    assert (job["completions"], job["parallelism"]) == (pods, pods)
+    assert container["resources"]["limits"] == chips
+    found = {key.removeprefix("cloud.google.com/"): x for key, x in pod["nodeSelector"].items()}
+    assert found == labels
     tolerated = {each["key"].removeprefix("cloud.google.com/") for each in pod["tolerations"]}
-    assert tolerated == taints
-    assert pod["terminationGracePeriodSeconds"] == (15 if kind == "--spot" else 300)
+    assert tolerated == {*chips, *taints.split()}
+    assert pod.get("hostNetwork", False) == (pods == 16)
+    assert pod["terminationGracePeriodSeconds"] == (15 if "--spot" in arguments else 300)
 
 
 def test_words_and_variables_reach_the_program_as_written(stand_ins, monkeypatch):

@@ -49,36 +49,30 @@ def test_container(stand_ins):
     ]
 
 
-def test_several_processes_per_host(stand_ins):
-    """One ssh for each process; what a shell on the host reads; no secret on the command line."""
-    words = (*RUN, "--hosts=me@a,b", "--processes-per-host=2", "--env=KEY=secret", ODD)
-    _, *calls = dry_run_commands(stand_ins, "gpu_nodes.sh", *words)
-    assert [call[-2] for call in calls] == ["me@a", "me@a", "b", "b"]
-    for rank, call in enumerate(calls):
-        told = [str(rank), "4", "a:8476", str(rank % 2), "stdin", "--workdir=/shared/run", ODD]
-        assert words_in(call[-1])[2:] == told
-        assert "secret" not in call[-1]
-
-
-@pytest.mark.parametrize("hosts", ["a b c", "a\nb\nc\n", "a, b,\n c"])
-def test_hosts_as_they_are_pasted(stand_ins, hosts):
-    """From a file, or of `scontrol show hostnames`."""
-    _, *calls = dry_run_commands(stand_ins, "gpu_nodes.sh", *RUN, f"--hosts={hosts}")
-    told = [(call[-2], words_in(call[-1])[2:5]) for call in calls]
-    assert told == [(name, [str(rank), "3", "a:8476"]) for rank, name in enumerate("abc")]
+THREE = [(name, rank, 3, "a:8476", "all") for rank, name in enumerate("abc")]
 
 
 @pytest.mark.parametrize(
-    ("place", "coordinator"),
+    ("place", "told"),
     [
-        (["--hosts=fe80::1,b"], "[fe80::1]:8476"),
-        (["--hosts=a,b", "--coordinator=[::1]", "--port=80"], "[::1]:80"),
-        (["--hosts=a,b", "--coordinator=c:77"], "c:77"),
+        (  # an ssh for each process
+            ["--hosts=me@a,b", "--processes-per-host=2"],
+            [(("me@a", "b")[rank // 2], rank, 4, "a:8476", rank % 2) for rank in range(4)],
+        ),
+        *((["--hosts=" + pasted], THREE) for pasted in ("a b c", "a\nb\nc\n", "a, b,\n c")),
+        (["--hosts=fe80::1"], [("fe80::1", 0, 1, "[fe80::1]:8476", "all")]),
+        (["--hosts=a", "--coordinator=[::1]", "--port=80"], [("a", 0, 1, "[::1]:80", "all")]),
+        (["--hosts=a", "--coordinator=c:77"], [("a", 0, 1, "c:77", "all")]),
     ],
 )
-def test_the_coordinator(stand_ins, place, coordinator):
-    _, call, _ = dry_run_commands(stand_ins, "gpu_nodes.sh", *RUN, *place)
-    assert words_in(call[-1])[4] == coordinator
+def test_what_each_host_is_told(stand_ins, place, told):
+    """Hosts may be pasted from `scontrol show hostnames`. No secret is on the command line."""
+    words = (*RUN, *place, "--env=KEY=secret", ODD)
+    _, *calls = dry_run_commands(stand_ins, "gpu_nodes.sh", *words)
+    for call, (host, *facts) in zip(calls, told, strict=True):
+        assert call[-2] == host and "secret" not in call[-1]
+        rest = ["stdin", "--workdir=/shared/run", ODD]
+        assert words_in(call[-1])[2:] == [*map(str, facts), *rest]
 
 
 def test_one_process_under_a_launcher(stand_ins):

@@ -120,27 +120,29 @@ def test_the_whole_log_is_shown_though_pods_come_late(launched):
     assert log_of(ended) == [*(f"of {n}" for n in range(7)), *lines, *lines]
 
 
-def test_a_run_that_fails(launched):
+def fail_with_log(launched):
     """Its log says why, even if it is there no sooner than the failure."""
-    add = launched.add_first("first", "error: no such corpus", ends="Failed", phase="Failed")
-    launched.cluster.steps = [lambda: (add(), launched.end("Failed")())]
+    launched.add_first("first", "error: no corpus", ends="Failed", phase="Failed")()
+    launched.end("Failed")()
+
+
+ENDS = {  # what happens, and the last line
+    "failed": (fail_with_log, "jobset/llama1b failed: kubectl --namespace=default describe"),
+    "deleted": (lambda it: it.cluster.objects.clear(), "jobset/llama1b is gone"),
+    "no image": (
+        lambda it: it.add_first("first", phase="Pending", waiting="ImagePullBackOff")(),
+        "llama1b can't start: ImagePullBackOff (image image)",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", ENDS)
+def test_a_run_that_ends_badly(launched, what):
+    happen, message = ENDS[what]
+    launched.cluster.steps = [nothing, lambda: happen(launched)]
     ended = launched.run(*RUN)
-    assert_one_error(ended, 1, "jobset/llama1b failed: kubectl --namespace=default describe")
-    assert log_of(ended) == ["error: no such corpus"]
-
-
-def test_a_run_that_is_deleted(launched):
-    launched.cluster.steps = [nothing, lambda: launched.cluster.objects.clear()]
-    ended = launched.run(*RUN)
-    assert_one_error(ended, 1, "jobset/llama1b is gone")
-
-
-def test_an_image_that_is_missing(launched):
-    launched.cluster.steps = [
-        launched.add_first("first", phase="Pending", waiting="ImagePullBackOff")
-    ]
-    ended = launched.run(*RUN)
-    assert_one_error(ended, 1, "llama1b can't start: ImagePullBackOff (image image)")
+    assert_one_error(ended, 1, message)
+    assert log_of(ended) == (["error: no corpus"] if what == "failed" else [])
 
 
 def test_a_cluster_without_jobset(launched):
