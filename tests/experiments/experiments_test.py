@@ -2,15 +2,15 @@
 
 import json
 import re
+import runpy
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-import warm_python
 from absl import flags
-from helpers import ROOT, call, run_to_end
+from helpers import ROOT, call
 
 from studies import (
     budgets,
@@ -372,12 +372,15 @@ def test_reproduce_refuses_an_empty_text_before_the_first_run(tmp_path):
         )
 
 
-@pytest.mark.slow
-@pytest.mark.every_case
+@pytest.mark.filterwarnings("ignore:.*found in sys.modules")
 @pytest.mark.parametrize("study", STUDIES, ids=lambda study: study.__name__)
-def test_a_study_is_started_by_its_name(study):
-    command = [warm_python.executable(), "-m", study.__name__, "--text=stdlib", "--dry_run"]
-    ended = run_to_end(command)
+def test_a_study_is_started_by_its_name(study, monkeypatch, capsys):
+    """As `python -m` does it, in this process."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "argv", ["study", "--text=stdlib", "--dry_run"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module(study.__name__, run_name="__main__")
+    out, err = capsys.readouterr()
     starts = (f"train --workdir={ROOT / 'reproduced'}/", "benchmark --config=")
-    assert any(f"-m t5x_diffeq.{each}" in ended.stdout for each in starts), ended.stderr
+    assert not ended.value.code and any(f"-m t5x_diffeq.{each}" in out for each in starts), err
     assert f"python -m {study.__name__} " in (ROOT / "studies" / "README.md").read_text()
