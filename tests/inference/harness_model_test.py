@@ -54,19 +54,17 @@ def small_random_params(placed):
 
 @pytest.fixture(scope="module")
 def model_of(run_on_lines):
-    """The harness's model with trained or random weights, by devices and batch size."""
+    """The harness's model with random weights, by devices and batch size."""
 
     @cache
-    def load(devices, weights):
+    def load(devices):
         run = load_run(run_on_lines, 256, batch_size=devices)
         assert run.placed.mesh.size == devices
-        if weights == "trained":
-            return run.placed, run.params
         shardings = jax.tree.map(lambda x: x.sharding, run.placed.abstract_params)
         return run.placed, jax.device_put(small_random_params(run.placed), shardings)
 
-    def of(devices=1, batch_size=4, weights="trained"):
-        return DiffEqLM(*load(devices, weights), ByteTokenizer(), batch_size, {})
+    def of(devices=1, batch_size=4):
+        return DiffEqLM(*load(devices), ByteTokenizer(), batch_size, {})
 
     return of
 
@@ -74,17 +72,14 @@ def model_of(run_on_lines):
 @pytest.fixture(scope="module")
 def log_softmax(model_of):
     """Of the whole vocabulary after each of a few tokens, one sequence at a time, in float64."""
+    lm = model_of()
+    apply = jax.jit(lambda tokens: lm.placed.model.apply({"params": lm.params}, tokens))
 
-    @cache
-    def make_apply(weights):
-        lm = model_of(weights=weights)
-        return jax.jit(lambda tokens: lm.placed.model.apply({"params": lm.params}, tokens))
-
-    def of(weights, tokens):
+    def of(tokens):
         assert 0 < len(tokens) <= LENGTH
         padded = np.zeros((1, LENGTH), np.int32)
         padded[0, : len(tokens)] = tokens
-        logits = np.asarray(make_apply(weights)(padded), np.float64)[0, : len(tokens), :256]
+        logits = np.asarray(apply(padded), np.float64)[0, : len(tokens), :256]
         highest = logits.max(-1, keepdims=True)
         return logits - highest - np.log(np.exp(logits - highest).sum(-1, keepdims=True))
 
@@ -95,22 +90,21 @@ def requests(kind, arguments):
     return [Instance(kind, {}, each, n) for n, each in enumerate(arguments)]
 
 
-def score_windows(log_softmax, weights, row):
+def score_windows(log_softmax, row):
     """log p and the likeliest of each token of a row but the first, in the harness's windows."""
     values, best, n = [], [], len(row) - 1
     for start in range(0, n, LENGTH):
         end = min(start + LENGTH, n)
         first = max(end - LENGTH, 0)
-        table = log_softmax(weights, row[first:end])[start - first :]
+        table = log_softmax(row[first:end])[start - first :]
         values += table[np.arange(end - start), row[start + 1 : end + 1]].tolist()
         best += table.argmax(-1).tolist()
     return np.array(values), np.array(best)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("weights", ["trained", "random"])
-def test_loglikelihood(model_of, log_softmax, weights):
-    found = model_of(weights=weights).loglikelihood(requests("loglikelihood", PAIRS))
+def test_loglikelihood(model_of, log_softmax):
+    found = model_of().loglikelihood(requests("loglikelihood", PAIRS))
     for (context, continuation), (total, greedy) in zip(PAIRS, found, strict=True):
         tokens = list((context or "\0").encode() + continuation.encode())
         if not context and continuation.startswith("\0"):
@@ -119,23 +113,22 @@ def test_loglikelihood(model_of, log_softmax, weights):
         count = len(continuation) + spaces if context else len(tokens) - 1
         tokens = tokens if context.strip() or not context else [0, *tokens]
         if count > LENGTH:
-            values, best = score_windows(log_softmax, weights, tokens[-count - 1 :])
+            values, best = score_windows(log_softmax, tokens[-count - 1 :])
         else:
             inputs = tokens[-LENGTH - 1 :]
-            values, best = score_windows(log_softmax, weights, inputs)
+            values, best = score_windows(log_softmax, inputs)
             values, best = values[len(values) - count :], best[len(best) - count :]
         np.testing.assert_allclose(total, values.sum(), atol=1e-4, err_msg=context[:20])
         assert greedy == np.array_equal(best, tokens[len(tokens) - count :])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("weights", ["trained", "random"])
-def test_rolling(model_of, log_softmax, weights):
+def test_rolling(model_of, log_softmax):
     arguments = [(text,) for text in TEXTS]
-    lm = model_of(weights=weights)
+    lm = model_of()
     found = lm.loglikelihood_rolling(requests("loglikelihood_rolling", arguments))
     for text, total in zip(TEXTS, found, strict=True):
-        values, _ = score_windows(log_softmax, weights, [0, *text.encode()])
+        values, _ = score_windows(log_softmax, [0, *text.encode()])
         np.testing.assert_allclose(total, values.sum(), atol=1e-4)
 
 
@@ -149,10 +142,9 @@ GENERATIONS = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("weights", ["trained", "random"])
-def test_generate_until(model_of, log_softmax, weights):
+def test_generate_until(model_of, log_softmax):
     """Greedy, as by reading the whole prefix for each token, where the best two can be told."""
-    lm = model_of(weights=weights)
+    lm = model_of()
     for (context, how), said in zip(
         GENERATIONS, lm.generate_until(requests("generate_until", GENERATIONS)), strict=True
     ):
@@ -161,7 +153,7 @@ def test_generate_until(model_of, log_softmax, weights):
         most, expected = min(most, LENGTH - len(row)), []
         until = [how["until"]] if isinstance(how.get("until"), str) else how.get("until", [])
         while len(expected) < most:
-            last = log_softmax(weights, row + expected)[-1]
+            last = log_softmax(row + expected)[-1]
             if np.diff(np.sort(last)[-2:]) < 1e-3 or last.argmax() == 0:
                 break
             expected.append(int(last.argmax()))
@@ -188,13 +180,13 @@ def answers(lm, order=None):
 
 @pytest.mark.slow
 def test_whatever_the_batch_devices_and_order(model_of):
-    expected = answers(model_of(weights="random"))
+    expected = answers(model_of())
     for devices, batch_size, order in (
         (1, 1, None),
         (1, 3, lambda n: list(range(n))[::-1]),
         (8, 8, lambda n: [*range(1, n, 2), *range(0, n, 2)]),
     ):
-        lm = model_of(devices, batch_size, "random")
+        lm = model_of(devices, batch_size)
         for one, other in zip(answers(lm, order), expected, strict=True):
             if isinstance(one, str):
                 assert one == other
@@ -220,10 +212,10 @@ def test_one_document_of_whole_windows_is_what_evaluate_says(model_of):
 @pytest.mark.slow
 def test_a_text_is_read_after_its_opener(model_of, log_softmax):
     """The opener is a context, and is never predicted."""
-    lm = model_of(weights="random")
+    lm = model_of()
     lm.text.opener = 7
     tokens = [*b"a few words"]
-    after = log_softmax("random", [7, *tokens[:-1]])
+    after = log_softmax([7, *tokens[:-1]])
     expected = [after[n, token] for n, token in enumerate(tokens)]
     (total,) = lm.loglikelihood_rolling(requests("loglikelihood_rolling", [("a few words",)]))
     np.testing.assert_allclose(total, sum(expected), rtol=1e-5)

@@ -125,8 +125,6 @@ def restore_in_all_ways(folder):
     with Checkpoints(workdir, keep=9) as checkpoints:
         for step in (2, 4):
             checkpoints.save(step, arrays_of(step, data=2), RunFacts(FINGERPRINT))
-    found["two replicas"] = restore(workdir, 2)
-    found["unverified"] = restore(workdir, 2, verify=False)
     found["one replica"] = restore(workdir, 1, verify=False)
     for process in (0, 1):
         found[f"{process} lacks a file"] = restore(own_view(workdir, process), 2)

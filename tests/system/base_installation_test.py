@@ -126,13 +126,10 @@ def test_the_base_installation_runs_the_commands_of_the_readme(wheel, tmp_path):
     assert second.returncode == 0, second.stderr
     assert re.search(r"programs: [1-9]\d* read, 0 compiled", second.stdout), first.stdout
 
-    for command in (("generate", "--max_tokens=4"), ("evaluate", "--eval_batches=1")):
-        shutil.rmtree(cache)
-        kept = []
-        for _ in range(2):
-            assert run_verb(*command, "--workdir=run").returncode == 0
-            kept.append({path.name for path in cache.glob("*-cache")})
-        assert len(kept[0]) > 2 and kept[1] == kept[0]
+    for command in (("generate", "--max_tokens=80"), ("evaluate",)):  # as local.sh called them
+        kept = {path.name for path in cache.glob("*-cache")}
+        assert run_verb(*command, "--workdir=run").returncode == 0
+        assert {path.name for path in cache.glob("*-cache")} == kept
 
     for extra, command in (*WITHOUT_EXTRA.items(), ("data", CHAT)):
         refused = run_verb(*command)
