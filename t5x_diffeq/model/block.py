@@ -3,8 +3,8 @@
 A block is an ordinary Linen module that knows nothing of time, step size or residual stream. Its
 linears and norms declare role and logical axes of their parameters (`layers.parameter.declare`), so
 a weight source can make them for any t. `docs/extending.md` shows how to write one; a config names
-it by `model.block`. f and g are required. The other methods are optional. Each serves some verbs,
-which raise an error if a block lacks it.
+it by `model.block`. f and g are required. The other methods are optional: each serves some verbs,
+which refuse a block without the method.
 """
 
 from collections.abc import Mapping

@@ -96,7 +96,7 @@ def declared_leaves(config: ModelConfig) -> dict[LeafPath, Parameter]:
 def has_method(config: ModelConfig, method: str) -> bool:
     """Whether the config's block has this optional method of `Block`.
 
-    The architecture's own block has all of them, or, for `pytorch_form`, needs none to be exported.
+    The architecture's own block counts as having them all: `hf` exports it without `pytorch_form`.
     """
     if config.block is None:
         return True

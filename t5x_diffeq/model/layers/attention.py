@@ -17,7 +17,7 @@ from t5x_diffeq.model.layers.rotary import BASE, Scaling, rotate
 
 
 class Attention(nn.Module):
-    """Attention of each token to itself and those before it, in its sequence or in the cache."""
+    """Attention of each token to itself and earlier tokens, of its sequence or of the cache."""
 
     embed_dim: int
     head_dim: int

@@ -33,7 +33,7 @@ class Linear(nn.Module):
     # whether `x W` is computed on fp8 operands (`fp8.fp8_tensordot`); a branch's never is
     fp8: bool = False
     # whether batch and length are one axis of the product. The gradient of W contracts over them,
-    # and with two axes a CPU first transposes the whole output, which outlasts the product.
+    # and with two axes a CPU first transposes the whole output; the copy outlasts the product.
     merge_tokens: bool = True
 
     @nn.compact

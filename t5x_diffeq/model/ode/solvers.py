@@ -148,7 +148,7 @@ def find_scheme(name: str) -> Scheme:
     """The scheme of this name: one of `SCHEMES`, or of another package by importable name.
 
     Raises:
-      InputError: if there is no such scheme, or it isn't one.
+      InputError: if there is no such scheme, or the name stands for something else.
     """
     if name in SCHEMES:
         return SCHEMES[name]

@@ -164,7 +164,7 @@ def _values(basis: TimeBasis, times: np.ndarray) -> np.ndarray:
         return compute.result()
 
 
-TIME_BASES: dict[str, Callable[[ModelKeys, int], TimeBasis]] = {  # from the config, and k
+TIME_BASES: dict[str, Callable[[ModelKeys, int], TimeBasis]] = {  # made of the config, and k
     "sinusoids": lambda config, _: Sinusoids(config.num_frequencies, config.time_scale),
     "legendre:k": lambda _, k: Legendre(k),
     "table:k": lambda _, k: Table(k),
