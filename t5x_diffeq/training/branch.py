@@ -116,7 +116,7 @@ def _check_config(original: Config, config: Config, source: AnyPath) -> None:
 
 
 def _make_workdir(config: Config, workdir: AnyPath, source: AnyPath, step: int) -> None:
-    """Copies the checkpoint and what belongs to it; starts again if that was interrupted."""
+    """Copies the checkpoint and what belongs to it; begins anew after an interrupted copy."""
     checkpoints, marker = workdir / "checkpoints", workdir / FILE
     partial, copied = checkpoints / f"{step}.partial", checkpoints / str(step)
     partial_tokenizer, tokenizer = workdir / "tokenizer.partial", workdir / "tokenizer"

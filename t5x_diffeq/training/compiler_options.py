@@ -23,8 +23,8 @@ Options = dict[str, bool | int]
 # of a small ODE's step (docs/lab/step_cost.md).
 _CPUS: Options = {"xla_cpu_copy_insertion_use_region_analysis": True}
 
-# An operation may use 16 MiB of VMEM by default, and a product with which others are fused can take
-# 1.7 times as long as one with enough (docs/lab/tpu_step.md). A core of a v4 has no more.
+# By default, an operation may use 16 MiB of VMEM, which is all that a core of a v4 has. A product
+# that is fused with other operations can then take 1.7 times as long (docs/lab/tpu_step.md).
 _VMEM: Options = {"xla_tpu_scoped_vmem_limit_kib": 48 * 1024}
 _OFFLOAD = "xla_tpu_enable_sparse_core_collective_offload_"
 # Collectives run on SparseCores, beside the TensorCores; without these options, v5p and v6e wait

@@ -21,7 +21,7 @@ _DRAW = 0xDE97  # distinguishes this use of the seed from others
 class DepthRows(NamedTuple):
     """Every k-th row of a batch."""
 
-    first: int  # the first one
+    first: int  # the number of the first of these rows
     every: int  # k, by which the rows of each device are divisible
 
     def take(self, x: Array) -> Array:
@@ -57,8 +57,8 @@ def depths_of(config: Config, step: int) -> tuple[int, ...]:
     """The numbers of solver steps over which optimizer step `step` (from 1) takes the mean loss.
 
     Up to the fraction `train.depths_until` of the run, these are `train.depths_per_step` different
-    ones from `train.depths`, determined by seed and step; after that, and without depths,
-    `model.num_steps`.
+    numbers from `train.depths`, determined by seed and step. After that, and without depths, it is
+    `model.num_steps` alone.
     """
     train = config.train
     if not train.depths or step > train.depths_until * train.total_steps:

@@ -21,7 +21,7 @@ class EvalMetrics(NamedTuple):
     """The sums of a batch, over the tokens that its mask counts."""
 
     loss: clu_metrics.Average  # the sum of their losses, and their number
-    bytes: jax.Array | None  # the bytes of text that they stand for; None if the batch doesn't tell
+    bytes: jax.Array | None  # the bytes of these tokens' text; None if the batch doesn't tell
 
     @classmethod
     def of(cls, losses: Float[Array, "B L"], batch: Batch) -> "EvalMetrics":
@@ -78,8 +78,8 @@ def evaluate_loss(
     """Mean next-token cross entropy in nats, its exponential, bits per byte, and the tokens.
 
     Sums over batches are taken in float64 on the host, so that the result does not depend on how
-    the split was divided into batches. Only tokens that the masks count are in them. Bits per byte
-    are included if the batches hold the bytes of their tokens (see `data.token_bytes`).
+    the split was divided into batches. Only tokens that the masks count are in the sums. Bits per
+    byte are included if the batches hold the bytes of their tokens (see `data.token_bytes`).
 
     Raises:
       InputError: if the masks count none.

@@ -2,7 +2,7 @@
 
 Goodput is the part of the time since the first start that went into optimizer steps which the run
 still has. Among the rest, `lost` are the seconds of steps that were taken again, after a crash or a
-rollback, and `down` are those between the end of an attempt and the start of the next.
+rollback, and `down` are the seconds between the end of an attempt and the start of the next one.
 """
 
 from collections.abc import Mapping, Sequence

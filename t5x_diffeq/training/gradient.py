@@ -56,7 +56,7 @@ class NodesOfSource(NamedTuple):
 
 
 class SourcesOfPasses(NamedTuple):
-    """The sources of the passes of a step: each grid's own, and grids of one W(t) together."""
+    """The weight sources of a step's passes; passes with the same function W(t) share one."""
 
     sources: list[NodesOfSource]
     indices: list[tuple[int, int]]  # for each pass: which source, and which of the source's passes

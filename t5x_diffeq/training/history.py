@@ -7,8 +7,8 @@ event with the time (seconds since 1970) and the optimizer step.
 
     start      an attempt has restored or made its state; `total_steps`, and when it `began`
     time       `seconds` of the attempt so far, by activity
-    save       a checkpoint was written: its `tier`, `bytes`, for how many seconds training
-               `waited`, and after how many `seconds` it was written
+    save       a checkpoint was written: its `bytes`, for how many seconds training `waited`, and
+               after how many `seconds` it was written
     spike      the step was a spike, and its update was left out
     rollback   the run went back to the checkpoint of step `to`
     end        the attempt ended; `error` is the name of an exception, or null

@@ -49,7 +49,7 @@ class Run:
 
 @dataclass(frozen=True)
 class PretrainedRun:
-    """A trained run that another one starts from."""
+    """A trained run from which another run starts."""
 
     workdir: AnyPath
     vocab_size: int  # of its tokenizer

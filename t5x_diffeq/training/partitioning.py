@@ -33,7 +33,7 @@ def make_mesh(
 ) -> Mesh:
     """The mesh over these devices; None: over all devices that this process sees.
 
-    Its sizes are those of `choose_mesh_sizes`.
+    `choose_mesh_sizes` chooses its sizes.
 
     Raises:
       InputError: if the axes don't multiply to the number of devices, don't divide the batch, or
@@ -124,7 +124,8 @@ def _default_data(sizes: Mapping[str, int | None], num_devices: int, slices: int
 def axes_across_slices(sizes: dict[str, int], devices: Sequence[Any]) -> dict[str, int]:
     """The number of slices along each mesh axis.
 
-    Data crosses slices first, because it communicates once per step; then fsdp; no other does.
+    `data` crosses slices first, because it communicates once per step, and then `fsdp`. No other
+    axis crosses slices.
 
     Raises:
       InputError: if the slices don't divide data x fsdp; gives the numbers.
@@ -263,7 +264,7 @@ def batch_sharding(mesh: Mesh, rules: Rules) -> NamedSharding:
 def _is_reduced(path: tuple, leaf: Parameter) -> bool:
     """Whether a part of the optimizer's state has another shape than its parameter.
 
-    The factors of a second moment (Shazeer and Stern 2018) have, as optax makes them.
+    An example are optax's factors of a second moment (Shazeer and Stern 2018).
     """
     is_optimizer_state = jax.tree_util.keystr(path[:1], simple=True) == "opt_state"
     shape = leaf.value.shape
@@ -273,7 +274,8 @@ def _is_reduced(path: tuple, leaf: Parameter) -> bool:
 def _spec_of_reduced(leaf: Parameter, rules: Rules) -> PartitionSpec:
     """The spec of an array of which some of the parameter's dimensions are 1, or are missing.
 
-    Dimensions of size 1 are not sharded. If some are missing, it is unclear which, so none is.
+    Dimensions of size 1 are not sharded. If some are missing, it is unclear which ones are left,
+    so no dimension is sharded.
     """
     shape = leaf.value.shape
     if len(shape) != len(leaf.names):

@@ -205,8 +205,8 @@ def _new_state(
 def check_fits(setup: Setup) -> None:
     """Checks that a device has enough memory for the least that training needs; allocates nothing.
 
-    This is its part of the train state, of the gradient, of the batch and of one state of the
-    residual stream. An optimizer step needs more: `plan` says how much.
+    The least is the device's part of the train state, of the gradient, of the batch and of one
+    state of the residual stream. An optimizer step needs more: `plan` says how much.
     """
     c, needed = setup.model.config, least_memory(setup)
     batch_size = setup.config.train.batch_size

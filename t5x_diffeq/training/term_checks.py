@@ -40,7 +40,7 @@ def check_terms(train: TrainKeys) -> None:
     """Checks the terms on the logits of a few tokens, and on a few states.
 
     Raises:
-      InputError: if a term has no weight, or the name of something else; if its value isn't a
+      InputError: if a term has no weight, or a name that is taken; if its value isn't a
         finite number for each token, made of this token alone; if a part of the vocabulary gives
         another value than the whole; if its gradient is zero or isn't the value's.
     """

@@ -1,7 +1,7 @@
 """The terms of what an optimizer step minimises.
 
-A term is a mean over tokens, which is reported under the term's name, times a weight. What a token
-is charged is made of its logits (`LogitsTerm`), or of the states on its way through the depth
+A term is a mean over tokens, which is reported under the term's name, times a weight. The value at
+a token is computed from the token's logits (`LogitsTerm`), or from its states along the depth
 (`StatesTerm`). `train.terms` names terms of other packages.
 """
 

@@ -32,8 +32,8 @@ still a descent direction: F = Q F, so <F, Q R> = <F, R>, the sum of all singula
 The size of a step: an orthogonal matrix of shape [m, k] has entries of root mean square
 max(m, k)^(-1/2). Multiplied by 0.2 max(m, k)^(1/2) (Liu et al. 2025), every kernel moves by 0.2
 learning rates per entry, about as far as Adam moves it, so that Adam's learning rate and weight
-decay suit Muon. This holds for W(t_n) as it does for the W_n of a layer. The step multipliers of
-the hypernetwork give Adam's steps of P that property; Muon doesn't need them.
+decay suit Muon. This holds for W(t_n) as it does for the W_n of a layer. With Adam, it takes the
+step multipliers of the hypernetwork, which Muon doesn't need.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -121,8 +121,8 @@ def _kernel(path: LeafPath, leaf: Parameter) -> Kernel:
 def scale_by_muon(kernels: list[Kernel], beta: float) -> optax.GradientTransformationExtraArgs:
     """From gradients to Muon's directions with Nesterov momentum, which decays by `beta`.
 
-    `update` takes `embeddings`, the e(t) at the nodes of the step, if weights depend on time. No
-    parameter but those of the kernels may reach the transformation.
+    `update` takes `embeddings`, the e(t) at the nodes of the step, if weights depend on time. Only
+    the parameters of the kernels may reach the transformation.
     """
 
     def init(params: dict) -> MuonState:
@@ -161,7 +161,7 @@ def _directions(
 def _steps_of_theta(
     kernel: Kernel, M: Float[Array, "T ..."], M0: Float[Array, "..."], e: Float[Array, "nodes T"]
 ) -> tuple[Float[Array, "T ..."], Float[Array, "..."]]:
-    """Phi^+ R, of which P and W0 have their parts, for their momenta M and M0."""
+    """The directions of P and W0, which are parts of Phi^+ R, from their momenta M and M0."""
     inverse, Q = pseudo_inverse(e)
     contract = partial(jnp.tensordot, axes=1, precision="highest")
     R = orthogonal(kernel, contract(inverse[:-1].T, M) + contract(inverse[-1:].T, M0[None]))
@@ -225,8 +225,8 @@ def orthogonal(kernel: Kernel, F: Float[Array, "nodes ..."]) -> Float[Array, "no
 def newton_schulz(X: Float[Array, "many m k"]) -> Float[Array, "many m k"]:
     """About U V^T for each matrix U S V^T: singular values between 0.7 and 1.2, zero for zero.
 
-    In bfloat16 on accelerators, whose errors are smaller than that range; in float32 on CPUs, where
-    bfloat16 is slower.
+    Accelerators compute in bfloat16, whose errors are smaller than that range. CPUs compute in
+    float32, because bfloat16 is slower there.
     """
 
     def iterate(X: Array, dtype: DTypeLike) -> Array:

@@ -1,13 +1,13 @@
 """AdamW or Muon, with gradient clipping, weight decay and factors on the learning rate.
 
-The defaults are those of the paper (appendix C).
+The defaults are the paper's (appendix C).
 
 `optimizer.name` can name a function of another package instead. It is called with
 `config.optimizer` and the declarations of the parameters (a tree of `layers.parameter.Parameter`)
 and returns an optax transformation from clipped gradients to directions. Step multipliers, weight
 decay and the schedule follow it, as they follow Adam. If its `update` takes extra arguments
-(`optax.GradientTransformationExtraArgs`), it gets `norm`, the gradient's before clipping, and
-`embeddings`, the e(t) at the nodes of the step by the name of the generated layer.
+(`optax.GradientTransformationExtraArgs`), it gets `norm`, the norm of the gradient before clipping,
+and `embeddings`, the e(t) at the nodes of the step by the name of the generated layer.
 """
 
 from collections.abc import Callable, Collection
@@ -49,9 +49,10 @@ def make_optimizer(
     """Clip by the given norm -> directions -> decoupled decay -> each role's factor -> schedule.
 
     Its `update` takes the `norm` of the gradient and the `schedule`, beside what plug-ins get. The
-    directions are Adam's, times each parameter's multiplier, or those of what `optimizer.name`
-    names. The factor of a role scales the decay too, as the learning rate of a parameter group does
-    in PyTorch. The boxes of the declared parameters say what decays and how it is scaled.
+    directions come from what `optimizer.name` names, and are multiplied by the parameters' step
+    multipliers. The factor of a role scales the decay, too, as the learning rate of a parameter
+    group does in PyTorch. The boxes of the declared parameters say which of them decay, and their
+    multipliers.
 
     Raises:
       InputError: if `optimizer.name`, `optimizer.moments` or `optimizer.role_multipliers` is
@@ -86,8 +87,8 @@ def _scale_by_rates(factors: dict) -> optax.GradientTransformationExtraArgs:
     """Scales each parameter's direction by minus the learning rate and its own factor.
 
     It is one link of the chain, not two, so the state's structure doesn't depend on the factors.
-    Its state, the count of steps, is that of `optax.scale_by_schedule`, which can't take a schedule
-    that is an input of the program.
+    Its state, the count of steps, has the type of `optax.scale_by_schedule`'s state. That
+    transformation can't take a schedule that is an input of the program.
     """
 
     def init(params: dict) -> optax.ScaleByScheduleState:
@@ -114,7 +115,7 @@ def _scale_by_rates(factors: dict) -> optax.GradientTransformationExtraArgs:
 
 
 def _role_factors(pairs: tuple[Any, ...]) -> dict[str, float]:
-    """`optimizer.role_multipliers` as factors by role, if it is that."""
+    """`optimizer.role_multipliers` as factors by role; InputError if an entry is invalid."""
     factors: dict[str, float] = {}
     for pair in pairs:
         if fault := _fault_of_pair(pair, factors):

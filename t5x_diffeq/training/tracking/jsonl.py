@@ -28,10 +28,10 @@ class JsonlWriter(Tracker):
     """Appends reports to the files of a workdir.
 
     Every line is stored before the method returns; in a bucket, before `flush` does. A checkpoint
-    of step s is saved after that, so a run that is killed and resumed leaves the same lines as an
-    uninterrupted one.
+    of step s is saved after the lines of step s, so a run that is killed and resumed leaves the
+    same lines as an uninterrupted run.
 
-    Lines after `step`, the one to resume from, are removed; if it is 0, all are. If fewer reports
+    The run resumes from `step`: later lines are removed; if it is 0, all lines. If fewer reports
     than `expected` remain, a warning says so.
 
     Attributes:
@@ -108,7 +108,7 @@ def _step_of(line: bytes) -> float:
 
 
 def _end_of(path: AnyPath, step: int) -> int:
-    """The position behind the last line of at most this step; what follows it is of later ones."""
+    """The position behind the last line of this step or an earlier one."""
     return next((end for end, line in last_lines(path) if _step_of(line) <= step), 0)
 
 

@@ -47,7 +47,7 @@ class TensorBoardTracker(Tracker):
         register_writer_factory("gs", SimpleNamespace(open=_BucketFile))
         if isinstance(self.folder, Path):
             self.folder.mkdir(parents=True, exist_ok=True)
-        # Else files begun within one second would share a name.
+        # Without a suffix, files that are begun within one second would share a name.
         suffix = f".{step}" + (f".{self.rewinds}" if self.rewinds else "")
         self.events = EventsWriter(str(self.folder / "events"), suffix)
         self._write(step + 1, session_log=SessionLog(status=SessionLog.START))
