@@ -1,9 +1,9 @@
 """The Grain pipeline: the batch of a step as a pure function of seed and step.
 
 Row r of global batch s is example s*B + r of a shuffled, endlessly repeated epoch. Each process
-reads the rows that its devices hold; on a TPU pod these are not contiguous, because a mesh follows
-the torus of chips. So the data state is one number, the step, for any number of processes and any
-order of devices.
+reads the rows that its devices hold. On a TPU pod, these rows are not contiguous, because a mesh
+follows the torus of chips. The state of the data is one number, the step, for any number of
+processes and any order of devices.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,7 +29,7 @@ Rows = Integer[np.ndarray, " rows"]  # row numbers in the global batch, ascendin
 
 
 class _Place(NamedTuple):
-    """Where an example is: the part of the mixture, and its number there."""
+    """Where an example is: the part of the mixture, and the example's number in it."""
 
     part: int
     number: int

@@ -32,9 +32,10 @@ class TemplateError(Exception):
 class Chat:
     """A tokenizer that writes conversations with its chat template.
 
-    Its methods raise an InputError if the template is invalid, `encode` and `ask` a TemplateError
-    if it rejects the conversation. `now` is the time that the template can ask for; `trained`
-    says that the run was trained on conversations, each of which followed the end of another.
+    Its methods raise an InputError if the template is invalid, and `encode` and `ask` a
+    TemplateError if the template rejects the conversation. `now` is the time that the template can
+    ask for. `trained` says that the run was trained on conversations: each of them followed the end
+    of another, so `ask` begins with the token that opens a document.
 
     Raises:
       InputError: if transformers isn't installed, or has no such tokenizer.

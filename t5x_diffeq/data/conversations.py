@@ -3,7 +3,7 @@
 Sources give documents as text. So a conversation is a document of JSON, in one of two forms:
 `{"messages": [...], "tools": [...]}` (`tools` only where the record has them) and
 `{"prompt": "...", "completion": "..."}`. `conversation_of` makes it from a record in any of the
-formats that people use; `encoding` makes tokens of it.
+formats that people use; `encoding` makes tokens of the document.
 """
 
 import json

@@ -75,7 +75,7 @@ class TextEncoder:
         return self.tokenizer.fingerprint
 
     def cut(self, documents: Iterable[str], skipped: Skipped) -> Iterator[tuple[Any, bool]]:
-        """The documents in pieces, each with whether it is its document's last.
+        """The documents in pieces, each with whether it is the last piece of its document.
 
         Documents that can't be trained on are counted in `skipped`, by reason.
         """
@@ -116,7 +116,7 @@ class ConversationEncoder(TextEncoder):
 
     @cached_property
     def chat(self) -> Chat:
-        """What writes records with messages; an InputError if no template marks the answers."""
+        """The writer of records with messages; an InputError if no template marks the answers."""
         if self.tokenizer.chat.template is None:
             raise InputError(
                 "data.loss_on=completion: the records have messages, but the tokenizer has no chat "
@@ -142,7 +142,7 @@ class ConversationEncoder(TextEncoder):
             skipped.skip(document, reason)
 
     def encode(self, pieces: Sequence[Any]) -> list[Codes]:
-        """The pieces: they are codes."""
+        """The pieces, which `cut` has encoded already."""
         return [*pieces]
 
     def _encode(self, conversation: dict) -> Codes:

@@ -61,7 +61,7 @@ def prepare_shards(
     if len(missing) < len(mine):
         log(f"{source.name}: {len(mine) - len(missing)} of {len(mine)} shards are there already")
     full = [job for job in missing if job[0] == "train" and _documents_of(source, job, shards)]
-    # The pieces of a long document are made by the threads of one worker.
+    # More workers than full shards would idle; the threads of one worker share a long document.
     _make_shards(source, folder, shards, missing, facts, min(workers, len(full) or 1))
     if part[1] > 1:
         log("this part is complete; when all parts are, run the command without --shard to finish")
@@ -211,8 +211,8 @@ def tokenise_documents(
 ) -> Iterator[Integer[np.ndarray, " length"]]:
     """The codes of each document with `end_of_text`, in the dtype of the files.
 
-    Documents that can't be trained on are counted in `skipped`, by reason; `count` gets the pieces
-    of documents that are done, each with whether it is its document's last.
+    Documents that can't be trained on are counted in `skipped`, by reason. `count` gets the pieces
+    that are done, each with whether it is the last piece of its document.
     """
     characters = max(BATCH_CHARACTERS, 2 * PIECE_CHARACTERS * encoder.tokenizer.threads)
     end, parts = np.array([encoder.end_of_text], encoder.dtype), []

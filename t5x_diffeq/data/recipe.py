@@ -91,14 +91,14 @@ def adopt_tokenizer(tokenizer: Tokenizer, folder: AnyPath, data: DataKeys) -> No
 
 
 def whole_fingerprint(tokenizer: Tokenizer) -> str:
-    """A hash of its tokens, of what it puts before a text, and of how it writes conversations."""
+    """A hash of a tokenizer's tokens, its opener, and the way in which it writes conversations."""
     return digest(
         map(str.encode, (tokenizer.fingerprint, str(tokenizer.opener), tokenizer.chat.fingerprint))
     )
 
 
 def _save(tokenizer: Tokenizer, folder: AnyPath, recipe: dict) -> None:
-    """Saves the tokenizer, and then its recipe, without which the folder is half made."""
+    """Saves the tokenizer, and then its recipe: a folder without a recipe is half made."""
     tokenizer.save(folder)
     write_whole(folder / _RECIPE, json.dumps(recipe, indent=2).encode())
 

@@ -147,13 +147,13 @@ class Skipped(Counter[str]):
             self.check(rows, limit)
 
     def check_endless(self, rows: int, limit: float) -> None:
-        """Checks what was read of a source that has no end."""
+        """Checks the rows that were read so far of a source that has no end."""
         self.check_so_far(rows, limit)
         if limit == 0 or limit * rows >= _ENOUGH_UNREADABLE:
             self.check(rows, limit)
 
     def as_json(self) -> dict[str, dict]:
-        """What a shard's facts or a manifest say of it."""
+        """The entries for a shard's facts or a manifest."""
         counts = {"skipped": dict(sorted(self.items()))}
         return {**counts, FAULTS: self.faults} if self.faults else counts
 

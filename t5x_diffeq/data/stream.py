@@ -136,7 +136,7 @@ class Lane:
         """Shuffled blocks of the lane's documents, each with the position of its beginning.
 
         The files of each epoch are in an order of their own. Groups of lanes take turns with the
-        files of all epochs, so that all have been read before one is read again.
+        files of all epochs, so that all files have been read before a file is read again.
         """
         files, (place, row, library, *_) = self.stream.train, start
         fruitless, usable = 0, self.usable

@@ -2,12 +2,12 @@
 
 Losses per token can be compared only for one tokenizer; bits per byte of text can be compared
 across tokenizers. The number of bytes must be exact. So the table is checked on texts that show
-whether the tokenizer changes text before it splits it (lower case, compatibility characters,
-dropped spaces), or has an unknown token; in either case there is no table.
+whether the tokenizer changes a text before it splits the text (lower case, compatibility
+characters, dropped spaces), or has an unknown token; in either case there is no table.
 
-Two changes of the text are allowed. Some tokenizers put a space before every text
-(sentencepiece's dummy prefix): that space has no bytes. Others compose characters (NFC, such as
-Qwen's): their bytes are those of the composed text.
+Two changes of the text are allowed. Some tokenizers put a space before every text (sentencepiece's
+dummy prefix): the space has no bytes. Others compose characters (NFC, such as Qwen's): the bytes of
+the composed text count.
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -51,7 +51,7 @@ class Tokenizer(ABC):
 
     Attributes:
       end_of_text: the token that ends every document.
-      opener: the token that its files put before every text, if they do.
+      opener: the token that the tokenizer's files put before every text; None if they put none.
       fingerprint: a hash of everything that determines its output.
       special_tokens: names of its special tokens, by the names of chat templates for them.
       chat: what its files say about conversations; the fingerprint doesn't depend on it.

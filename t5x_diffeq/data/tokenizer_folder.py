@@ -1,9 +1,9 @@
-"""Reads the folder of a tokenizer: one of Hugging Face's, or the one that a run has saved.
+"""Reads the folder of a tokenizer: a folder of Hugging Face's, or one that a run has saved.
 
-In a folder of Hugging Face's, `tokenizer.json` says how texts become tokens. Where there is none,
-`tokenizer.model` does, as the library sentencepiece reads it. The files beside them can change
-that: each setting is obeyed here, or refused by its name. A run saves the tokenizer that results,
-so nothing in its folder changes the tokens again.
+In a folder of Hugging Face's, `tokenizer.json` says how texts become tokens; without it,
+`tokenizer.model` does, as the library sentencepiece reads it. Settings in the files beside them can
+change the tokens: each setting is obeyed here, or refused by its name. A run saves the tokenizer
+that results, so nothing in the run's folder changes the tokens again.
 """
 
 import json
