@@ -101,8 +101,8 @@ def explain_unknown_key(key: str) -> str:
 def keys_meant(name: str) -> list[str]:
     """What a name surely means: keys, a flag such as `--workdir`, or another way to set the same.
 
-    These are the keys of this name, in any section. If there are none, they are what another
-    project calls so; or else the keys whose words begin with these letters (`wd`).
+    They are the keys of this name, in any section; or else what another project calls by this name;
+    or else the keys whose words begin with these letters (`wd`).
     """
     last = name.rpartition(".")[2].replace("-", "_").lower()
     words = {each: each.rpartition(".")[2] for each in KEYS}
@@ -136,7 +136,7 @@ def check_complete(keys: Collection[str]) -> None:
 
 
 def check_vocab_size(stated: int | None, vocab_size: int) -> None:
-    """Raises an InputError if `model.vocab_size` is set and isn't that of the tokenizer."""
+    """Raises an InputError if `model.vocab_size` is set and isn't the tokenizer's."""
     if stated not in (None, vocab_size):
         raise InputError(
             f"model.vocab_size is {stated}, and the tokenizer has {vocab_size} tokens; leave it "
@@ -166,7 +166,7 @@ def parse_value(key: str, text: str) -> Any:
 
 
 def _parse_as(values: Values, text: str) -> Any:
-    """The text as a value of the type; the text itself where it is none."""
+    """The text as a value of the type; a text of another type as it is, for `check_value`."""
     if values.optional and text == "None":
         return None
     try:
@@ -180,7 +180,7 @@ def _parse_as(values: Values, text: str) -> Any:
 
 
 def plain_value(value: Any) -> Any:
-    """The value with tuples for lists, which JSON has, and without NumPy's and JAX's types."""
+    """The value with tuples in place of JSON's lists, and Python's types of NumPy's and JAX's."""
     if isinstance(value, list | tuple):
         return tuple(map(plain_value, value))
     if hasattr(value, "dtype"):  # np.float32, jnp.bfloat16; a number or an array of such a type

@@ -47,11 +47,12 @@ def offer_configs() -> None:
 
 
 class _Keys(ConfigDict):
-    """The config of a config file, or a section of it, which says what a key can be."""
+    """The ConfigDict of a config file, or of a section; its type errors say what a key can be."""
 
     def __setitem__(self, name: str, value: object) -> None:
         try:
-            # `plain_value` converts what has a `dtype`, and the section `model` has such a key.
+            # `plain_value` takes everything with a `dtype` for an array, and the section `model`
+            # has a key of this name.
             is_section = isinstance(value, ConfigDict)
             super().__setitem__(name, value if is_section else plain_value(value))
         except TypeError as error:
@@ -118,7 +119,7 @@ def load_config(file: str | PathLike, values: Mapping[str, object] | None = None
 
 
 def read_config_file(file: str) -> ConfigDict:
-    """What a config file's `get_config` returns; `file` is that of `load_config`.
+    """What a config file's `get_config` returns, for a `file` as in `load_config`.
 
     Raises:
       InputError: if there is no such file, or it has a mistake, with its line.
@@ -161,7 +162,7 @@ def read_config_file(file: str) -> ConfigDict:
 
 
 def _explain_missing(file: str) -> str:
-    """One line for a config file that doesn't exist: the nearest that does, or all of them."""
+    """One line for a config file that doesn't exist: the one with the nearest name, or all."""
     paths = (path for folder in (Path("configs"), CONFIGS) for path in folder.glob("*.py"))
     names = {path.stem for path in paths if "def get_config(" in path.read_text("utf-8")}
     if near := get_close_matches(Path(file).stem, sorted(names), n=1):

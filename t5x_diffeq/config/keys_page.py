@@ -60,7 +60,7 @@ def help_of(word: str, columns: int) -> str:
       word: "keys" for all, a section, or a key with or without its section.
 
     Raises:
-      InputError: if it names none.
+      InputError: if it names no key.
     """
     name, lines = word.removeprefix("config."), []
     for section in _ALL:

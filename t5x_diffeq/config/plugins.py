@@ -69,11 +69,11 @@ def load_plugin(key: str, name: str) -> Any:
 def make_plugin(key: str, name: str, *kinds: type[_Made], **given: Any) -> _Made:
     """What an importable name makes of some arguments: an instance of one of these classes.
 
-    The name is that of a class derived from one of them, of a function that says that it returns
-    one of them, or of an instance.
+    The name stands for a class derived from one of them, a function whose annotation says that it
+    returns one of them, or an instance.
 
     Raises:
-      InputError: if it is none of these, or can't be called with these arguments.
+      InputError: if the name stands for something else, or can't be called with these arguments.
     """
     make = load_plugin(key, name)
     if isinstance(make, kinds):
@@ -110,10 +110,10 @@ def _find(package: str) -> ModuleSpec | None:
 def check_returns(key: str, name: str, plugin: Any, *kinds: type) -> None:
     """Raises an InputError unless a function's annotation says that it returns one of these kinds.
 
-    A class returns itself. Anything else that a name may stand for, such as `subprocess:run`, is
-    not called.
+    A class returns its instances. Anything else that a name may stand for, such as
+    `subprocess:run`, is not called.
     """
-    function = getattr(plugin, "func", plugin)  # of a function with arguments
+    function = getattr(plugin, "func", plugin)  # `load_plugin` binds arguments by a partial
     try:
         hint = function if isinstance(function, type) else get_type_hints(function).get("return")
     except (TypeError, NameError):  # it isn't a function, or its annotations can't be evaluated

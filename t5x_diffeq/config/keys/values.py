@@ -39,8 +39,8 @@ PLUGIN = "package.module:Name"  # the choice of a key that takes any importable 
 
 STEP_RANGE = "FIRST:LAST"  # the choice of a key that takes the numbers of two steps
 
-TEMPERATURES = (1e-3, 1e3)  # the lowest and the highest at which tokens are drawn, but for 0
-BEST = "best"  # in place of a checkpoint's step: the one with the lowest evaluation loss
+TEMPERATURES = (1e-3, 1e3)  # the lowest above 0 and the highest at which tokens are drawn
+BEST = "best"  # in place of a step: the checkpoint with the lowest evaluation loss
 INT32 = 2**31 - 1  # steps and positions are counted in 32 bits
 FLOAT32 = 3.4e38  # about the largest number of the type
 STEPS = 10_000  # solver steps
@@ -171,10 +171,10 @@ Entries = Annotated[tuple, Values(tuple)]
 class Key:
     """All there is to a key of a config."""
 
-    values: Values  # that it can take
+    values: Values  # the values that it can take
     default: Any
     resume: bool  # whether it may change when a run is resumed
-    branch: bool  # whether a branch may differ from its run in it
+    branch: bool  # whether a branch may have another value than the run that it branches off
     # Whether `finetune` takes the value from its own config (True), from the run that it tunes
     # (False), or from its own config if the value there isn't the default ("if set").
     finetune: bool | Literal["if set"]
