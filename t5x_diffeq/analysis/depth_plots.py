@@ -151,8 +151,8 @@ def perplexity_over_depth(
     """Perplexity against the number of solver steps, and against FLOPs, a line per scheme.
 
     Args:
-      results: dicts with `scheme`, `num_steps`, `eval/perplexity` and, unless one lacks it,
-        `flops_per_token`.
+      results: dicts with `scheme`, `num_steps` and `eval/perplexity`. The panel over FLOPs is drawn
+        if all have `flops_per_token`.
       trained: scheme and number of solver steps of the training, marked by a ring.
     """
     figure = make_figure(2.4)

@@ -1,6 +1,6 @@
 """Print-quality figures: their style, size and panels, and the files that they become.
 
-This module, and those that draw with it, are the only ones that need matplotlib.
+Only this module, and the modules that draw with it, need matplotlib.
 """
 
 import io

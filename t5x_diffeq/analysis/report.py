@@ -176,7 +176,7 @@ def _typeset_symbols(text: str) -> str:
 
 
 def _show(drawing: Drawing) -> str:
-    """The drawing's SVGs, of which the style shows the one that fits."""
+    """The drawing's two SVGs; the page's style shows the SVG that fits the screen."""
     label = f'role="img" aria-label="{html.escape(drawing.caption)}"'
     return "".join(
         svg.replace("<svg", f'<svg class="chart {width}" {label}', 1)

@@ -115,8 +115,8 @@ def _draw_curves(
     ax.spines[["top", "right"]].set_visible(False)
 
 
-# A prompt's font size in points, its line height in inches, its letters in a line: one of DejaVu
-# Sans Mono is 0.602 em wide.
+# A prompt's font size in points, its line height in inches, its letters in a line: a letter of
+# DejaVu Sans Mono is 0.602 em wide.
 _PROMPT_FONT, _LINE = 7.5, 0.17
 _COLUMNS = int(0.98 * WIDTH * 72 / (0.602 * _PROMPT_FONT))
 

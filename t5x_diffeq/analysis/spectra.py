@@ -28,13 +28,13 @@ from t5x_diffeq.model.sub_fields import need_methods
 from t5x_diffeq.system.errors import InputError
 
 _TITLES = {"qk": "W_Q W_K^T", "ov": "W_V W_O", "mlp": "W_up W_down"}
-# By the name of the product: eigenvalues by decreasing magnitude, at N times or layers. Those of
-# attention have an axis of heads (of query heads, of which several may share a key head).
+# By the name of the product: eigenvalues by decreasing magnitude, at N times or layers. Attention's
+# products have an axis of heads (query heads, of which several may share a key head).
 Spectra = dict[str, Complex[np.ndarray, "..."]]  # [times, M] or [times, heads, M]
 
 
 def title_of(product: str) -> str:
-    """How a product is written: `W_Q W_K^T` for qk; its own name for one of another block."""
+    """How a product is written: `W_Q W_K^T` for qk; another block's product by its name there."""
     return _TITLES.get(product, product)
 
 

@@ -27,8 +27,8 @@ def spectra_section(
     """The section on eigenvalues at the model's nodes or layers; between nodes if W(t) is smooth.
 
     Args:
-      perplexities: by number of solver steps, at the model's own and at one with nodes in between;
-        empty if the model has none.
+      perplexities: the perplexity with the model's own number of solver steps, and with a number
+        that has nodes in between, by these numbers; empty if the model has no other.
     """
     config = model.config
     layers = not source_of(config).any_time

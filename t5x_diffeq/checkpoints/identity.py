@@ -14,7 +14,7 @@ from t5x_diffeq.system.files import AnyPath, read_json_object
 from t5x_diffeq.system.foreign_files import read_inside
 
 CONFIG_FILE = "config.json"
-RUN_ID = "run_id"  # the key for the id in that file
+RUN_ID = "run_id"  # the id's key in `config.json`, and among a checkpoint's facts
 _ID_FILE = "run_id"  # which runs of earlier versions with local checkpoints have
 
 

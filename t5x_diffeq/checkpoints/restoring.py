@@ -82,27 +82,28 @@ def read_parts(folder: AnyPath, choose: Callable[[Mapping[str, Any]], dict], ver
         # Only the handler: a checkpointer would wait for processes that have failed.
         handler = ocp.PyTreeCheckpointHandler()
         stored = handler.metadata(folder / "state").tree
-        asked = choose(stored)
-        if "params" in asked:  # and not the averages alone
-            _check_shapes(folder, asked["params"], stored["params"])
+        abstract = choose(stored)
+        if "params" in abstract:  # and not the averages alone
+            _check_shapes(folder, abstract["params"], stored["params"])
         args = ocp.args.PyTreeRestore(
-            asked,
-            restore_args=ocp.checkpoint_utils.construct_restore_args(asked),
-            partial_restore=asked.keys() != stored.keys(),
+            abstract,
+            restore_args=ocp.checkpoint_utils.construct_restore_args(abstract),
+            partial_restore=abstract.keys() != stored.keys(),
         )
         parts: dict = handler.restore(folder / "state", args=args)
         return parts
 
+    # Before any file is opened: a checkpoint from elsewhere may link to files outside.
     _do_together(folder, lambda: check_inside(folder))
     if verify:
         _do_together(folder, lambda: _verify_files(folder))
     return _do_together(folder, read)
 
 
-def _check_shapes(folder: AnyPath, asked: dict, stored: Mapping[str, Any]) -> None:
+def _check_shapes(folder: AnyPath, abstract: dict, stored: Mapping[str, Any]) -> None:
     wanted, saved = (
         {name: tuple(leaf.shape) for name, leaf in flatten_dict(tree, sep="/").items()}
-        for tree in (asked, stored)
+        for tree in (abstract, stored)
     )
     for name in sorted(wanted.keys() | saved.keys()):
         if wanted.get(name) != saved.get(name):

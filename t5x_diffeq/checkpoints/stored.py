@@ -55,12 +55,12 @@ class TrainState:
 class RunFacts(NamedTuple):
     """What a checkpoint holds beside the train state; to store another fact, add it here.
 
-    Values must be the same on all processes: what each has of its own is gathered first
-    (`processes.gather`).
+    Values must be the same on all processes: values that differ between processes are gathered
+    first (`processes.gather`).
     """
 
     fingerprint: str  # of the data
-    # batches read, also those that a rollback undid; None: as many as steps
+    # batches read, including batches whose steps a rollback undid; None: as many as steps
     drawn: int | None = None
     reports: int | None = None  # the number of lines of `metrics.jsonl`, if it is known
     eval_loss: float | None = None  # at this step, if it was evaluated
@@ -100,7 +100,7 @@ class RestoredCheckpoint(NamedTuple):
 
 
 def parts_of(state: TrainState) -> dict[str, Any]:
-    """The parts of a train state that are there."""
+    """The parts that a train state has, by name; parts that are None are left out."""
     return {name: part for name, part in vars(state).items() if part is not None}
 
 
@@ -137,14 +137,14 @@ def items_of(state: TrainState, data_state: dict) -> ocp.args.Composite:
     An array is cut into chunks of at most `CHUNK_BYTES`, however it is sharded. A chunk is written
     and read as a whole, by one thread.
     """
-    parts = parts_of(_to_be_kept(state))
+    parts = parts_of(_copy_on_cpus(state))
     chunked = jax.tree.map(lambda _: ocp.SaveArgs(chunk_byte_size=CHUNK_BYTES), parts)
     return ocp.args.Composite(
         state=ocp.args.PyTreeSave(parts, save_args=chunked), data=ocp.args.JsonSave(data_state)
     )
 
 
-def _to_be_kept(state: TrainState) -> TrainState:
+def _copy_on_cpus(state: TrainState) -> TrainState:
     """The state; on CPUs a copy of it.
 
     On CPUs, the NumPy arrays that Orbax writes would share the state's memory. Orbax holds them

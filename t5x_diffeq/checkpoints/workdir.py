@@ -150,7 +150,7 @@ def sole_writer(workdir: AnyPath) -> Iterator[None]:
 
 @contextmanager
 def comparing_failures(workdir: AnyPath, start: int) -> Iterator[None]:
-    """A context whose failure is compared with that of the attempt before (see `recurrence`)."""
+    """A context whose failure is compared with the last attempt's failure (see `recurrence`)."""
     before = recurrence.take_last_failure(workdir) if jax.process_index() == 0 else {}
     recurrence.watch(workdir, start, gather("the last failure", before)[0])
     yield
