@@ -136,7 +136,7 @@ def traffic(moved: Iterable[Collective]) -> dict[str, Traffic]:
 
 
 def _read_collective(execution: hlo.Execution, program: hlo.Program) -> Collective | None:
-    """The collective of an instruction; None if it is none, or continues one that has started."""
+    """The collective of an instruction; None for no collective, or a later piece of a chain."""
     op, computation = execution.instruction, program.computations[execution.computation]
     if op.opcode == "send" and "xla_megascale_runtime" in op.attributes:  # between slices
         sent = tuple(hlo.shapes(computation[op.operands[0]].type))
@@ -172,8 +172,9 @@ def _zero_bytes(program: hlo.Program, computation: hlo.Computation, name: str) -
         return _zero_bytes(program, inside, hlo.root(inside).name)
     if op.opcode != "dynamic-update-slice":
         return 0
-    whole, part = (hlo.shapes(t)[0].bytes for t in (op.type, computation[op.operands[1]].type))
-    return whole - part
+    types = op.type, computation[op.operands[1]].type
+    buffer, update = (hlo.shapes(type)[0].bytes for type in types)
+    return buffer - update
 
 
 def _runs_beside_others(

@@ -26,7 +26,7 @@ from t5x_diffeq.training.step import lower_train_step
 _WARM_UP_STEPS = 2  # rounds that are not counted
 _QUARTILES = "step_ms_quartiles"
 TRACED_STEPS = 3  # of each model
-RATIO = "model / "  # before the name of what it is compared with
+RATIO = "model / "  # before the other model's name
 
 
 class Candidate:
@@ -90,9 +90,10 @@ class Candidate:
 
     def _count_flops(self) -> int:
         """FLOPs of a step's matrix products on the whole batch, recomputation included."""
+        # The text of a program with attention kernels doesn't have their FLOPs.
         plain = LanguageModel(replace(self.setup.model.config, attention="xla"))
-        whole = replace(self.setup, model=plain)  # outside its context, the program isn't sharded
-        text = lower_train_step(whole, self.batch_size, self.depths).as_text(dialect="hlo")
+        setup = replace(self.setup, model=plain)  # outside its context, the program isn't sharded
+        text = lower_train_step(setup, self.batch_size, self.depths).as_text(dialect="hlo")
         assert text is not None  # every lowered program has one
         return product_flops(text)
 
@@ -102,8 +103,8 @@ def _candidates(config: Config, others: Mapping[str, Config]) -> Iterator[Candid
         yield from (Candidate(name, other) for name, other in others.items())
         return
     if config.train.trainable:
-        whole = {"train.trainable": (), "model.adapter_rank": 0}
-        yield Candidate("full", config.with_values(whole))
+        full = {"train.trainable": (), "model.adapter_rank": 0}
+        yield Candidate("full", config.with_values(full))
     else:
         yield Candidate("baseline", baseline_of(config))
     if config.train.microbatches > 1:
@@ -152,7 +153,7 @@ def compare_models(
     ratios = []
     for candidate, other in zip(candidates[1:], rest, strict=True):
         ratio = {k: model[k] / other[k] for k in model if k not in ("name", _QUARTILES)}
-        # In each round, the models take turns on an equally busy machine.
+        # A ratio per round: the steps of a round find the machine equally busy.
         by_round = np.divide(candidates[0].seconds, candidate.seconds)
         name = f"{RATIO}{other['name']}"
         ratios.append({"name": name, _QUARTILES: _quartiles(by_round), **ratio})
@@ -160,5 +161,5 @@ def compare_models(
 
 
 def _quartiles(values: np.ndarray) -> list[float]:
-    """The values that a quarter and three quarters of them are below."""
+    """The first and the third quartile."""
     return np.quantile(values, (0.25, 0.75)).tolist()

@@ -54,7 +54,7 @@ class Instruction:
     opcode: str  # the opcode, such as "fusion"
     literal: str  # the text between the parentheses: operands, or a constant's value
     attributes: str  # the text after the parentheses
-    root: bool = False  # whether it is its computation's result
+    root: bool = False  # whether its result is its computation's result
 
     @cached_property
     def operands(self) -> tuple[str, ...]:
@@ -75,7 +75,7 @@ class Instruction:
         return match and match.group(1)
 
     def required_attribute(self, pattern: str) -> str:
-        """`attribute`, for one that every instruction of this opcode has."""
+        """`attribute`, for an attribute that every instruction of this opcode has."""
         value = self.attribute(pattern)
         assert value is not None, f"{self.name} has no {pattern}"
         return value
@@ -105,7 +105,7 @@ class Execution(NamedTuple):
 
 
 def root(computation: Computation) -> Instruction:
-    """The instruction whose result is the computation's."""
+    """The instruction whose result is the computation's result."""
     return next(op for op in computation.values() if op.root)
 
 

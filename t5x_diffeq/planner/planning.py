@@ -55,8 +55,8 @@ class Plan:
     flops: StepFlops  # on all devices together
     cost: ProgramCost | None = None  # of one device's program
     traffic: dict[str, Traffic] | None = None  # of collectives, per device
-    # The part of `traffic` in groups that span several slices or GPU nodes, without exchanges
-    # between pairs of devices, of which it isn't known.
+    # The part of `traffic` in groups that span several slices or GPU nodes. Collective-permutes
+    # aren't in it, because the devices of their pairs aren't read.
     between_nodes: dict[str, Traffic] | None = None
     times: StepTimes | None = None  # None also where the compiler has no estimates, as for CPUs
 

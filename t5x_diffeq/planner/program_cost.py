@@ -20,9 +20,9 @@ from t5x_diffeq.planner.trip_count import executions
 
 # Calls of attention kernels, whose FLOPs the program doesn't say (`StepFlops.attention_kernels`).
 _ATTENTION = ("__cudnn$fmha", "__gpu$xla.gpu.triton")
-# By the turns of a lane that an element takes: 1 for an operation on integers, half of one on
-# floats (only half of an NVIDIA GPU's units compute integers), and 4 for a special function (CUDA's
-# programming guide, arithmetic instructions).
+# Elementwise opcodes, by cost. The unit is an operation on one integer. The same operation on a
+# float costs 0.5, because only half of an NVIDIA GPU's units compute integers, and a special
+# function 4 (CUDA's programming guide, arithmetic instructions).
 _SIMPLE = (
     *("add", "subtract", "multiply", "maximum", "minimum", "negate", "abs", "compare", "select"),
     *("and", "or", "xor", "not", "shift-left", "shift-right-logical", "shift-right-arithmetic"),

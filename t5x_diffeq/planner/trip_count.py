@@ -97,7 +97,7 @@ def _trip_count(program: Program, caller: str, loop: Instruction, operand: _Elem
 
 
 def _only(value: _Value) -> _Elements:
-    """The arguments of a computation that has one."""
+    """The arguments of a computation with a single parameter."""
     return lambda _: value
 
 
