@@ -39,7 +39,7 @@ class Comparison:
 
     @cached_property
     def rows(self) -> list[dict[str, str]]:
-        """The table: a dict for each run, by column; `-` is what isn't known."""
+        """The table: a dict for each run, by column; `-` for an unknown value."""
         runs = zip(self.metrics.items(), self.workdirs, strict=True)
         return [
             dict(zip(_COLUMNS, _cells(name, lines, workdir), strict=True))
@@ -72,7 +72,7 @@ def _cells(name: str, lines: Sequence[dict[str, float]], workdir: AnyPath) -> It
     losses = [line["eval/loss"] for line in lines if "eval/loss" in line]
     rates = [line["train/tokens_per_second"] for line in lines if "train/loss" in line]
     yield name
-    # A source of another package isn't asked: its code would run.
+    # The source of W(t) isn't asked to describe itself: another package's code would run.
     weights = f"{model.weights} weights"
     yield f"{describe_model(model, weights)}, {model.num_steps} steps of {model.scheme}"
     yield "-" if size is None else format_count(size)
@@ -90,7 +90,7 @@ def compare(runs: Sequence[str | PathLike | TrainedRun]) -> Comparison:
     tokens/s is the median of the training's reports.
 
     Args:
-      runs: workdirs, on this machine or in a bucket, or loaded runs, which stand for theirs.
+      runs: workdirs, on this machine or in a bucket, or loaded runs in place of their workdirs.
 
     Raises:
       InputError: if there is no run, or a workdir holds none.

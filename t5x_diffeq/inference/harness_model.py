@@ -119,9 +119,12 @@ class DiffEqLM(TemplateLM):
         for number, request in enumerate(requests):
             text, given = request.args
             row, sampling = self.parse_request(text, normalize_gen_kwargs(given))
+            # A row's draws depend on its text alone, not on the other requests or on its batch;
+            # repetitions of a text are numbered, so that their draws differ.
             key = jax.random.fold_in(jax.random.key(_SEED), zlib.crc32(text.encode()))
             rows.append((row, jax.random.fold_in(key, occurrences[text])))
             occurrences[text] += 1
+            # `extend` is compiled once for each padded length and each way to sample.
             groups[-(-len(row.prompt) // BUCKET), sampling].append(number)
         done = 0
         with Progress("generated", len(rows), "texts") as progress, self.placed.context():

@@ -60,7 +60,7 @@ class Samples(Hook):
         ]
 
     def keys(self) -> jax.Array:
-        """A key for each row, the same however many rows there are."""
+        """A random key for each row, which doesn't depend on the number of rows."""
         key = jax.random.key(_SEED)
         return jnp.stack([jax.random.fold_in(key, n) for n in range(self._rows)])
 

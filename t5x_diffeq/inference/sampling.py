@@ -62,7 +62,7 @@ class Sampling:
         if self.top_p < 1:
             descending = jnp.sort(logits, axis=-1, descending=True)
             p = jax.nn.softmax(descending, axis=-1)
-            # Kept are the tokens for which the likelier tokens sum to less than top_p.
+            # A token is kept if the probabilities of all likelier tokens sum to less than top_p.
             kept = jnp.cumsum(p, axis=-1) - p < self.top_p
             lowest = jnp.where(kept, descending, jnp.inf).min(-1, keepdims=True)
             logits = jnp.where(logits < lowest, -jnp.inf, logits)

@@ -74,6 +74,7 @@ class Scorer:
     def __init__(self, placed: PlacedModel, params: dict, batch_size: int):
         self.placed, self.batch_size = placed.with_whole_rows(), batch_size
         with self.placed.context():
+            # Once, because all batches read the same weights.
             weights = _make_pass_weights(placed.model, params)
         chunk = placed.loss_chunk
         self.score = partial(_score, placed.model, chunk, params, weights)

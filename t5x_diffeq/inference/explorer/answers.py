@@ -26,8 +26,8 @@ from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.training.objective import places_of
 
 PAGE = Path(__file__).parent / "page"  # its files
-MOST_STEPS = 256  # that a request may ask for
-_COARSER = (16, 20, 24, 32, 48, 64, 96, 128)  # numbers of steps
+MOST_STEPS = 256  # the most solver steps that a request may ask for
+_COARSER = (16, 20, 24, 32, 48, 64, 96, 128)  # offered up to four times the trained number of steps
 _OPENING = 24  # tokens of the validation text that form the first text
 _VALIDATION_ROWS = 8  # sequences on which the loss over N is computed
 _BETWEEN = 8  # points of a path of W(t) from one node to the next, if there is room for them
@@ -41,7 +41,7 @@ def _to_json(values: object) -> Any:
     if isinstance(values, np.ndarray | jax.Array):
         return _to_json(np.asarray(values).tolist())
     if isinstance(values, list):
-        return [_to_json(each) for each in values]
+        return [_to_json(value) for value in values]
     if isinstance(values, float):
         return float(f"{values:.5g}") if isfinite(values) else None
     return values
@@ -131,6 +131,7 @@ class Explorer:
         known = self.tokens(text, grid)
         tokens, count = known["ids"], len(known["ids"])
         inputs = self.stepper.pad(tokens)
+        # The last token has no target: the loss there is left out of `losses`.
         targets = jnp.asarray(np.roll(inputs, -1, axis=1))
         top, log_p, losses, speeds = [], [], [], []
         before: Float[np.ndarray, "L D"] | None = None
@@ -162,14 +163,15 @@ class Explorer:
     def continuation(
         self, text: str, grid: Depth, limit: int, sampling: Sampling, seed: int
     ) -> Iterator[str]:
-        """What follows the text: what each drawn token adds, in text that stays."""
+        """Yields the text that each drawn token adds, without characters that may still change."""
         prompt = self._tokens(text)
         row, sent = Continuation(self.tokenizer, prompt), ""
         for token in islice(self.stepper.draw(prompt, grid, sampling, seed), limit):
             row.add(token)
             if row.ended:
                 break
-            added = row.completion().rstrip("\ufffd")[len(sent) :]  # no unfinished character
+            # The bytes of one character may take several tokens, and decode as U+FFFD until then.
+            added = row.completion().rstrip("\ufffd")[len(sent) :]
             sent += added
             yield added
         yield row.completion()[len(sent) :]
@@ -181,8 +183,8 @@ class Explorer:
         losses, tokens = 0.0, 0
         with self.placed.context():  # a row at a time, by the programs that read a text
             on_devices = eval_batches(parts, 1, self.placed.batch_sharding, limit=rows)
-            for each in on_devices:
-                batch = jax.tree.map(jnp.asarray, jax.device_get(each))  # off the mesh
+            for sharded in on_devices:
+                batch = jax.tree.map(jnp.asarray, jax.device_get(sharded))  # off the mesh
                 y = self.stepper.last_state(batch["inputs"], grid, places_of(batch))
                 loss = self.stepper.look(y, batch["targets"]).loss
                 losses += float((loss * np.asarray(batch["mask"])).sum())

@@ -142,6 +142,7 @@ class _Server:
 
         async def guarded(request: Request) -> Response:
             _, _, shown = request.headers.get("authorization", "").partition(" ")
+            # In constant time: how long a refusal takes tells nothing about the token.
             if not secrets.compare_digest(shown.strip().encode(), self.token.encode()):
                 raise HTTPException(
                     401,
@@ -153,8 +154,8 @@ class _Server:
         return guarded
 
     async def runs(self, request: Request) -> Response:
-        """The runs."""
-        return JSONResponse({"runs": [each.about() for each in self.explorers.values()]})
+        """What `Explorer.about` says of each run."""
+        return JSONResponse({"runs": [explorer.about() for explorer in self.explorers.values()]})
 
     def on_grid(
         self,
@@ -202,9 +203,9 @@ class _Server:
     async def _read_request(
         self, request: Request, needed: Mapping[str, Values]
     ) -> tuple[_Fields, Explorer, Depth]:
-        """A request's fields, its run, and its grid, which is the run's own where it says nothing.
+        """A request's fields, run and grid; what it leaves out of the grid is the run's own.
 
-        A run's own scheme may be of another package, but no request can name one.
+        A run's own scheme may be another package's, but no request can name such a scheme.
         """
         fields = await _read_fields(request, needed, _GRID)
         explorer = self._find(fields["run"])
@@ -237,7 +238,7 @@ class _Server:
         if answer is None:
             answer = self._answers[key] = await worker.run(request, compute)
             if len(self._answers) > _ANSWERS_KEPT:
-                del self._answers[next(iter(self._answers))]
+                del self._answers[next(iter(self._answers))]  # the oldest: a dict keeps the order
         return JSONResponse(answer)
 
 
@@ -265,19 +266,19 @@ def make_app(explorers: Mapping[str, Explorer], token: str) -> Starlette:
     handlers: dict[str, _Handler] = {
         "runs": server.runs,
         "tokens": server.on_grid(
-            server.tokens, _TEXT, lambda it, grid, f: it.tokens(f["text"], grid)
+            server.tokens, _TEXT, lambda run, grid, f: run.tokens(f["text"], grid)
         ),
-        "read": server.on_grid(readings, _TEXT, lambda it, grid, f: it.read(f["text"], grid)),
+        "read": server.on_grid(readings, _TEXT, lambda run, grid, f: run.read(f["text"], grid)),
         "continue": server.continuation,
-        "validation": server.on_grid(analyses, {}, lambda it, grid, f: it.validation(grid)),
+        "validation": server.on_grid(analyses, {}, lambda run, grid, f: run.validation(grid)),
         "sensitivity": server.on_grid(
-            analyses, _TOKEN, lambda it, grid, f: it.sensitivity(f["text"], f["output"], grid)
+            analyses, _TOKEN, lambda run, grid, f: run.sensitivity(f["text"], f["output"], grid)
         ),
         "paths": server.paths,
     }
     routes = [
-        Route(f"/api/{name}", server.guarded(it), methods=["GET" if name == "runs" else "POST"])
-        for name, it in handlers.items()
+        Route(f"/api/{name}", server.guarded(answer), methods=["GET" if name == "runs" else "POST"])
+        for name, answer in handlers.items()
     ]
     return Starlette(
         routes=[*routes, Mount("/", _Page(directory=PAGE, html=True))],

@@ -27,7 +27,7 @@ from t5x_diffeq.model.sub_fields import vector_field
 from t5x_diffeq.training.load import Run
 
 _TOP = 5  # likeliest tokens of a look
-_GRIDS_KEPT = 2  # whose weights stay in memory
+_GRIDS_KEPT = 2  # grids whose weights stay in memory
 Depth = tuple[int, str]  # number of solver steps and scheme
 
 
@@ -65,7 +65,7 @@ def _sub_field(model: LanguageModel, name: str, places: Places, W: Weights, y: S
 
 @partial(jax.jit, static_argnames="model")
 def _logits(model: LanguageModel, params: dict, y: State) -> Logits:
-    return nn.apply(lambda it: it.logits(it.normalise(y)), model)({"params": params})
+    return nn.apply(lambda bound: bound.logits(bound.normalise(y)), model)({"params": params})
 
 
 @partial(jax.jit, static_argnames="model")
@@ -85,12 +85,13 @@ def _draw(
     key: Array,
 ) -> Int[Array, ""]:
     at_last = jax.lax.dynamic_slice_in_dim(y, last, 1, axis=1)
-    (of_row,) = jax.random.split(key, 1)
-    return sampling(_logits(model, params, at_last)[0], jax.random.fold_in(of_row, last))[0]
+    # The keys of `generate`: one for each row, folded with the position of the last token.
+    (row_key,) = jax.random.split(key, 1)
+    return sampling(_logits(model, params, at_last)[0], jax.random.fold_in(row_key, last))[0]
 
 
 class Stepper:
-    """A run's forward pass, step by step, on any grid; per-layer weights have their own alone."""
+    """A run's forward pass, step by step, on any grid; with per-layer weights on theirs alone."""
 
     def __init__(self, run: Run):
         self.run = run
@@ -112,8 +113,10 @@ class Stepper:
             return [tuple(next(by_node) for _ in step_times) for step_times in times]
         plain = replace(self.compiled.config, num_steps=grid[0], scheme=grid[1])
         source = self._sources.setdefault(program_of_source(plain), LanguageModel(plain))
-        at = {t: _weights_at(source, self.run.params, jnp.asarray(t)) for t in np.unique(times)}
-        return [tuple(at[t] for t in step_times) for step_times in times]
+        by_time = {
+            t: _weights_at(source, self.run.params, jnp.asarray(t)) for t in np.unique(times)
+        }
+        return [tuple(by_time[t] for t in step_times) for step_times in times]
 
     def states(
         self, tokens: Tokens, grid: Depth, places: Places | None = None
