@@ -61,7 +61,8 @@ def _read(parts: Sequence[Examples], places: Sequence[_Place]) -> Example:
 def train_dataset(mixture: Mixture, batch_size: int, seed: int, rows: Rows) -> grain.MapDataset:
     """A dataset whose element s is `rows` of the global batch of step s."""
     parts = [examples for _, examples in mixture]
-    # Places are shuffled, not examples, so a process reads only the rows that it needs.
+    # Places are shuffled, not examples, so a process reads only the rows that it needs. Each part
+    # has a seed of its own, or two parts of one size would be in the same order.
     places = [
         grain.MapDataset.range(len(examples))
         .map(partial(_Place, part))
@@ -76,6 +77,7 @@ def train_dataset(mixture: Mixture, batch_size: int, seed: int, rows: Rows) -> g
     def rows_of(step: int) -> Example:
         return _read(parts, [order[row] for row in (step * batch_size + rows).tolist()])
 
+    # As good as endless: the number of the last row is still a valid index.
     return grain.MapDataset.range(maxsize // batch_size).map(rows_of)
 
 

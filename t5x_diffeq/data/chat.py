@@ -95,7 +95,7 @@ class Chat:
         try:
             tokens, marked = self.encode(_PROBE)
         except TemplateError:
-            return  # it wants other conversations
+            return  # a template that rejects the probe may accept the data
         marked_text = self.tokenizer.decode(tokens[marked])
         if _ANSWER not in marked_text or _QUESTION in marked_text:
             raise InputError(

@@ -213,7 +213,7 @@ def _make_corpus(
 def _fingerprints_of(origin: Source | AnyPath, tokenizer: Tokenizer) -> list[str]:
     """Hashes of everything that determines the tokens of documents, or of shards in a folder.
 
-    The first is that of this version; runs of earlier ones may have another.
+    The first hash is this version's; runs of earlier versions may have another.
     """
     if isinstance(origin, Source):
         both = filter(None, (origin.fingerprint, origin.former))
@@ -224,9 +224,9 @@ def _fingerprints_of(origin: Source | AnyPath, tokenizer: Tokenizer) -> list[str
 
 
 def _tokenise(source: Source, tokenizer: Tokenizer, folder: AnyPath) -> dict:
-    shards_there = (read_shard_facts(folder, path.name[:-5]) for path in folder.glob("*.json"))
+    existing = (read_shard_facts(folder, path.name[:-5]) for path in folder.glob("*.json"))
     fingerprint = fingerprint_of(source, tokenizer)
-    if any(facts and facts["fingerprint"] != fingerprint for facts in shards_there):
+    if any(facts and facts["fingerprint"] != fingerprint for facts in existing):
         log(f"replacing {folder}: it is left over from a run that never started, on other data")
         files.remove_folder(folder)
     tokenizer.save(folder / "tokenizer")  # from where the workers load it

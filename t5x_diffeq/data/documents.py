@@ -107,9 +107,9 @@ class FileDocuments(Documents):
         """The document that holds character `number` of all text, and the offset in it."""
         for chunk, first in zip(self.chunks, self.firsts, strict=False):
             if number < chunk.characters:
-                for offset, text in enumerate(_read_recent_chunk(chunk, self.field)):
+                for index, text in enumerate(_read_recent_chunk(chunk, self.field)):
                     if number < len(text):
-                        return first + offset, number
+                        return first + index, number
                     number -= len(text)
             number -= chunk.characters
         return len(self), 0

@@ -28,7 +28,7 @@ from t5x_diffeq.data.tokenizer import Tokenizer
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.files import digest, parse_json
 
-PIECE_CHARACTERS = 1_000_000  # longer documents are tokenised in pieces, cut after a line
+PIECE_CHARACTERS = 1_000_000  # longer documents are cut into pieces, after a newline or a space
 _REASON_CHARACTERS = 100  # of what a template says, in the count of skipped documents
 CODE_DTYPE = np.dtype("<i4")
 _WITHIN = 2**30

@@ -92,6 +92,7 @@ class SentencePieceTokenizer(FileTokenizer):
                 allow_whitespace_only_pieces=True,
                 byte_fallback=True,
                 split_digits=True,
+                # `_lines` leaves newlines out of the texts, so none would be learned.
                 user_defined_symbols=["\n"],
                 num_threads=os.cpu_count(),
                 minloglevel=2,
@@ -152,7 +153,8 @@ class HuggingFaceTokenizer(FileTokenizer):
             self.processor = tokenizers.Tokenizer.from_str(model.decode("utf-8"))
         except Exception as error:  # the library raises bare Exceptions
             raise ValueError(f"{error}") from error
-        # With add_special_tokens=False all that it would do is leave spaces out of offsets.
+        # With add_special_tokens=False, the file's own post-processor would only leave spaces out
+        # of offsets.
         self.processor.post_processor = tokenizers.processors.ByteLevel(trim_offsets=False)
         self.processor.no_padding()
         self.processor.no_truncation()
@@ -180,7 +182,7 @@ class HuggingFaceTokenizer(FileTokenizer):
 
     def encode(self, texts: Sequence[str]) -> list[Integer[np.ndarray, " length"]]:
         """The tokens of each text."""
-        if self.threads == 1:
+        if self.threads == 1:  # the library divides a batch among all cores
             encoded = [self.processor.encode(text, add_special_tokens=False) for text in texts]
         else:
             encoded = self.processor.encode_batch_fast(list(texts), add_special_tokens=False)

@@ -213,6 +213,7 @@ class FirstFitRows:
             tokens = tokens_of(piece)
             targets[position:stop] = tokens[before:]
             mask[position:stop] = is_trained(piece[before:])
+            # The first input of a document stays the opener.
             inputs[position + 1 - before : stop] = tokens[:-1]
             starts[position] = True
             position = stop
@@ -257,6 +258,7 @@ def first_fit(
         if not open_rows[row]:
             del open_rows[row]
         elif len(open_rows) > _OPEN_ROWS:
+            # The row with the least room: the fewest pieces would still fit.
             del open_rows[min(open_rows, key=open_rows.__getitem__)]
         rows.append(row)
         placed.append((number, first))

@@ -108,7 +108,7 @@ def _make_shards(
     if source.characters:
         share = total / max(1, len(source.train) + len(source.validation))
         total, unit = round(share * source.characters), "characters"
-    context = get_context("spawn")
+    context = get_context("spawn")  # a fork of a process with threads may hang
     done, threads = context.Value("q", 0), max(1, (os.cpu_count() or 1) // workers)
     worker = _Worker(source, folder, shards, facts, done, threads)
     with Progress(f"tokenising {source.name}", total, unit) as progress:

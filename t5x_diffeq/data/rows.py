@@ -16,7 +16,7 @@ from t5x_diffeq.system.files import parse_json
 
 _ONE_PER_LINE = "write one object per line, or delete it"
 _ENOUGH_ROWS = 1000  # after so many, a source is refused if most of its rows can't be read
-_ENOUGH_UNREADABLE = 100  # an endless source is judged when its limit allows so many
+_ENOUGH_UNREADABLE = 100  # an endless source is judged once its limit allows so many of its rows
 FAULTS = "unreadable"  # in a shard's facts
 _BYTE_ORDER_MARK = "\ufeff"  # at the start of a text it only says that UTF-8 follows
 

@@ -68,7 +68,7 @@ class Source:
     max_unreadable: float = 0.0  # the largest share of rows that may be unreadable (`rows`)
     former: str | None = None  # the fingerprint in earlier versions, if it was another
     characters: int = 0  # of both splits; 0: unknown, or of conversations
-    left_out: str = ""  # what its folder has besides, which earlier versions read
+    left_out: str = ""  # the hidden files of its folder, in words: only earlier versions read them
 
     def check_unchanged(self) -> None:
         """Raises an InputError if a file has changed since the fingerprint was computed."""
@@ -146,6 +146,7 @@ def text_files(data: DataKeys) -> Source:
         train = DocumentRange(documents, (0, 0), cut)
         validation = DocumentRange(documents, cut, (len(documents), 0))
     former = None
+    # Earlier versions left the field out of the fingerprint; the default field still is.
     if data.text_field != DataKeys().text_field:
         former, fingerprint = fingerprint, digest([fingerprint.encode(), data.text_field.encode()])
     return Source(
@@ -178,16 +179,16 @@ def find_text_files(key: str, path: str) -> tuple[list[Path], str]:
         return stage([root]), left_out
     if root.is_dir():
         endings = tuple(kind + ending for kind in FILE_KINDS for ending in ("", *DECOMPRESSORS))
-        found = files_in(root, hidden=True)
-        seen = [file for file in found if not is_hidden(file, root)]
-        files = [file for file in seen if file.name.endswith(endings)]
-        hidden = [x for x in found if x.name.endswith(endings) and is_hidden(x, root)]
+        all_files = files_in(root, hidden=True)
+        visible = [file for file in all_files if not is_hidden(file, root)]
+        files = [file for file in visible if file.name.endswith(endings)]
+        hidden = [x for x in all_files if x.name.endswith(endings) and is_hidden(x, root)]
         if hidden:
             left_out = f"{len(hidden)} hidden file(s), such as {hidden[0].relative_to(root)}"
             log(f"data.{key}={path}: {left_out}: not read")
-        others = _describe_others(key, path, {*seen} - {*files})
+        others = _describe_others(key, path, {*visible} - {*files})
         if others and files:
-            log(f"data.{key}={path}: read {len(files)} of {len(seen)} files; {others}")
+            log(f"data.{key}={path}: read {len(files)} of {len(visible)} files; {others}")
         kinds = f"are no files ending in {', '.join(FILE_KINDS)}, plain or with .gz or .zst"
         kinds += f"; {others}" if others else ""
     else:
@@ -285,8 +286,8 @@ def huggingface(data: DataKeys) -> Source:
     def read(key: str, split: str) -> tuple[Any, list[str]]:
         part = _load_split(data, str(data.path), key, split)
         facts.append(part._fingerprint)
-        read = KEYS if data.loss_on == "completion" else (data.text_field,)
-        parts.append(part.select_columns([x for x in read if x in part.column_names]))
+        columns = KEYS if data.loss_on == "completion" else (data.text_field,)
+        parts.append(part.select_columns([x for x in columns if x in part.column_names]))
         return parts[-1], part.column_names
 
     def contents() -> list[str]:
@@ -345,9 +346,9 @@ def _library_source(
 ) -> Source:
     """The source whose splits a library reads: `data.train_split` and `data.validation_split`.
 
-    `read` returns the records, and the names of their fields, of a key and the split it names.
-    `contents`, called after it, determine the records; `facts`, which it may complete, are what
-    determined them in the former fingerprint.
+    `read` takes a key and the split that the key names, and returns the records and the names of
+    their fields. `contents` is called after `read`; its texts determine the records. The former
+    fingerprint is made of `facts`, to which `read` may add.
     """
 
     def texts(key: str) -> _RecordTexts:

@@ -257,6 +257,7 @@ class Stream:
             for number, batch in enumerate(local, before + 1):
                 if number > consumed:
                     batch = put_on_devices(batch, rows, self.batch_size, sharding)
+                    # With its position, because `prefetch` is one batch ahead of the training.
                     yield batch, local.get_state(), number
 
         def hand_out() -> Iterator[dict[str, jax.Array]]:
@@ -273,17 +274,19 @@ class Stream:
         """The position after the batches that were drawn, as JSON; all processes must call it."""
         if self.at is None:
             return None
-        consumed, mine, lanes = self.at
+        consumed, local, lanes = self.at
         positions = {
-            k: v for each in gather("positions in the stream", mine) for k, v in each.items()
+            number: position
+            for by_lane in gather("positions in the stream", local)
+            for number, position in by_lane.items()
         }
         return {"drawn": consumed, "lanes": [positions[str(number)] for number in range(lanes)]}
 
     def _number_of_lanes(self) -> int:
         """A multiple of the number of processes, no more than there are files or rows to divide."""
         processes = jax.process_count()
-        each = max(1, min(_LANES, len(self.stream.train), self.batch_size) // processes)
-        return min(self.batch_size, processes * each)
+        per_process = max(1, min(_LANES, len(self.stream.train), self.batch_size) // processes)
+        return min(self.batch_size, processes * per_process)
 
     def size(self) -> str:
         """`a stream of 12 files`: their number of tokens is unknown."""

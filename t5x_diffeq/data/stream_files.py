@@ -91,7 +91,7 @@ class StreamFiles:
     split: str
     dataset: "datasets.IterableDataset"  # of all files; a shard of it is a file
     names: tuple[str, ...]
-    fingerprint: str  # a hash of the files here, or of the names and versions of others
+    fingerprint: str  # a hash of local files, or of the names and versions of remote files
     former: str  # the fingerprint in earlier versions
     field: str | None  # that holds the text; None: records are conversations
     are_lines: bool  # whether a record is a line of JSON, whose bytes are given as Latin-1
@@ -315,7 +315,8 @@ def _files_of(data: DataKeys, split: str, builder: "datasets.DatasetBuilder") ->
     here = Path(names[0]).is_file()
     path, keys = str(data.path), [split, str(data.text_field)]
     facts = [path, *keys, *map(_with_size, names)]
-    facts += [] if here else sorted(versions)  # of files here, that is the time of a copy
+    # The version of a local file is its modification time, which a copy changes.
+    facts += [] if here else sorted(versions)
     former = fingerprint = digest(map(str.encode, facts))
     if here:
         fingerprint = digest(map(str.encode, [*keys, hash_of_ends(map(Path, names))]))

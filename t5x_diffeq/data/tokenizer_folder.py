@@ -49,7 +49,7 @@ _NOT_KEPT = {
 def tokenizer_file(folder: Path) -> Path | None:
     """The folder's tokenizer file, which `data.tokenizer` can name; None if it has none.
 
-    It is `tokenizer.json`, unless that is what `export` writes beside `tokenizer.model`.
+    It is `tokenizer.json`, unless `export` made that file of the `tokenizer.model` beside it.
     """
     model, complete = folder / SENTENCEPIECE_FILE, folder / JSON_FILE
     if not model.exists():

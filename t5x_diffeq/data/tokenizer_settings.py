@@ -47,14 +47,14 @@ def obey_settings(tokenizer: FileTokenizer, path: AnyPath) -> FileTokenizer:
     folder, chat = path.parent, tokenizer.chat
     settings = read_settings(folder / _MAP_FILE) | read_settings(folder / CONFIG_FILE)
     is_json = isinstance(tokenizer, HuggingFaceTokenizer)
-    said = said_of(tokenizer.model if is_json else None)
+    in_json = settings_in_json(tokenizer.model if is_json else None)
     for key, value in settings.items():
-        if key in said and value is not None and value != said[key]:
+        if key in in_json and value is not None and value != in_json[key]:
             raise InputError(
-                f"{folder / CONFIG_FILE}: {key} is {value!r}, and {path.name} says {said[key]!r}; "
-                f"make them agree {_REWRITE}"
+                f"{folder / CONFIG_FILE}: {key} is {value!r}, and {path.name} says "
+                f"{in_json[key]!r}; make them agree {_REWRITE}"
             )
-        if value and key not in _READ | _HARMLESS | chat.tokens.keys() | said.keys():
+        if value and key not in _READ | _HARMLESS | chat.tokens.keys() | in_json.keys():
             raise InputError(
                 f"{folder / CONFIG_FILE}: {key} is {value!r:.100}; the key is unknown and may "
                 f"change the tokens of a text; if it doesn't, remove it from there"
@@ -76,7 +76,7 @@ def obey_settings(tokenizer: FileTokenizer, path: AnyPath) -> FileTokenizer:
     return tokenizer
 
 
-def said_of(model: bytes | None) -> dict[str, Any]:
+def settings_in_json(model: bytes | None) -> dict[str, Any]:
     """The settings that a `tokenizer.json` contains and `tokenizer_config.json` can have, too."""
     if model is None:
         return {}
@@ -178,6 +178,7 @@ def _obey_json(
     processor.no_truncation()
     added = {repr(each) for each in processor.get_added_tokens_decoder().values()}
     decoder = settings.get("added_tokens_decoder") or {}
+    # By their ids, because the library numbers new tokens in the order in which they are added.
     for _, options in sorted(decoder.items(), key=lambda item: int(item[0])):
         token = AddedToken(**{k: v for k, v in options.items() if k != "__type"})
         if repr(token) not in added:

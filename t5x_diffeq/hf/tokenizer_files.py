@@ -14,7 +14,7 @@ from t5x_diffeq.data.fast_tokenizer import fast_tokenizer
 from t5x_diffeq.data.file_tokenizers import JSON_FILE, HuggingFaceTokenizer, SentencePieceTokenizer
 from t5x_diffeq.data.tokenizer import Tokenizer
 from t5x_diffeq.data.tokenizer_folder import SENTENCEPIECE_FILE
-from t5x_diffeq.data.tokenizer_settings import CONFIG_FILE, said_of
+from t5x_diffeq.data.tokenizer_settings import CONFIG_FILE, settings_in_json
 
 
 class _TokenizerFiles(NamedTuple):
@@ -34,7 +34,7 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int) -> str 
         "clean_up_tokenization_spaces": False,
         "add_bos_token": tokenizer.opener is not None,
         "add_eos_token": False,
-        **said_of(files.json),  # version 4.53 would change it to what stands here
+        **settings_in_json(files.json),  # version 4.53 would change it to what stands here
     }
     if imported := tokenizer.imported.get(CONFIG_FILE):
         config |= imported
