@@ -38,18 +38,12 @@ from t5x_diffeq.training.objective import (
 from t5x_diffeq.training.optimizers.schedule import Schedule
 from t5x_diffeq.training.setup import Setup
 from t5x_diffeq.training.spikes import look_for_spike
+from t5x_diffeq.training.teacher import Teacher
 from t5x_diffeq.training.watch import watch_gradient
 
 Metrics = dict[str, Array]  # of an optimizer step, never a running mean
 # from the state, the batch and, with a teacher, its parameters to the next state and the metrics
 TrainStep = Callable[..., tuple[TrainState, Metrics]]
-
-
-class Teacher(NamedTuple):
-    """The frozen model whose predictions a run distils."""
-
-    model: LanguageModel  # the model, on its own grid
-    params: dict  # its parameters, sharded over the run's mesh
 
 
 class BatchGradient(NamedTuple):

@@ -1,6 +1,7 @@
 """The teacher of a distillation: another run's model, frozen, beside the one that trains."""
 
 from dataclasses import replace
+from typing import NamedTuple
 
 from t5x_diffeq.checkpoints.restoring import find_step
 from t5x_diffeq.checkpoints.workdir import read_config
@@ -14,9 +15,15 @@ from t5x_diffeq.system.files import AnyPath, parse_path
 from t5x_diffeq.training.load import PretrainedRun
 from t5x_diffeq.training.placed_model import check_context
 from t5x_diffeq.training.setup import Setup
-from t5x_diffeq.training.step import Teacher
 
 _KEY = "train.distill_from"
+
+
+class Teacher(NamedTuple):
+    """The frozen model whose predictions a run distils."""
+
+    model: LanguageModel  # the model, on its own grid
+    params: dict  # its parameters, sharded over the run's mesh
 
 
 def check_teacher(config: Config) -> None:
