@@ -192,7 +192,8 @@ CHECKS = (
     Check(lambda _, setup: check_fits(setup), ("train", "benchmark"), _SETUP),
     Check(
         lambda config, _, corpus: check_teachers_tokenizer(config, corpus.tokenizer),
-        *(("train",), _CORPUS),
+        ("train",),
+        _CORPUS,
     ),
 )
 
