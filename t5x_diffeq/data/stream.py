@@ -10,7 +10,6 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -135,37 +134,46 @@ class Lane:
     def _blocks(self, start: LanePosition) -> Iterator[tuple[LanePosition, list[str]]]:
         """Shuffled blocks of the lane's documents, each with the position of its beginning.
 
-        The files of each epoch are in an order of their own. Groups of lanes take turns with the
-        files of all epochs, so that all files have been read before a file is read again.
+        Groups of lanes take turns with the files of all epochs, so that all files have been read
+        before a file is read again.
         """
-        files, (place, row, library, *_) = self.stream.train, start
-        fruitless, usable = 0, self.usable
-        place = max(place, self.group)
+        files, fruitless = self.stream.train, 0
+        place, row, library = max(start.place, self.group), start.row, start.library
         while fruitless <= _FRUITLESS_EPOCHS * len(files):
-            epoch, number = divmod(place, len(files))
-            order = np.random.default_rng([self.seed, epoch]).permutation(len(files))
-            reader = FileReader(files, int(order[number]), row, library)
-            documents = iter(reader)
-            while texts := list(islice(documents, BLOCK_DOCUMENTS)):
-                mine = (n for n in range(row, row + len(texts)) if n % self.sharers == self.share)
-                held_out = partial(self.stream.is_held_out, reader.number)
-                ours = [texts[n - row] for n in mine if not held_out(n)]
-                shuffle = np.random.default_rng([self.seed, place, row])
-                skipped = dict(self.skipped), dict(self.skipped.faults)
-                at = LanePosition(place, row, library, rows=self.rows, skipped=skipped)
-                yield at, [ours[n] for n in shuffle.permutation(len(ours))]
-                row, library = row + len(texts), reader.state
-                if epoch == 0:
-                    self.rows += len(ours)
-                    self.skipped.check_endless(self.rows, self.stream.max_unreadable)
-            if epoch == 0 and place + self.groups >= len(files):  # all rows were read
+            usable = self.usable
+            yield from self._blocks_of_file(place, row, library)
+            if place < len(files) <= place + self.groups:  # all rows were read
                 self.skipped.check(self.rows, self.stream.max_unreadable)
             fruitless = 0 if self.usable > usable else fruitless + 1
-            usable, place, row, library = self.usable, place + self.groups, 0, None
+            place, row, library = place + self.groups, 0, None
         raise InputError(
             f"data.path={files.path}: a reader found no document to train on in "
             f"{_FRUITLESS_EPOCHS} passes; give more text, or fewer processes"
         )
+
+    def _blocks_of_file(
+        self, place: int, row: int, library: dict | None
+    ) -> Iterator[tuple[LanePosition, list[str]]]:
+        """The blocks of the file at a place, from a row of it where the library had this state."""
+        reader = FileReader(self.stream.train, self._file_at(place), row, library)
+        documents = iter(reader)
+        while texts := list(islice(documents, BLOCK_DOCUMENTS)):
+            skipped = dict(self.skipped), dict(self.skipped.faults)
+            at = LanePosition(place, row, library, rows=self.rows, skipped=skipped)
+            mine = (n for n in range(row, row + len(texts)) if n % self.sharers == self.share)
+            ours = [texts[n - row] for n in mine if not self.stream.is_held_out(reader.number, n)]
+            shuffle = np.random.default_rng([self.seed, place, row])
+            yield at, [ours[n] for n in shuffle.permutation(len(ours))]
+            row, library = row + len(texts), reader.state
+            if place < len(self.stream.train):  # the first epoch, whose rows are counted
+                self.rows += len(ours)
+                self.skipped.check_endless(self.rows, self.stream.max_unreadable)
+
+    def _file_at(self, place: int) -> int:
+        """The number of a file: the files of each epoch are in an order of their own."""
+        epoch, number = divmod(place, len(self.stream.train))
+        order = np.random.default_rng([self.seed, epoch]).permutation(len(self.stream.train))
+        return int(order[number])
 
 
 class _LocalBatches(grain.IterDataset):
