@@ -98,12 +98,14 @@ def exact_trajectory(
     model: LanguageModel, params: dict, tokens: Tokens
 ) -> tuple[ModelConfig, Weights, States]:
     """The model's config in float32, and the weights and the states of a pass in float32."""
+    # XLA's attention takes prompts of any length; the kernels don't.
     model = LanguageModel(replace(model.config.in_float32(), attention="xla", remat="none"))
     weights = jax.jit(partial(model.apply, method="merged_weights"))({"params": params})
     states = jax.jit(partial(model.apply, method="trajectory"))({"params": params}, tokens, weights)
     return model.config, weights, states
 
 
+# Cached, because a step is a static argument of compiled functions: a new one compiles them again.
 @lru_cache
 def step_map(config: ModelConfig, length: int) -> StepMap:
     """The step S_n of the model's scheme."""

@@ -79,12 +79,14 @@ def _compute(
         if leaf.ndim > 2 and path[-1] != "bias"
     }
     inner = {name: _inner_products(leaf) for name, leaf in kernels.items()}
+    # Centred before the product: if W(t) moves little, centring `inner` leaves rounding errors.
     centred = {name: _inner_products(leaf - leaf.mean(0)) for name, leaf in kernels.items()}
     return inner, centred, _products(model, jax.tree.map(lambda leaf: leaf[np.array(chosen)], W))
 
 
 def _inner_products(W: Float[Array, "nodes ..."]) -> Float[Array, "nodes nodes"]:
     axes = tuple(range(1, W.ndim))
+    # A TPU's default precision multiplies bfloat16.
     return jnp.tensordot(W, W, (axes, axes), precision=jax.lax.Precision.HIGHEST)
 
 
