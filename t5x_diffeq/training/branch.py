@@ -130,6 +130,8 @@ def _make_workdir(config: Config, workdir: AnyPath, source: AnyPath, step: int) 
         if left_over.exists():
             remove_folder(left_over)
     origin = {"from": str(absolute_path(source)), "step": step}
+    # The marker before all copies, and the config after them: a workdir with the marker alone is an
+    # interrupted copy.
     write_whole(marker, json.dumps(origin).encode())
     check_whole(source, step)
     copy_folder(source / "checkpoints" / str(step), partial)

@@ -80,34 +80,35 @@ class PretrainedRun:
         The requested model has per-layer weights, or the run's own kind of weights on any grid.
         Call within `placed.context`.
         """
-        asked = placed.model.config
-        self.check(asked)
+        requested = placed.model.config
+        self.check(requested)
         params, step = self.params(placed.mesh, placed.rules)
-        on_grid = self._on_grid(asked)
-        if asked.weights == on_grid.weights and not on_grid.adapter_rank:
+        on_grid = self._on_grid(requested)
+        if requested.weights == on_grid.weights and not on_grid.adapter_rank:
             return params, step
         shardings = jax.tree.map(lambda x: x.sharding, placed.abstract_params["source"]["weights"])
         convert = jax.jit(partial(discretise, on_grid), out_shardings=shardings)
         kept = {name: part for name, part in params.items() if name not in ("source", "adapters")}
         return {**kept, "source": {"weights": convert(params)}}, step
 
-    def _on_grid(self, asked: ModelConfig) -> ModelConfig:
+    def _on_grid(self, requested: ModelConfig) -> ModelConfig:
         """The run's model on the grid of the requested one, if its weights exist there."""
-        return LanguageModel(self.model).at_depth(asked.num_steps, asked.scheme).config
+        return LanguageModel(self.model).at_depth(requested.num_steps, requested.scheme).config
 
-    def check(self, asked: ModelConfig) -> None:
+    def check(self, requested: ModelConfig) -> None:
         """Checks that the run's weights can be converted to the kind of the requested model."""
-        on_grid = self._on_grid(asked)
-        layers = isinstance(source_of(asked), LayerWeights)
-        if not layers and asked.weights != on_grid.weights:
+        on_grid = self._on_grid(requested)
+        layers = isinstance(source_of(requested), LayerWeights)
+        if not layers and requested.weights != on_grid.weights:
             raise InputError(
-                f"model.weights={asked.weights}: {self.workdir} holds a model of {on_grid.weights} "
-                "weights, which can't be converted to these; tune it with :lora or :full"
+                f"model.weights={requested.weights}: {self.workdir} holds a model of "
+                f"{on_grid.weights} weights, which can't be converted to these; tune it with :lora "
+                "or :full"
             )
-        if asked.max_length != on_grid.max_length and on_grid.architecture == "gpt":
+        if requested.max_length != on_grid.max_length and on_grid.architecture == "gpt":
             raise InputError(
-                f"data.sequence_length={asked.max_length}: {self.workdir} has learned positions "
-                f"for {on_grid.max_length} tokens; leave the key out"
+                f"data.sequence_length={requested.max_length}: {self.workdir} has learned "
+                f"positions for {on_grid.max_length} tokens; leave the key out"
             )
 
 

@@ -43,6 +43,7 @@ def scale_by_bfloat16_moments(
             # Both moments begin at 0; here they are corrected for this bias.
             unbiased = mean / (1 - beta1**count), square / (1 - beta2**count)
             directions[path] = unbiased[0] / (jnp.sqrt(unbiased[1]) + epsilon)
+            # 32 bits for both moments: rounding takes the lower 16.
             bits = random_bits(seed, g.shape)
             means[path] = round_to_bfloat16(mean, bits)
             squares[path] = round_to_bfloat16(square, bits >> 16)
