@@ -144,7 +144,11 @@ def _lowest_first(losses: Mapping[int, float | None]) -> list[int]:
 
 
 def best_step(workdir: AnyPath) -> int:
-    """The checkpoint of a workdir with the lowest evaluation loss; of equals, the newest."""
+    """The step of the checkpoint with the lowest evaluation loss; of equals, the newest.
+
+    Raises:
+      InputError: if no checkpoint has an evaluation loss.
+    """
     folder = workdir / "checkpoints"
     losses = {step: _read_eval_loss(folder / str(step)) for step in whole_steps(folder)}
     if not (best := _lowest_first(losses)):

@@ -254,7 +254,7 @@ def check_continues(workdir: AnyPath, step: int | None = None) -> None:
 
 
 def check_whole(workdir: AnyPath, step: int) -> None:
-    """Compares the checksums of a checkpoint, on one process alone."""
+    """Raises an InputError if a checkpoint is damaged; compares all checksums in one process."""
     folder = absolute_path(workdir) / "checkpoints" / str(step)
     if damage := checksums.find_damage(folder, ITEMS):
         raise InputError(

@@ -41,6 +41,9 @@ def check_config(config: Config, workdir: AnyPath) -> bool:
 
     The keys that may differ (`Key.resume`) decide neither which parameters the model has nor in
     which order it sees the data. The learning rate follows the new schedule.
+
+    Raises:
+      InputError: if the workdir belongs to another config, or has lost its config.
     """
     check_path(workdir)
     trust(config.flat())
@@ -97,7 +100,11 @@ def read_config(workdir: AnyPath, trust_plugins: bool = False) -> Config:
 
 
 def stored_config(workdir: AnyPath) -> Config:
-    """`read_config` for a config that is only looked at: nothing that it names is loaded."""
+    """`read_config` for a config that is only looked at: nothing that it names is loaded.
+
+    Raises:
+      InputError: if the workdir has no config, or one that this version can't read.
+    """
     path = workdir / CONFIG_FILE
     try:
         config = read_json_object(path)

@@ -19,6 +19,9 @@ def fast_tokenizer(tokenizer: Tokenizer, reads_names: bool) -> Any | None:
     Sentencepiece reads the name of a special token in a text as plain text, and so does the
     tokenizer that is returned. With `reads_names` the name is read as the token, as chat templates
     need it.
+
+    Raises:
+      TypeError: if it is a tokenizer of another class than this package's.
     """
     if isinstance(tokenizer, HuggingFaceTokenizer):
         return tokenizer.processor

@@ -224,6 +224,9 @@ def tfds_source(data: DataKeys) -> Source:
     """A dataset of TensorFlow Datasets, by name or folder; read without TensorFlow.
 
     If it isn't in `data.data_dir`, it is built there first; its builder must not need TensorFlow.
+
+    Raises:
+      InputError: if it can't be opened or built, or lacks a split or the field of the text.
     """
     import tensorflow_datasets as tfds
 

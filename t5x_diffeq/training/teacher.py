@@ -59,6 +59,10 @@ def load_teacher(setup: Setup) -> Teacher | None:
     """The teacher on its own grid, sharded over the setup's mesh; None if the config has none.
 
     Call within `setup.context`, after `check_teacher` and `check_teachers_tokenizer`.
+
+    Raises:
+      InputError: if its checkpoint can't be read, or its block can't split sequences as the mesh
+        does.
     """
     workdir = _workdir_of(setup.config)
     if workdir is None:

@@ -42,7 +42,7 @@ class Parameter(nn.LogicallyPartitioned):
 
 
 def num_inputs(shape: Sequence[int], fan_in: int) -> int:
-    """How many leading dimensions of a kernel make up its `fan_in` inputs."""
+    """How many leading dimensions of a kernel make up its `fan_in` inputs; ValueError if none."""
     for n in range(len(shape) + 1):
         if prod(shape[:n]) == fan_in:
             return n
