@@ -152,13 +152,13 @@ class Clock:
         The values are the step's metrics, with `rates`; NaN is shown as `none`.
         """
         rate = values["tokens_per_second"]
-        left = (self.total_steps - step) * self.tokens_per_step / max(rate, 1e-9)
+        seconds_left = (self.total_steps - step) * self.tokens_per_step / max(rate, 1e-9)
         width = len(str(self.total_steps))
         return (
             f"step {step:>{width}}/{self.total_steps}  {step / self.total_steps:>4.0%}  "
             f"loss {_measured(values['loss'], 4)}  gradient {_measured(values['grad_norm'], 2)}  "
             f"lr {values['learning_rate']:.1e}  {format_count(rate)} tokens/s  "
-            f"{format_duration(left)} left"
+            f"{format_duration(seconds_left)} left"
         )
 
 

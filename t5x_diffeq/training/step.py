@@ -82,38 +82,40 @@ def make_gradient(
         params: Params, batch: Batch, key: Array, teacher_params: Params | None = None
     ) -> BatchGradient:
         # Outside of `loss`, so that W(t) is made once for all microbatches.
-        made = make_weights(pass_sources.sources, params, trains)
+        made_weights = make_weights(pass_sources.sources, params, trains)
         tokens = count_tokens(passes, batch["mask"], train_config.microbatches)
-        read = make_reader(teacher, teacher_params) if teacher and teacher_params else None
+        read_teacher = make_reader(teacher, teacher_params) if teacher and teacher_params else None
 
         def loss(
             rest: Params, trained: list[Weights], rows: Batch, key: Array
         ) -> tuple[Array, BatchMetrics]:
-            of_sources = [f | t for f, t in zip(made.frozen, trained, strict=True)]
+            of_sources = [f | t for f, t in zip(made_weights.frozen, trained, strict=True)]
             weights = pass_sources.split(of_sources)
-            teacher_outputs = read(rows) if read else None
+            teacher_outputs = read_teacher(rows) if read_teacher else None
             all_params = {**params, **rest}
             return objective(
                 passes, all_params, weights, rows, tokens, train_config, key, teacher_outputs
             )
 
         rest = trained_rest(params, trains)
-        gradient_of_rows = partial(jax.grad(loss, argnums=(0, 1), has_aux=True), rest, made.trained)
+        gradient_of_rows = partial(
+            jax.grad(loss, argnums=(0, 1), has_aux=True), rest, made_weights.trained
+        )
         (d_rest, d_weights), metrics = accumulate(
             gradient_of_rows, batch, key, train_config.microbatches
         )
         # The sums over microbatches are float32; the pull-back takes the dtype of the weights.
-        d_weights = jax.tree.map(lambda d, w: d.astype(w.dtype), d_weights, made.trained)
+        d_weights = jax.tree.map(lambda d, w: d.astype(w.dtype), d_weights, made_weights.trained)
         with jax.named_scope("pull back to P"):
-            (d_makers,) = made.pull_back(d_weights)
+            (d_makers,) = made_weights.pull_back(d_weights)
         d_params = {**d_makers, **d_rest}
-        norm = gradient_norm(model, d_params, d_weights, made.embeddings)
+        norm = gradient_norm(model, d_params, d_weights, made_weights.embeddings)
         on_model_grid = (
             d
             for each, d in zip(passes, pass_sources.split(d_weights), strict=True)
             if each.model == model
         )
-        embeddings = pass_sources.distinct(made.embeddings)
+        embeddings = pass_sources.distinct(made_weights.embeddings)
         return BatchGradient(d_params, norm, metrics, embeddings, next(on_model_grid, {}))
 
     return gradient
