@@ -40,14 +40,14 @@ class Tasks(NamedTuple):
     methods: tuple[str, ...]  # of a block: those for generation, if a task generates
 
 
-def task_names(asked: Sequence[str]) -> list[str]:
+def task_names(requested: Sequence[str]) -> list[str]:
     """The names without repetitions, and with `paper` replaced by the paper's eleven tasks."""
-    names = [name for each in asked for name in (_PAPER if each == "paper" else (each,))]
+    names = [name for each in requested for name in (_PAPER if each == "paper" else (each,))]
     return list(dict.fromkeys(names))
 
 
 def load_tasks(
-    asked: Sequence[str],
+    requested: Sequence[str],
     shots: int | None,
     include_path: str | None,
     limit: int | None = None,
@@ -55,13 +55,13 @@ def load_tasks(
     """Finds and loads the tasks once, so that errors are reported before a model is loaded.
 
     Args:
-      asked: names, which may include `paper`.
+      requested: names, which may include `paper`.
       include_path: folder of the user's task files.
 
     Raises:
       InputError: if there is no task of a name, or its data can't be loaded.
     """
-    names = task_names(asked)
+    names = task_names(requested)
     if include_path and not os.path.isdir(include_path):
         raise InputError(
             f"include_path={include_path} is not a folder; name a folder of task files"

@@ -117,8 +117,8 @@ class DiffEqLM(TemplateLM):
         rows, groups = [], defaultdict(list)
         occurrences: Counter = Counter()
         for number, request in enumerate(requests):
-            text, given = request.args
-            row, sampling = self.parse_request(text, normalize_gen_kwargs(given))
+            text, settings = request.args
+            row, sampling = self.parse_request(text, normalize_gen_kwargs(settings))
             # A row's draws depend on its text alone, not on the other requests or on its batch;
             # repetitions of a text are numbered, so that their draws differ.
             key = jax.random.fold_in(jax.random.key(_SEED), zlib.crc32(text.encode()))
@@ -137,17 +137,17 @@ class DiffEqLM(TemplateLM):
                     progress.update(done)
         return [row.completion() for row, _ in rows]
 
-    def parse_request(self, context: str, given: dict) -> tuple[Continuation, Sampling]:
+    def parse_request(self, context: str, settings: dict) -> tuple[Continuation, Sampling]:
         """A context's tokens with its stops and limit, and how to sample."""
         tokens = self.tok_encode(context) or [self.prefix_token_id]
-        room = min(given["max_gen_toks"], self.max_length // 2)
+        room = min(settings["max_gen_toks"], self.max_length // 2)
         prompt = tokens[-(self.max_length - room) :]
-        limit = min(given["max_gen_toks"], self.max_length - len(prompt))
-        stops = [stop for stop in given["until"] if stop]
+        limit = min(settings["max_gen_toks"], self.max_length - len(prompt))
+        stops = [stop for stop in settings["until"] if stop]
         sampling = Sampling(
-            float(given.get("temperature", 0)),
-            given.get("top_k") or None,
-            float(given.get("top_p") or 1),
+            float(settings.get("temperature", 0)),
+            settings.get("top_k") or None,
+            float(settings.get("top_p") or 1),
         )
         return Continuation(self.text, prompt, stops, limit), sampling
 

@@ -125,7 +125,7 @@ def generate(
       key: a random key, or one per row; a row with its own key is drawn as it would be alone.
     """
     weights = make_weights_by_step(model, params)
-    read = partial(extend, model, sampling, params, weights)
+    advance = partial(extend, model, sampling, params, weights)
     keys = key if key.ndim else jax.random.split(key, len(prompts))
     lengths = np.array([len(prompt) for prompt in prompts], np.int32)
     limit = model.config.max_length
@@ -136,12 +136,12 @@ def generate(
         row[: len(prompt)] = prompt
     caches = make_caches(model, len(prompts), room)
     positions = np.broadcast_to(np.arange(padded, dtype=np.int32), tokens.shape)
-    token, caches = read(tokens, positions, lengths - 1, keys, caches)
+    token, caches = advance(tokens, positions, lengths - 1, keys, caches)
     for n in range(max_tokens):
         yield np.asarray(token)
         if n + 1 < max_tokens:
             positions, last = (lengths + n)[:, None], np.zeros_like(lengths)
-            token, caches = read(token[:, None], positions, last, keys, caches)
+            token, caches = advance(token[:, None], positions, last, keys, caches)
 
 
 class Continuation:

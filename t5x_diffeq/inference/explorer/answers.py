@@ -128,8 +128,8 @@ class Explorer:
         Raises:
           InputError: if the text can't be read, or the run doesn't exist on the grid.
         """
-        known = self.tokens(text, grid)
-        tokens, count = known["ids"], len(known["ids"])
+        reading = self.tokens(text, grid)
+        tokens, count = reading["ids"], len(reading["ids"])
         inputs = self.stepper.pad(tokens)
         # The last token has no target: the loss there is left out of `losses`.
         targets = jnp.asarray(np.roll(inputs, -1, axis=1))
@@ -147,7 +147,7 @@ class Explorer:
                 before = y
         token_losses = np.stack(losses, 1)
         return {
-            **known,
+            **reading,
             "times": _to_json(np.arange(len(top)) / grid[0]),
             "loss": [None, *_to_json(token_losses[:, -1])],
             "loss_at": [None, *_to_json(token_losses)],
