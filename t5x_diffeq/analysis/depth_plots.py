@@ -37,13 +37,13 @@ def eigenvalues_over_depth(
     figure, axes = make_panels(values.shape[1], width, 1.7, 1.5, sharex=True, sharey=True)
     indices = range(len(axes)) if heads is None else heads
     style = ":" if nodes is None else "-"
-    at, dots = (times, values) if nodes is None else nodes
+    node_times, dots = (times, values) if nodes is None else nodes
     for head, ax in enumerate(axes):
         curves = _sorted_part(values[:, head], part)
         colours = SHADES(np.linspace(0.95, 0.35, curves.shape[1]))
         for curve, colour in zip(curves.T, colours, strict=True):
             ax.plot(times, curve, color=colour, linewidth=0.5, linestyle=style)
-        ax.plot(at, _sorted_part(dots[:, head], part), ".", color="black", markersize=2)
+        ax.plot(node_times, _sorted_part(dots[:, head], part), ".", color="black", markersize=2)
         ax.axhline(0, color="grey", linewidth=0.4)
         ax.set_title(f"head {indices[head] + 1}" if values.shape[1] > 1 else "", fontsize=8)
     symbol = "$|\\lambda|$" if part == "magnitude" else "Re $\\lambda$"

@@ -33,20 +33,20 @@ def spectra_section(
     config = model.config
     layers = not source_of(config).any_time
     block = make_block(config)
-    at = grid(config.scheme, config.num_steps).reshape(-1).astype(np.float64)
+    node_times = grid(config.scheme, config.num_steps).reshape(-1).astype(np.float64)
     W = nn.apply(LanguageModel.merged_weights, model)({"params": params})
     if not layers:  # some schemes read the same W(t) several times
-        at, first = np.unique(at, return_index=True)
+        node_times, first = np.unique(node_times, return_index=True)
         W = jax.tree.map(lambda leaf: leaf[first], W)
     at_nodes = spectra.spectra(block, W)
-    t, curves = np.arange(1.0, len(at) + 1) if layers else at, None
+    t, curves = np.arange(1.0, len(node_times) + 1) if layers else node_times, None
     rough = 0.0 if layers else spectra.roughness(config, params)
     if not layers and rough < _SMOOTH:
         t = np.linspace(0, 1, times)
         curves = spectra.spectra(
             block, spectra.weights_at(config, params, jnp.asarray(t, jnp.float32))
         )
-    arrays = {"nodes": (at, "t at which the model reads its weights, in [0, 1]")}
+    arrays = {"nodes": (node_times, "t at which the model reads its weights, in [0, 1]")}
     arrays |= {"times": (t, "layers, from 1" if layers else "t of the *_between arrays, if any")}
     heads = spectra.by_head(at_nodes)
     for kind, values in at_nodes.items():
@@ -60,7 +60,7 @@ def spectra_section(
         findings=[] if layers else [_describe_between(rough, perplexities)],
         method=_describe_method(config),
         tables=[_growth_table(at_nodes), *([_heads_table(heads)] if heads else [])],
-        drawings=_spectra_drawings(at_nodes, curves, at, t, layers),
+        drawings=_spectra_drawings(at_nodes, curves, node_times, t, layers),
         arrays=arrays,
         numbers={
             f"{kind}/{name}": value
@@ -143,7 +143,7 @@ def _head_score(score: np.ndarray, head: int, node: int) -> float | str:
 def _spectra_drawings(
     at_nodes: spectra.Spectra,
     curves: spectra.Spectra | None,
-    at: np.ndarray,
+    node_times: np.ndarray,
     t: np.ndarray,
     layers: bool,
 ) -> dict[str, Drawing]:
@@ -151,12 +151,12 @@ def _spectra_drawings(
     heads = spectra.by_head(at_nodes)
     drawings = {
         "means": make_drawing(
-            partial(depth_plots.mean_magnitudes, at_nodes, t if layers else at, depth),
+            partial(depth_plots.mean_magnitudes, at_nodes, t if layers else node_times, depth),
             f"Mean |lambda| of each product at the {nodes} (dots), and of each head (grey lines).",
         )
     }
     if heads:
-        labels = [f"{n + 1}" if layers else f"{t:.2f}" for n, t in enumerate(at)]
+        labels = [f"{n + 1}" if layers else f"{t:.2f}" for n, t in enumerate(node_times)]
         drawings["heads"] = make_drawing(
             partial(depth_plots.heat_maps, heads, labels, depth),
             "Of each head, mean |lambda| and the share of eigenvalues with positive real part "
@@ -168,7 +168,7 @@ def _spectra_drawings(
             name, values = spectra.title_of(kind), (curves or at_nodes)[kind]
             if kind not in heads:
                 values, dots = values[:, None], dots[:, None]
-            tex, trained = f"${depth_plots.tex(name)}$", (at, dots) if curves else None
+            tex, trained = f"${depth_plots.tex(name)}$", (node_times, dots) if curves else None
             drawings[f"{kind}_{part}"] = make_drawing(
                 partial(depth_plots.eigenvalues_over_depth, t, values, part, tex, trained, depth),
                 f"{title} of every eigenvalue of {name}, at the {nodes} (dots). {line}, from the "

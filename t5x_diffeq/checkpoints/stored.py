@@ -163,17 +163,17 @@ def _copy_on_cpus(state: TrainState) -> TrainState:
 
 
 @contextmanager
-def explain_failure(folder: AnyPath, step: int | None, known: Sequence[int]) -> Iterator[None]:
+def explain_failure(folder: AnyPath, step: int | None, expected: Sequence[int]) -> Iterator[None]:
     """A context that turns what Orbax raises while it saves `step` into an error of one line.
 
-    `known` are the checkpoints that the run has saved or found there.
+    `expected` are the steps of the checkpoints that the run has saved or found in the folder.
     """
     try:
         yield
     except Exception as error:
         kind = InfrastructureError if is_infrastructure_failure(error) else RunError
         complete = [other for other in whole_steps(folder) if other != step]
-        are_gone = bool(set(known) - {step}) and not complete
+        are_gone = bool(set(expected) - {step}) and not complete
         cause = "the folder was deleted while it was written" if are_gone else root_cause(error)
         kept = "earlier checkpoints are kept: " if complete else ""
         raise kind(

@@ -120,16 +120,16 @@ def stored_config(workdir: AnyPath) -> Config:
     version, recorded = config.pop(_VERSION, "0.1.0 or earlier"), config.pop(_PLUGINS, {})
     config.pop(RUN_ID, None)
     try:
-        read = Config().with_values(_usable_values(config))
+        stored = Config().with_values(_usable_values(config))
     except InputError as error:
         raise InputError(
             f"{path}, written by t5x_diffeq {version}, can't be used by {__version__}: {error}"
         ) from error
-    for change in changed_plugins(read.flat(), recorded if isinstance(recorded, dict) else {}):
+    for change in changed_plugins(stored.flat(), recorded if isinstance(recorded, dict) else {}):
         if (workdir, change) not in _logged:
             _logged.add((workdir, change))
             log(f"note: {change}")
-    return read
+    return stored
 
 
 def _usable_values(config: dict) -> dict[str, object]:

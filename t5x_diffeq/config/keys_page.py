@@ -64,11 +64,11 @@ def help_of(word: str, columns: int) -> str:
     """
     name, lines = word.removeprefix("config."), []
     for section in _ALL:
-        whole = name in ("keys", section.section)
-        if whole and section.section:
+        whole_section = name in ("keys", section.section)
+        if whole_section and section.section:
             lines += [*textwrap.wrap(_plain(str(section.__doc__)), columns), ""]
         for key, default, values, meaning, differs in _rows(section):
-            if whole or name in (key, key.rpartition(".")[2]):
+            if whole_section or name in (key, key.rpartition(".")[2]):
                 may = f". May differ in: {differs}" if differs else ""
                 texts = (f"Default {default}; {values}{may}.", f"{meaning}.")
                 lines.append(key)

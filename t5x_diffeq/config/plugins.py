@@ -80,16 +80,18 @@ def make_plugin(key: str, name: str, *kinds: type[_Made], **given: Any) -> _Made
         return make
     check_returns(key, name, make, *kinds)
     try:
-        made = make(**given)
+        instance = make(**given)
     except TypeError as error:
         raise InputError(
             f"{key}={name} can't be made: {error}; give its own arguments, as in "
             f"{name.partition('(')[0]}(size=4)"
         ) from error
-    if not isinstance(made, kinds):
+    if not isinstance(instance, kinds):
         names = " or ".join(map(_full_name, kinds))
-        raise InputError(f"{key}={name} returns a {type(made).__name__}; it must return a {names}")
-    return made
+        raise InputError(
+            f"{key}={name} returns a {type(instance).__name__}; it must return a {names}"
+        )
+    return instance
 
 
 def offer_current_folder() -> None:

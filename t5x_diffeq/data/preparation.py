@@ -92,13 +92,13 @@ def fingerprint_of(source: Source, tokenizer: Tokenizer) -> str:
 
 
 def _is_made(folder: AnyPath, name: str, facts: dict) -> bool:
-    made = read_shard_facts(folder, name)
-    if made and made["fingerprint"] != facts["fingerprint"]:
+    stored = read_shard_facts(folder, name)
+    if stored and stored["fingerprint"] != facts["fingerprint"]:
         raise InputError(
-            f"{folder} holds shard {name} of {made['source']}, not of {facts['source']} as it is "
+            f"{folder} holds shard {name} of {stored['source']}, not of {facts['source']} as it is "
             "now; choose another folder, or delete this one"
         )
-    return made is not None
+    return stored is not None
 
 
 def _make_shards(
