@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
+from t5x_diffeq.hf.forms import LayersForm
 from t5x_diffeq.hf.layouts import torch_name
 from t5x_diffeq.model.block import PyTorchForm
 from t5x_diffeq.model.config import ModelConfig
@@ -26,7 +27,57 @@ from t5x_diffeq.system.errors import InputError
 LAYERS, HYPERNETWORK = "layers", "hypernetwork"
 
 
-def check_polynomial(config: ModelConfig) -> None:
+class PolynomialForm(LayersForm):
+    """A PyTorch file that travels with the coefficients of W(t).
+
+    Raises:
+      InputError: if W(t) is no polynomial of t, or dt doesn't follow from N.
+    """
+
+    def __init__(self, config: ModelConfig):
+        super().__init__(config)
+        self.notes = [
+            "`from_pretrained(..., num_steps=24)` sets the number of solver steps, which is "
+            f"{config.num_steps} if it isn't given."
+        ]
+
+    def _pytorch_form(self, config: ModelConfig) -> PyTorchForm:
+        _check_polynomial(config)
+        written = [path for path, leaf in declared_leaves(config).items() if leaf.writes_residual]
+        (node,) = find_scheme(config.scheme).nodes
+        return PyTorchForm(
+            Path(__file__).with_name("modeling_diffeq_hypernetwork.py"),
+            "HypernetworkConfig",
+            "HypernetworkModel",
+            "HypernetworkForCausalLM",
+            {
+                "model_type": "t5x_diffeq_hypernetwork",
+                "num_polynomials": _num_polynomials(config),
+                "span": config.dt * config.num_steps,
+                "node": node,
+                "scaled_by_step": sorted(map(torch_name, written)),
+            },
+        )
+
+    def weights(self, model: LanguageModel, params: dict, merged: bool) -> Weights:
+        """Q_k of every weight, float32: the block's tree, leaves `[K, ...]`."""
+        exact, K = LanguageModel(model.config.in_float32()), _num_polynomials(model.config)
+        x, w = np.polynomial.legendre.leggauss(K)
+        with jax.default_matmul_precision("highest"):
+            at_nodes = exact.apply(
+                {"params": params}, jnp.asarray((x + 1) / 2, jnp.float32), method="weights"
+            )
+        k = np.arange(K)
+        project = (2 * k[:, None] + 1) / 2 * w * np.polynomial.legendre.legvander(x, K - 1).T
+        return unflatten_dict(
+            {
+                path: np.tensordot(project, np.asarray(W, np.float64), 1).astype(np.float32)
+                for path, W in flatten_dict(at_nodes).items()
+            }
+        )
+
+
+def _check_polynomial(config: ModelConfig) -> None:
     """Checks that W(t) is a polynomial of t and that dt follows from N (else: InputError)."""
     wrong = []
     if source_of(config).num_polynomials() is None:
@@ -45,44 +96,7 @@ def check_polynomial(config: ModelConfig) -> None:
         )
 
 
-def pytorch_form(config: ModelConfig) -> PyTorchForm:
-    """The PyTorch file, and what it reads of the config."""
-    written = [path for path, leaf in declared_leaves(config).items() if leaf.writes_residual]
-    (node,) = find_scheme(config.scheme).nodes
-    return PyTorchForm(
-        Path(__file__).with_name("modeling_diffeq_hypernetwork.py"),
-        "HypernetworkConfig",
-        "HypernetworkModel",
-        "HypernetworkForCausalLM",
-        {
-            "model_type": "t5x_diffeq_hypernetwork",
-            "num_polynomials": _num_polynomials(config),
-            "span": config.dt * config.num_steps,
-            "node": node,
-            "scaled_by_step": sorted(map(torch_name, written)),
-        },
-    )
-
-
-def polynomial_weights(model: LanguageModel, params: dict) -> Weights:
-    """Q_k of every weight, float32: the block's tree, leaves `[K, ...]`."""
-    exact, K = LanguageModel(model.config.in_float32()), _num_polynomials(model.config)
-    x, w = np.polynomial.legendre.leggauss(K)
-    with jax.default_matmul_precision("highest"):
-        at_nodes = exact.apply(
-            {"params": params}, jnp.asarray((x + 1) / 2, jnp.float32), method="weights"
-        )
-    k = np.arange(K)
-    project = (2 * k[:, None] + 1) / 2 * w * np.polynomial.legendre.legvander(x, K - 1).T
-    return unflatten_dict(
-        {
-            path: np.tensordot(project, np.asarray(W, np.float64), 1).astype(np.float32)
-            for path, W in flatten_dict(at_nodes).items()
-        }
-    )
-
-
 def _num_polynomials(config: ModelConfig) -> int:
     count = source_of(config).num_polynomials()
-    assert count is not None  # `check_polynomial`
+    assert count is not None  # `_check_polynomial`
     return count

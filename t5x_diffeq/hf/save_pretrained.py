@@ -5,26 +5,19 @@ import shutil
 from pathlib import Path
 from typing import NamedTuple
 
-import jax
-from flax.traverse_util import flatten_dict, unflatten_dict
-
 from t5x_diffeq.config.config import Config
 from t5x_diffeq.data.tokenizer import Tokenizer
 from t5x_diffeq.data.tokenizer_folder import GENERATION_FILE
-from t5x_diffeq.hf import hypernetwork_form
 from t5x_diffeq.hf.check_folder import compare_logits
-from t5x_diffeq.hf.config_json import DIFFEQ_FORM, diffeq_config, plain_config
 from t5x_diffeq.hf.families import family_of
 from t5x_diffeq.hf.folder import new_folder, write_tensors
-from t5x_diffeq.hf.layouts import check_names, diffeq_layout, tensors_of
+from t5x_diffeq.hf.forms import LayersForm, LibraryForm
+from t5x_diffeq.hf.hypernetwork_form import HYPERNETWORK, LAYERS, PolynomialForm
+from t5x_diffeq.hf.layouts import check_names, tensors_of
 from t5x_diffeq.hf.to_peft import ADAPTER_FOLDER, write_adapters
 from t5x_diffeq.hf.tokenizer_files import write_tokenizer
 from t5x_diffeq.model.config import ModelConfig
-from t5x_diffeq.model.language_model import LanguageModel
-from t5x_diffeq.model.layers.array_types import Weights
-from t5x_diffeq.model.layers.linear import ADAPTERS
 from t5x_diffeq.model.ode.solvers import SCHEMES, find_scheme
-from t5x_diffeq.model.sub_fields import declared_leaves, make_block, need_methods
 from t5x_diffeq.system.console import format_count
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.training.load import Run
@@ -49,25 +42,6 @@ def check_form(config: ModelConfig) -> None:
         )
 
 
-def _export_weights(model: LanguageModel, params: dict, merged: bool = True) -> Weights:
-    """The weights of the grid in float32; those that write to the residual stream include dt.
-
-    Adapters are merged into the kernels, or left out.
-    """
-    exact = LanguageModel(model.config.in_float32())
-    method = "merged_weights" if merged else "weights"
-    with jax.default_matmul_precision("highest"):
-        weights = jax.jit(lambda params: exact.apply({"params": params}, method=method))(params)
-    weights = {name: leaves for name, leaves in weights.items() if name != ADAPTERS}
-    declared, dt = declared_leaves(model.config), model.config.dt
-    return unflatten_dict(
-        {
-            path: leaf * dt if declared[path].writes_residual else leaf
-            for path, leaf in flatten_dict(weights).items()
-        }
-    )
-
-
 def save_pretrained(
     run: Run,
     as_run: Config,
@@ -75,7 +49,7 @@ def save_pretrained(
     evaluations: list[dict],
     output: Path,
     peft: bool = False,
-    kept_form: str = hypernetwork_form.LAYERS,
+    kept_form: str = LAYERS,
 ) -> Summary:
     """Writes the folder, whole or not at all; returns a summary of it.
 
@@ -98,53 +72,42 @@ def save_pretrained(
             "--peft needs a run with adapters, of `finetune --config=configs/finetune.py:lora`, "
             "and this one has none; leave it out"
         )
-    keeps_hypernetwork = kept_form == hypernetwork_form.HYPERNETWORK
-    if keeps_hypernetwork:
-        hypernetwork_form.check_polynomial(config)
-        plain, form = None, hypernetwork_form.pytorch_form(config)
-    else:
-        need_methods(config, ("pytorch_form",))
-        plain = family_of(config)
-        form = make_block(config).pytorch_form() if config.block else DIFFEQ_FORM
-    layout = plain[1].layout if plain else diffeq_layout(config)
-    check_names(layout, config, run.params)
+    form = _form_of(config, kept_form)
+    check_names(form.layout, config, run.params)
     with new_folder(output, "output") as folder:
-        weights = (
-            hypernetwork_form.polynomial_weights(run.placed.model, run.params)
-            if keeps_hypernetwork
-            else _export_weights(run.placed.model, run.params, merged=not peft)
-        )
+        weights = form.weights(run.placed.model, run.params, merged=not peft)
         params = run.params
         if config.architecture == "gpt":  # no class of transformers has a factor on positions
             table = params["position_embedding"]["table"] * config.position_scale
             params = {**params, "position_embedding": {"table": table}}
-        parameters = write_tensors(folder, tensors_of(layout, config, params, weights))
+        parameters = write_tensors(folder, tensors_of(form.layout, config, params, weights))
         if peft:
-            write_adapters(layout, config, run.params, folder / ADAPTER_FOLDER, str(output))
+            write_adapters(form.layout, config, run.params, folder / ADAPTER_FOLDER, str(output))
         ends = tokenizer.border
-        written = plain_config(config, *plain, ends) if plain else diffeq_config(config, form, ends)
-        imported = tokenizer.imported
+        written, imported = form.config_json(ends), tokenizer.imported
         _write_json(folder / "config.json", {**written, **imported.get("config.json", {})})
         ids = {"bos_token_id": ends.opener, "eos_token_id": ends.end}
         _write_json(folder / GENERATION_FILE, {**ids, **imported.get(GENERATION_FILE, {})})
         lacking = write_tokenizer(tokenizer, folder, config.max_length)
-        if not plain:
-            for file in {DIFFEQ_FORM.modeling, form.modeling}:
-                shutil.copyfile(file, folder / file.name)
-        notes = [lacking] if lacking else []
-        if keeps_hypernetwork:
-            notes.append(
-                "`from_pretrained(..., num_steps=24)` sets the number of solver steps, which is "
-                f"{config.num_steps} if it isn't given."
-            )
+        for file in form.files:
+            shutil.copyfile(file, folder / file.name)
+        notes = [*([lacking] if lacking else []), *form.notes]
         if peft:
             notes.append(f"The adapters are PEFT's, in `{ADAPTER_FOLDER}/`, not merged into it.")
-        card = _model_card(run, as_run, evaluations, plain is not None, notes)
+        card = _model_card(run, as_run, evaluations, form.is_own, notes)
         (folder / "README.md").write_text(card, "utf-8")
         (model_class,) = written["architectures"]
         adapter = folder / ADAPTER_FOLDER if peft else None
         compared = compare_logits(folder, model_class, config, run.params, adapter)
     return Summary(model_class, parameters, compared, notes)
+
+
+def _form_of(config: ModelConfig, kept_form: str) -> LibraryForm | LayersForm:
+    """The form of a model: a class of transformers, if there is one and W(t) isn't to be kept."""
+    if kept_form == HYPERNETWORK:
+        return PolynomialForm(config)
+    family = family_of(config)
+    return LibraryForm(config, *family) if family else LayersForm(config)
 
 
 def _write_json(path: Path, content: dict) -> None:
@@ -184,9 +147,9 @@ Config:
 
 
 def _model_card(
-    run: Run, as_run: Config, evaluations: list[dict], plain: bool, notes: list[str]
+    run: Run, as_run: Config, evaluations: list[dict], is_own: bool, notes: list[str]
 ) -> str:
-    """Markdown, with front matter; `plain`: whether transformers' own classes load the model."""
+    """Markdown, with front matter; `is_own`: whether the model comes with code of its own."""
     model, train, data = run.placed.model.config, as_run.train, as_run.data
     facts = {
         "checkpoint": run.step,
@@ -205,7 +168,7 @@ def _model_card(
     return _CARD.format(
         title=f"{model.architecture}, {model.num_steps} steps of {model.scheme} with step size "
         f"{model.step_size}, {model.weights} weights, width {model.embed_dim}",
-        how="" if plain else ", trust_remote_code=True",
+        how=", trust_remote_code=True" if is_own else "",
         notes="".join(f"- {note}\n" for note in notes),
         facts="\n".join(f"| {name} | {value} |" for name, value in facts.items()),
         config=json.dumps({name: as_run.as_json()[name] for name in _SECTIONS}, indent=2),
