@@ -28,6 +28,7 @@ from t5x_diffeq.config.config import (
     flatten,
     plain_value,
 )
+from t5x_diffeq.config.keys.values import dotted
 from t5x_diffeq.config.plugins import offer_current_folder
 from t5x_diffeq.system.arguments import checked
 from t5x_diffeq.system.errors import InputError
@@ -46,8 +47,18 @@ def offer_configs() -> None:
         sys.modules["configs"] = importlib.util.module_from_spec(spec)
 
 
+class _Explained(str):
+    """A message of ours within an error of the library."""
+
+
 class _Keys(ConfigDict):
     """The ConfigDict of a config file, or of a section; its type errors say what a key can be."""
+
+    _section = ""
+
+    def _generate_did_you_mean_message(self, request: Any, message: str = "") -> str:
+        """What the library says of a key that doesn't exist."""
+        return _Explained(explain_unknown_key(dotted(self._section, str(request))))
 
     def __setitem__(self, name: str, value: object) -> None:
         try:
@@ -67,9 +78,10 @@ def default_config() -> ConfigDict:
     """The defaults of all keys, for a config file to change; it can't add keys."""
     config = _Keys()
     for section in SECTIONS:
-        config[section] = _Keys()
-    for dotted, key in KEYS.items():
-        section, _, name = dotted.rpartition(".")
+        config[section] = part = _Keys()
+        object.__setattr__(part, "_section", section)
+    for full_name, key in KEYS.items():
+        section, _, name = full_name.rpartition(".")
         part = config[section] if section else config
         part[name] = placeholder(key.values.type) if key.default is None else key.default
     return config.lock()
@@ -176,23 +188,18 @@ def _explain_mistake(error: Exception, path: Path, file: str) -> str:
     """One line for what a config file raises: the file, the line, and the way out."""
     frames = traceback.extract_tb(error.__traceback__)
     at = next((each for each in reversed(frames) if each.filename == str(path.absolute())), None)
-    reason: object = error
+    reason: Any = error
     while isinstance(reason, AttributeError | KeyError) and reason.args:  # ConfigDict's are nested
         reason = reason.args[0]
-    message, line = " ".join(str(reason).split()), (at and at.line) or ""
+    message = " ".join(str(reason).split())
     if isinstance(error, ValueError) and ":" in file:
         return f"{file}: {message}"  # most likely, it has no such variant
-    unknown = re.match(r"Key \"(\w+)\" does not exist|'(\w+)'( Did you mean|$)", message)
-    if unknown and isinstance(error, AttributeError | KeyError):
-        key = unknown[1] or unknown[2]
-        section = re.search(rf"\b({'|'.join(SECTIONS)})\W+{key}\b", line)
-        message = explain_unknown_key(f"{section[1]}.{key}" if section else key)
-    elif isinstance(error, FrozenInstanceError) or "is immutable" in message:
+    if isinstance(error, FrozenInstanceError) or "is immutable" in message:
         message = (
             "this config is frozen; change what get_config() of configs/default.py, or of another "
             "config file, returns"
         )
-    elif not isinstance(error, ValueError | TypeError):
+    elif not isinstance(reason, _Explained | ValueError | TypeError):
         message = f"{type(error).__name__}: {message}"
     return f"{path}, line {at.lineno}: {message}" if at else f"{path}: {message}"
 

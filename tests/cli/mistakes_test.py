@@ -172,7 +172,10 @@ def test_names_in_other_projects_are_known():
             ["config['model']['widht'] = 3"],
             "config key 'model.widht' does not exist; did you mean ",
         ),
-        (["config.model.update(num_step=3)"], "'num_step' does not exist; did you mean model.num_"),
+        (
+            ["config.model.update(num_step=3)"],
+            "key 'model.num_step' does not exist; did you mean model.num_",
+        ),
         (["config.modle.num_steps = 3"], "own.py, line 4: config key 'modle' does not exist; "),
         (
             ["config.model.num_steps = 'six'"],

@@ -84,23 +84,30 @@ class Values:
 
     def fault(self, value: object) -> str | None:
         """What is wrong with a value: `it must be at least 1`; None if nothing is."""
-        if value is None:
-            return None if self.optional else self.fault_of_type()
-        if not isinstance(value, _TYPES[self.type]) or isinstance(value, bool) > (
-            self.type is bool
-        ):
+        if value is None and self.optional:
+            return None
+        is_switch = isinstance(value, bool)  # which Python takes for a number, too
+        if not isinstance(value, _TYPES[self.type]) or is_switch != (self.type is bool):
             return self.fault_of_type()
-        if isinstance(value, tuple | list):
-            entry = self.entry or Values(str, choices=self.choices)
-            faults = (entry.fault(each) for each in value) if self.entry or self.choices else ()
-            return next((f"of each entry, {fault}" for fault in faults if fault), None)
-        if isinstance(value, str):
-            return self.fault_of_text(value)
-        return None if isinstance(value, bool) else self.fault_of_number(value)
+        match value:
+            case bool():
+                return None
+            case str():
+                return self.fault_of_text(value)
+            case tuple() | list():
+                return self.fault_of_entries(value)
+            case _:
+                return self.fault_of_number(value)
 
     def fault_of_type(self) -> str:
         """`fault` for a value of another type."""
         return f"it must be {_TYPE_WORDS[self.type]}{' or None' if self.optional else ''}"
+
+    def fault_of_entries(self, values: Iterable[object]) -> str | None:
+        """`fault` for a tuple: that of its first entry which has one."""
+        entry = self.entry or (Values(str, choices=self.choices) if self.choices else None)
+        faults = (entry.fault(each) for each in values) if entry else ()
+        return next((f"of each entry, {fault}" for fault in faults if fault), None)
 
     def fault_of_text(self, value: str) -> str | None:
         """`fault` for a string."""
