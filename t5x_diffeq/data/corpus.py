@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property
 
@@ -137,15 +137,13 @@ def _check_same(data: DataKeys, origins: list[Source | AnyPath], workdir: AnyPat
         )
     parts = []
     for part, origin in zip(before, origins, strict=True):
-        place, name, note = "shards", str(origin), ""
-        if isinstance(origin, Source):
-            place, name = "source", origin.name
-            note = f", without {origin.left_out}" if origin.left_out else ""
-        now, *earlier = _fingerprints_of(origin, tokenizer)
-        if part["fingerprint"] not in (now, *earlier):
+        is_source = isinstance(origin, Source)
+        place, name = ("source", origin.name) if is_source else ("shards", str(origin))
+        now = _fingerprint_of(origin, tokenizer)
+        if part["fingerprint"] != now:
             raise InputError(
                 f"workdir {workdir} was started on {part['source']} (fingerprint "
-                f"{part['fingerprint'][:12]}), but the data is now {name} ({now[:12]}{note}); "
+                f"{part['fingerprint'][:12]}), but the data is now {name} ({now[:12]}); "
                 "restore that data or choose a new --workdir"
             )
         parts.append({**part, place: name})
@@ -204,23 +202,19 @@ def _make_corpus(
                     f"data.loss_on={data.loss_on}: the shards in data.path={origin} were prepared "
                     f"with data.loss_on={made_with}; set that, or prepare them again"
                 )
-        fingerprint = _fingerprints_of(origin, tokenizer)[0]
+        fingerprint = _fingerprint_of(origin, tokenizer)
         facts = {"source": manifest["source"], "weight": weight, "fingerprint": fingerprint}
         parts.append({**facts, "shards": shards})
     files.write_whole(workdir / _FACTS_FILE, json.dumps({"parts": parts}, indent=2).encode())
 
 
-def _fingerprints_of(origin: Source | AnyPath, tokenizer: Tokenizer) -> list[str]:
-    """Hashes of everything that determines the tokens of documents, or of shards in a folder.
-
-    The first hash is this version's; runs of earlier versions may have another.
-    """
+def _fingerprint_of(origin: Source | AnyPath, tokenizer: Tokenizer) -> str:
+    """A hash of everything that determines the tokens of documents, or of shards in a folder."""
     if isinstance(origin, Source):
-        both = filter(None, (origin.fingerprint, origin.former))
-        return [fingerprint_of(replace(origin, fingerprint=each), tokenizer) for each in both]
+        return fingerprint_of(origin, tokenizer)
     manifest = read_manifest(origin)
     hashes = (hash for split in SPLITS for hash in manifest[split]["sha256"])
-    return [files.digest(map(str.encode, hashes))]
+    return files.digest(map(str.encode, hashes))
 
 
 def _tokenise(source: Source, tokenizer: Tokenizer, folder: AnyPath) -> dict:

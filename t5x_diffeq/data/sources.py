@@ -66,9 +66,7 @@ class Source:
     conversations: bool = False  # whether each document is a conversation (see `conversations`)
     files: tuple[FileDocuments, ...] = ()  # the files that are read whenever a document is taken
     max_unreadable: float = 0.0  # the largest share of rows that may be unreadable (`rows`)
-    former: str | None = None  # the fingerprint in earlier versions, if it was another
     characters: int = 0  # of both splits; 0: unknown, or of conversations
-    left_out: str = ""  # the hidden files of its folder, in words: only earlier versions read them
 
     def check_unchanged(self) -> None:
         """Raises an InputError if a file has changed since the fingerprint was computed."""
@@ -125,14 +123,13 @@ def text_files(data: DataKeys) -> Source:
     `data.validation_path` names other files for validation.
     """
     keys = _field_of(data), data.max_unreadable
-    paths, left_out = find_text_files("path", str(data.path))
+    paths = find_text_files("path", str(data.path))
     documents = FileDocuments(paths, *keys)
     fingerprint, files, characters = documents.fingerprint, [documents], documents.characters
     train: Documents = documents
     validation: Documents
     if data.validation_path:
-        paths, more = find_text_files("validation_path", data.validation_path)
-        validation, left_out = FileDocuments(paths, *keys), left_out or more
+        validation = FileDocuments(find_text_files("validation_path", data.validation_path), *keys)
         is_same = validation.fingerprint == documents.fingerprint
         shared = is_same or not {*validation.states}.isdisjoint(documents.states)
         _warn_if_shared(shared, "validation_path", data.validation_path)
@@ -145,10 +142,8 @@ def text_files(data: DataKeys) -> Source:
             cut = cut[0], 0  # a conversation stays whole
         train = DocumentRange(documents, (0, 0), cut)
         validation = DocumentRange(documents, cut, (len(documents), 0))
-    former = None
-    # Earlier versions left the field out of the fingerprint; the default field still is.
     if data.text_field != DataKeys().text_field:
-        former, fingerprint = fingerprint, digest([fingerprint.encode(), data.text_field.encode()])
+        fingerprint = digest([fingerprint.encode(), data.text_field.encode()])
     return Source(
         str(data.path),
         train,
@@ -157,9 +152,7 @@ def text_files(data: DataKeys) -> Source:
         large=documents.characters > 64e6,
         conversations=data.loss_on == "completion",
         files=tuple(files),
-        former=former,
         characters=0 if data.loss_on == "completion" else characters,
-        left_out=left_out,
     )
 
 
@@ -168,15 +161,15 @@ def _field_of(data: DataKeys) -> str | None:
     return None if data.loss_on == "completion" else data.text_field
 
 
-def find_text_files(key: str, path: str) -> tuple[list[Path], str]:
-    """The files of `data.{key}={path}`, sorted, as local copies; and what is left out of a folder.
+def find_text_files(key: str, path: str) -> list[Path]:
+    """The files of `data.{key}={path}`, sorted, as local copies.
 
     Raises:
       InputError: if there is none, or one is a link to nothing.
     """
-    root, left_out = parse_path(path, f"data.{key}"), ""
+    root = parse_path(path, f"data.{key}")
     if root.is_file():
-        return stage([root]), left_out
+        return stage([root])
     if root.is_dir():
         endings = tuple(kind + ending for kind in FILE_KINDS for ending in ("", *DECOMPRESSORS))
         all_files = files_in(root, hidden=True)
@@ -184,8 +177,8 @@ def find_text_files(key: str, path: str) -> tuple[list[Path], str]:
         files = [file for file in visible if file.name.endswith(endings)]
         hidden = [x for x in all_files if x.name.endswith(endings) and is_hidden(x, root)]
         if hidden:
-            left_out = f"{len(hidden)} hidden file(s), such as {hidden[0].relative_to(root)}"
-            log(f"data.{key}={path}: {left_out}: not read")
+            first = hidden[0].relative_to(root)
+            log(f"data.{key}={path}: {len(hidden)} hidden file(s), such as {first}: not read")
         others = _describe_others(key, path, {*visible} - {*files})
         if others and files:
             log(f"data.{key}={path}: read {len(files)} of {len(visible)} files; {others}")
@@ -199,7 +192,7 @@ def find_text_files(key: str, path: str) -> tuple[list[Path], str]:
     if not files:
         raise InputError(f"data.{key}={path}: there {kinds}; check the path")
     check_links(files, f"data.{key}={path}")
-    return stage(files), left_out
+    return stage(files)
 
 
 def _describe_others(key: str, path: str, files: Collection[AnyPath]) -> str:
@@ -252,14 +245,12 @@ def tfds_source(data: DataKeys) -> Source:
             raise InputError(f"data.{key}={split}: {info.name} has {', '.join(info.splits)}")
         return builder.as_data_source(split), list(info.features)
 
-    facts = [info.full_name, *(f"{s}: {x.num_examples}" for s, x in sorted(info.splits.items()))]
-
     def contents() -> list[str]:
         files = [file for _, split in sorted(info.splits.items()) for file in split.filepaths]
         splits = data.train_split, data.validation_split, data.text_field
         return [*splits, hash_of_ends(map(epath.Path, files))]
 
-    return _library_source(info.full_name, read, data, facts, contents)
+    return _library_source(info.full_name, read, data, contents)
 
 
 def _keep_from_importing(tfds: Any) -> None:
@@ -283,12 +274,10 @@ def _keep_from_importing(tfds: Any) -> None:
 
 def huggingface(data: DataKeys) -> Source:
     """A dataset of the Hugging Face library: `data.path` is a name (`name:config`) or a folder."""
-    facts: list[str] = []
     parts: list[Any] = []
 
     def read(key: str, split: str) -> tuple[Any, list[str]]:
         part = _load_split(data, str(data.path), key, split)
-        facts.append(part._fingerprint)
         columns = KEYS if data.loss_on == "completion" else (data.text_field,)
         parts.append(part.select_columns([x for x in columns if x in part.column_names]))
         return parts[-1], part.column_names
@@ -296,7 +285,7 @@ def huggingface(data: DataKeys) -> Source:
     def contents() -> list[str]:
         return list(map(hash_of_table, parts))
 
-    return _library_source(str(data.path), read, data, facts, contents)
+    return _library_source(str(data.path), read, data, contents)
 
 
 def _load_split(data: DataKeys, path: str, key: str, split: str) -> "datasets.Dataset":
@@ -336,7 +325,6 @@ def stream(data: DataKeys) -> Source:
         *opened.documents,
         opened.fingerprint,
         conversations=chat,
-        former=opened.former,
     )
 
 
@@ -344,14 +332,12 @@ def _library_source(
     name: str,
     read: Callable[[str, str], tuple[Any, list[str]]],
     data: DataKeys,
-    facts: list[str],
     contents: Callable[[], list[str]],
 ) -> Source:
     """The source whose splits a library reads: `data.train_split` and `data.validation_split`.
 
     `read` takes a key and the split that the key names, and returns the records and the names of
-    their fields. `contents` is called after `read`; its texts determine the records. The former
-    fingerprint is made of `facts`, to which `read` may add.
+    their fields. `contents` is called after `read`; its texts determine the records.
     """
 
     def texts(key: str) -> _RecordTexts:
@@ -363,10 +349,8 @@ def _library_source(
     train, validation = texts("train_split"), texts("validation_split")
     is_same = data.train_split == data.validation_split
     _warn_if_shared(is_same, "validation_split", data.validation_split)
-    facts = [name, *facts, data.train_split, data.validation_split, data.text_field]
-    fingerprint, former = (digest(map(str.encode, each)) for each in (contents(), facts))
     large, chat = len(train) > 10_000, data.loss_on == "completion"
-    return Source(name, train, validation, fingerprint, large, chat, former=former)
+    return Source(name, train, validation, digest(map(str.encode, contents())), large, chat)
 
 
 SOURCES = {

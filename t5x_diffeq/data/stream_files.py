@@ -92,7 +92,6 @@ class StreamFiles:
     dataset: "datasets.IterableDataset"  # of all files; a shard of it is a file
     names: tuple[str, ...]
     fingerprint: str  # a hash of local files, or of the names and versions of remote files
-    former: str  # the fingerprint in earlier versions
     field: str | None  # that holds the text; None: records are conversations
     are_lines: bool  # whether a record is a line of JSON, whose bytes are given as Latin-1
 
@@ -130,16 +129,8 @@ class OpenStream:
     @property
     def fingerprint(self) -> str:
         """A hash of all files."""
-        return self._hash("fingerprint")
-
-    @property
-    def former(self) -> str:
-        """The fingerprint in earlier versions."""
-        return self._hash("former")
-
-    def _hash(self, name: str) -> str:
-        parts = [getattr(self.train, name), getattr(self.validation, name, "")]
-        return digest(map(str.encode, parts))
+        validation = self.validation.fingerprint if self.validation else ""
+        return digest(map(str.encode, (self.train.fingerprint, validation)))
 
     @property
     def documents(self) -> tuple["_FirstDocuments", "_FirstDocuments"]:
@@ -312,18 +303,15 @@ def _files_of(data: DataKeys, split: str, builder: "datasets.DatasetBuilder") ->
     listed = (builder.config.data_files or {}).get(split)
     names = [str(x) for x in listed or (f"file {n}" for n in range(dataset.num_shards))]
     versions = {str(x) for x in getattr(listed, "origin_metadata", [])}  # commits of the Hub
-    here = Path(names[0]).is_file()
-    path, keys = str(data.path), [split, str(data.text_field)]
-    facts = [path, *keys, *map(_with_size, names)]
-    # The version of a local file is its modification time, which a copy changes.
-    facts += [] if here else sorted(versions)
-    former = fingerprint = digest(map(str.encode, facts))
-    if here:
-        fingerprint = digest(map(str.encode, [*keys, hash_of_ends(map(Path, names))]))
+    path, facts = str(data.path), [split, str(data.text_field)]
+    if Path(names[0]).is_file():
+        facts.append(hash_of_ends(map(Path, names)))
+    else:
+        facts = [path, *facts, *names, *sorted(versions)]
     if not are_lines:
         dataset = _select(builder, dataset, split, fields)
-    fingerprints = fingerprint, former
-    return StreamFiles(path, split, dataset, tuple(names), *fingerprints, field, are_lines)
+    fingerprint = digest(map(str.encode, facts))
+    return StreamFiles(path, split, dataset, tuple(names), fingerprint, field, are_lines)
 
 
 def _columns_of(dataset: "datasets.IterableDataset", are_lines: bool, path: str) -> list[str]:
@@ -358,8 +346,3 @@ def _select(
         return dataset
     schema = text_as_bytes(dataset.features.arrow_schema)
     return dataset.cast(datasets.Features.from_arrow_schema(schema))
-
-
-def _with_size(name: str) -> str:
-    path = Path(name)
-    return f"{path.name} {path.stat().st_size}" if path.is_file() else name

@@ -6,11 +6,11 @@ import shutil
 import sys
 
 import pytest
-from helpers import corpus_of, run_to_end, small_config
+from helpers import run_to_end
 
 from configs import default
 from t5x_diffeq.config.config import Config, DataKeys
-from t5x_diffeq.data import contents, sources
+from t5x_diffeq.data import contents
 from t5x_diffeq.data.encoding import TextEncoder
 from t5x_diffeq.data.named_source import check_paths, load_source
 from t5x_diffeq.data.rows import Skipped
@@ -189,7 +189,7 @@ def test_any_tfds_builder(tfds_folder):
     assert {*source.train, *source.validation} == poems
     by_folder = source_of(tfds_folder / "haiku" / "1.0.0", "tfds", **splits)
     assert list(by_folder.train) == list(source.train)
-    assert by_folder.fingerprint == source.fingerprint != source.former
+    assert by_folder.fingerprint == source.fingerprint
     with pytest.raises(InputError, match=r"data.validation_split=validation: haiku has train"):
         source_of("haiku", "tfds", data_dir=str(tfds_folder))
     with pytest.raises(InputError, match=r"data.path=haiku has no 'body', but text; set"):
@@ -294,18 +294,6 @@ def test_links_to_nothing_are_named(tmp_path, source):
             InputError, match=r"b.jsonl is a link to lost.jsonl, which doesn't exis"
         ):
             source_of(path, source)
-
-
-def test_what_a_run_on_hidden_files_is_told(tmp_path, monkeypatch):
-    """Earlier versions read them."""
-    for name in ("a.txt", ".b.txt"):
-        (tmp_path / name).write_text(f"text of {name} " * 50)
-    data = small_config(tmp_path).data
-    with monkeypatch.context() as patch:
-        patch.setattr(sources, "is_hidden", lambda *_: False)
-        corpus_of(data, tmp_path / "run", new=True)
-    with pytest.raises(InputError, match=r"now .*, without 1 hidden file.s., such as .b.txt\)"):
-        corpus_of(data, tmp_path / "run", new=False)
 
 
 @pytest.mark.parametrize("source", ["huggingface", "tfds", "stream", "text_files"])

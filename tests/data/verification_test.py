@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-from dataclasses import replace
 
 import pytest
 from fault_checkpoints import flip
@@ -22,7 +21,7 @@ from t5x_diffeq.data.tokenizer import ByteTokenizer
 from t5x_diffeq.data.tokenizer_folder import load_tokenizer
 from t5x_diffeq.system import files
 from t5x_diffeq.system.errors import InputError
-from t5x_diffeq.system.files import digest, file_digest
+from t5x_diffeq.system.files import file_digest
 
 
 @pytest.fixture(scope="module")
@@ -348,19 +347,3 @@ def test_text_may_move_and_not_change(tmp_path):
     text_of(tmp_path, "moved.txt", "another text, line")
     with pytest.raises(InputError, match=r"was started on .*moved.txt .* is now .*moved.txt"):
         corpus_of(config.data, tmp_path / "run", new=False)
-
-
-def test_a_run_that_an_earlier_version_began_knows_its_data(tmp_path):
-    path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps({"body": f"text {n}"}) + "\n" for n in range(300)))
-    data = small_config(path).data
-    data.text_field = "body"
-    corpus = corpus_of(data, tmp_path / "run", new=True)
-    source = load_source(DataKeys(**data))
-    assert source.former == digest([file_digest(path).encode()]) != source.fingerprint
-    former = preparation.fingerprint_of(
-        replace(source, fingerprint=source.former), corpus.tokenizer
-    )
-    facts = (tmp_path / "run" / "data.json").read_text()
-    (tmp_path / "run" / "data.json").write_text(facts.replace(corpus.parts[0].fingerprint, former))
-    assert corpus_of(data, tmp_path / "run", new=False).parts[0].fingerprint == former
