@@ -1,9 +1,10 @@
 """Keeps freed memory in the process where XLA computes on CPUs.
 
 XLA allocates and frees the buffers of every step. glibc returns large blocks to the kernel at once,
-and the kernel hands them out again page by page, each zeroed at a page fault, which is a quarter of
-the CPU time of a step of configs/tiny.py. mallopt(3) makes glibc keep them. It affects only this
-process and only later allocations, so it must be called before XLA starts its threads.
+and the kernel hands them out again page by page, each zeroed at a page fault. These faults take a
+quarter of the CPU time of a step of configs/tiny.py. mallopt(3) makes glibc keep freed blocks. It
+affects only this process and only later allocations, so it must be called before XLA starts its
+threads.
 """
 
 import ctypes
@@ -23,7 +24,7 @@ is_configured = False  # whether this process keeps freed memory
 
 
 def keep_freed_memory(environment: Mapping[str, str]) -> bool:
-    """Configures glibc's allocator where that helps; returns and records whether it did."""
+    """Configures glibc's allocator if `is_wanted`; returns whether it is now configured."""
     global is_configured
     if not is_configured and is_wanted(environment):
         mallopt = ctypes.CDLL(None).mallopt

@@ -1,7 +1,7 @@
-"""What a function of the Python interface is given, checked against its signature.
+"""Checks the arguments of the Python interface's functions against their signatures.
 
-The annotation of a parameter is the check, and its line in the docstring the way out. What an
-annotation doesn't say, such as the range of a number, the function checks itself.
+The annotation of a parameter says which values are allowed, and its line in the docstring ends the
+error's message. What an annotation can't say, such as a number's range, the function itself checks.
 """
 
 import inspect
@@ -27,26 +27,26 @@ _WORDS = {
     Callable: "a function",
     Mapping: "a dict",
 }
-# What is accepted, too: NumPy's numbers, and tuples.
+# NumPy's numbers, and tuples in place of lists, are accepted, too.
 _ABSTRACT: dict[Any, Any] = {int: Integral, float: Real, list: Sequence}
 _LINES = re.MULTILINE | re.DOTALL
 _MOST = 60  # characters of a value that are shown
 
 
-def checked(made: _Checked) -> _Checked:
-    """The function, or the class with its public functions, which check what they are given.
+def checked(target: _Checked) -> _Checked:
+    """Makes a function, or the constructor and public methods of a class, check their arguments.
 
-    They raise an InputError for an argument of another type than its annotation's, and a TypeError
-    that lists the arguments for one that doesn't exist, or is missing. Annotations that are texts,
-    and those of arrays, are not checked.
+    They raise an InputError for an argument of another type than its annotation's. For an unknown
+    or missing argument they raise a TypeError, which lists the parameters. Parameters whose
+    annotation is a text or an array's type are not checked.
     """
-    if isinstance(made, FunctionType):
-        return _checked_function(made, made.__doc__)
-    kept = {"__init__"} | {name for name in vars(made) if not name.startswith("_")}
-    for name in kept - getattr(made, "__dataclass_fields__", {}).keys():
-        if isinstance(member := vars(made).get(name), FunctionType):
-            setattr(made, name, _checked_function(member, member.__doc__ or made.__doc__))
-    return made
+    if isinstance(target, FunctionType):
+        return _checked_function(target, target.__doc__)
+    names = {"__init__"} | {name for name in vars(target) if not name.startswith("_")}
+    for name in names - getattr(target, "__dataclass_fields__", {}).keys():
+        if isinstance(member := vars(target).get(name), FunctionType):
+            setattr(target, name, _checked_function(member, member.__doc__ or target.__doc__))
+    return target
 
 
 def _checked_function(function: Any, doc: str | None) -> Any:
@@ -57,8 +57,10 @@ def _checked_function(function: Any, doc: str | None) -> Any:
         try:
             arguments = signature.bind(*given, **named).arguments
         except TypeError as error:
-            own = [str(each).partition(":")[0] for each in signature.parameters.values()]
-            takes = ", ".join(name for name in own if name != "self")
+            names = [
+                str(parameter).partition(":")[0] for parameter in signature.parameters.values()
+            ]
+            takes = ", ".join(name for name in names if name != "self")
             raise TypeError(f"{function.__qualname__}(): {error}; it takes {takes}") from None
         for name, value in arguments.items():
             hint = signature.parameters[name].annotation
@@ -72,7 +74,7 @@ def _checked_function(function: Any, doc: str | None) -> Any:
 
 
 def _allows(hint: Any, value: Any) -> bool:
-    """Whether an annotation allows a value; one that it can't judge allows all."""
+    """Whether an annotation allows a value; an annotation that can't be checked allows all."""
     kind, inner = get_origin(hint) or hint, get_args(hint)
     if kind in (Union, UnionType):
         return any(_allows(each, value) for each in inner)
@@ -100,7 +102,7 @@ def _is_array_of_objects(value: object) -> bool:
 
 
 def _show(value: object) -> str:
-    """The start of a value's repr; the type of one that has a long repr of its own."""
+    """The start of a value's repr; the type alone if another package's type has a long repr."""
     shown = repr(value)
     if len(shown) <= _MOST and "\n" not in shown:
         return shown

@@ -2,9 +2,10 @@
 
 TPUs: docs.cloud.google.com/tpu/docs/{v4,v5e,v5p,v6e,tpu7x}; memory is what the compiler lets a
 program use. A TPU7x chip is two devices, so its numbers here are half of the chip's. GPUs: NVIDIA's
-data sheets, without sparsity, with float32 sums; an SXM module's network is that of a DGX, one
-adapter per GPU (A100: 200 Gbit/s, later ones 400), and the others are taken to have the same. A
-card's link is PCIe's, as bridges join only pairs.
+data sheets, without sparsity, with float32 sums. An SXM module has the network of a DGX, one
+adapter per GPU, with 200 Gbit/s for an A100 and 400 Gbit/s for later modules; other GPUs are
+assumed to have such an adapter, too. The link of a PCIe card is PCIe, because a bridge joins only
+two cards.
 """
 
 from dataclasses import dataclass

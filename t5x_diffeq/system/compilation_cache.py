@@ -1,4 +1,4 @@
-"""Keeps compiled programs on disk, so that a second start compiles nothing; says what was read."""
+"""Keeps compiled programs on disk, so that a second start compiles nothing; counts those read."""
 
 import importlib.util
 import os
@@ -23,7 +23,8 @@ _READ = "/jax/compilation_cache/cache_hits"
 class ProgramCounts:
     """Counts the programs that this process has needed since the cache was enabled.
 
-    `read` of them were read. `cache` says where the cache is, or why there is none.
+    `read` of the `needed` programs came from the cache, and the others were compiled. `cache` says
+    where the cache is, or why it is off.
     """
 
     needed: int = 0
@@ -38,11 +39,11 @@ class ProgramCounts:
 def enable_cache() -> ProgramCounts:
     """Enables JAX's persistent compilation cache, or says in one line why it can't be used.
 
-    It is in JAX_COMPILATION_CACHE_DIR, which may be in a bucket, else in a folder that only this
-    user can write to: it holds native code, and whoever can write to it can run code here. So it is
-    never in a workdir, which others may write to, unless that variable says so. On CPU with several
-    devices there is none: a reloaded program runs its collectives in a different order on each
-    device, and they deadlock (jax 0.10.2).
+    The cache is in JAX_COMPILATION_CACHE_DIR, which may be in a bucket, or else in a folder that
+    only this user can write to: it holds native code, so whoever can write to it can run code here.
+    It is never in a workdir, which others may write to, unless the variable names one. With several
+    CPU devices the cache is off: a program that was read runs its collectives in a different order
+    on each device, and they deadlock (jax 0.10.2).
     """
     programs = _count_programs()
     folder = Path(_FOLDER).expanduser()
@@ -99,12 +100,12 @@ def _prepare(folder: Path) -> str | None:
 def _remove_half_written(folder: Path) -> None:
     """Removes entries of processes that were killed while they wrote.
 
-    JAX writes an entry's time of use after it. It (0.12) replaces no entry that lacks one, and
-    beside such an entry it writes no other.
+    JAX writes an entry first, and then its time of use. If the time is missing, JAX (0.12) never
+    replaces the entry, and writes no other entries beside it.
     """
     from filelock import FileLock
 
-    with FileLock(folder / ".lockfile", timeout=_SECONDS):  # whose Timeout is an OSError
+    with FileLock(folder / ".lockfile", timeout=_SECONDS):  # its Timeout is an OSError
         for entry in folder.glob("*-cache"):
             if not entry.with_name(f"{entry.name.removesuffix('-cache')}-atime").exists():
                 entry.unlink()

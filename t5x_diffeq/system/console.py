@@ -72,10 +72,10 @@ def print_result(text: object) -> None:
 
 
 def prepare_outputs() -> None:
-    """Replaces closed standard files by an empty file.
+    """Replaces closed standard files by /dev/null, and standard output by one of class `Results`.
 
-    Otherwise the next file that is opened would get the number of a closed one, and with it the
-    output of libraries.
+    Otherwise the next file to be opened would get the number of a closed one, and libraries would
+    write their output into it.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
@@ -89,11 +89,11 @@ def prepare_outputs() -> None:
         file = open(before.fileno(), "wb", closefd=False)  # noqa: SIM115
         at_once = before.line_buffering or before.write_through
         sys.stdout = Results(file, before.encoding, before.errors, line_buffering=at_once)
-        sys.stdout.before = before  # else its end would close the file
+        sys.stdout.before = before  # Python would close the file if nothing referred to `before`
 
 
 def discard(*numbers: int) -> None:
-    """From here on, what is written to these standard files is discarded."""
+    """Redirects these standard files to /dev/null."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     for number in numbers:
         if number != nowhere:
@@ -108,7 +108,7 @@ def leave_terminal() -> None:
 
 
 class Results(io.TextIOWrapper):
-    """Standard output in place of `before`; its first `error` says why it couldn't be written."""
+    """Standard output, in place of `before`; `error` is the first error of writing to it."""
 
     error: OSError | None = None
     before: TextIO | None = None

@@ -1,7 +1,7 @@
-"""The environment variables that have a form: each with its values, and the way out of others.
+"""The environment variables whose values are checked: each with its parser and its way out.
 
-`read` is the only way to their values. Texts that belong to other programs, such as WANDB_MODE and
-JAX_PLATFORMS, are used as they are; `errors.platform_error` names those that JAX doesn't take.
+Only `read` reads them. Variables of other programs, such as WANDB_MODE and JAX_PLATFORMS, are used
+unchecked; `errors.platform_error` names a value that JAX refuses.
 """
 
 import os
@@ -23,8 +23,8 @@ class Variable(Generic[_Value]):
 
     Attributes:
       name: its name.
-      parse: the value of a text; raises a ValueError for a text that has another form.
-      way_out: what to do about such a text.
+      parse: returns the value that a text stands for; raises a ValueError if it stands for none.
+      way_out: what the user can do about a text that `parse` refuses.
     """
 
     name: str
@@ -35,10 +35,10 @@ class Variable(Generic[_Value]):
         """The value; None if the variable is unset or empty.
 
         Args:
-          environment: variables by name; None: those of this process.
+          environment: variables by name; None: this process's variables.
 
         Raises:
-          InputError: if the text has another form.
+          InputError: if `parse` refuses the text.
         """
         text = (os.environ if environment is None else environment).get(self.name, "").strip()
         if not text:
@@ -102,7 +102,7 @@ def _parse_address(text: str) -> tuple[str, int | None]:
 
 
 def _parse_hosts(text: str) -> list[str]:
-    """The hosts of a list of addresses, whose ports are left out."""
+    """The hosts of a list of addresses, without their ports."""
     return [_parse_address(each)[0] for each in split_words(text)]
 
 
@@ -113,7 +113,7 @@ def _parse_folder(text: str) -> Path:
 
 
 def _parse_flags(text: str) -> list[str]:
-    """The flags of XLA, which may also be the name of a file of flags."""
+    """The flags of XLA; the text may also be the name of a file of flags."""
     flags = text.split()
     for flag in flags:
         name, _, value = flag.partition("=")
@@ -140,7 +140,7 @@ COMBINE_MIB = Variable(
 
 # ------------------------------------------------------------------------------ of JAX
 
-# JAX's, which it takes for the default where it can't read them; and the older name of the same.
+# The new and the old name of one fraction. JAX uses its default for a fraction that it can't read.
 MEMORY_FRACTION = Variable(
     "XLA_CLIENT_MEM_FRACTION", _parse_fraction, "give a fraction of a GPU's memory, such as 0.92"
 )
@@ -208,7 +208,7 @@ SLICE_ID = Variable("MEGASCALE_SLICE_ID", _integer(0), f"{_BY_GOOGLE} the number
 SLICE_COORDINATOR = Variable(
     "MEGASCALE_COORDINATOR_ADDRESS", _parse_address, f"{_BY_GOOGLE} HOST or HOST:PORT"
 )
-OF_PROCESSES = (  # those that tell of others; JOB_COMPLETION_INDEX may be of independent pods
+OF_PROCESSES = (  # set for one of several processes; JOB_COMPLETION_INDEX also for one alone
     *(COORDINATOR_ADDRESS, NUM_PROCESSES, PROCESS_ID, SLURM_TASKS, OPEN_MPI_SIZE),
     *(TORCH_SIZE, TORCH_RANK),
 )

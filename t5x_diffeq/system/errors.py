@@ -1,4 +1,4 @@
-"""The errors with which a verb fails with one clear line (see `command_line`)."""
+"""The errors that end a verb with one clear line (see `command_line`), and which are temporary."""
 
 import errno
 import json
@@ -31,10 +31,10 @@ class InfrastructureError(RuntimeError):
     """
 
 
-# The errors of the system that pass: of links, of machines, and of what is mounted from them.
-# EAGAIN is that of a fork on a machine that runs too many processes. ENOLCK (there is no service of
-# locks) and ENODEV stay until somebody mends the machine.
-_PASSING = {
+# The system's temporary errors: of links, of machines, and of file systems that they mount. A fork
+# fails with EAGAIN on a machine that runs too many processes. ENOLCK (no lock service) and ENODEV
+# last until somebody mends the machine.
+_TEMPORARY = {
     getattr(errno, name)
     for name in (
         *("ECONNABORTED", "ECONNREFUSED", "ECONNRESET", "ENOTCONN", "EPIPE", "ESHUTDOWN"),
@@ -44,36 +44,38 @@ _PASSING = {
     )
     if hasattr(errno, name)
 }
-# The gRPC codes with which XLA and TensorStore prefix a message, JAX's own words before them. The
-# others (INVALID_ARGUMENT, RESOURCE_EXHAUSTED, DATA_LOSS, ...) are the program's own fault, or the
-# data's: a retry would fail the same way.
+# The gRPC codes of temporary failures. XLA and TensorStore begin a message with a code, and JAX may
+# put its own words before it. With the other codes (INVALID_ARGUMENT, RESOURCE_EXHAUSTED,
+# DATA_LOSS, ...) the program or the data is at fault: a retry would fail the same way.
 _BACKEND = "Unable to initialize backend"
 _CODES = re.compile(
     rf"^({_BACKEND} '\w+': )?"
     r"(UNAVAILABLE|UNAUTHENTICATED|DEADLINE_EXCEEDED|ABORTED|CANCELLED|INTERNAL)\b"
 )
-# What TensorStore writes behind a message: the error number and the HTTP status of its cause.
+# TensorStore appends to a message the error number and the HTTP status of its cause.
 _NUMBER = re.compile(r"\[os_error_code='(\d+)'\]")
 _STATUS = re.compile(r"\[http_response_code='(\d+)'\]")
-# Where such a number is missing: a message that begins with a code and has an error number's text.
+# If the number is missing, the message has its text: a code, and further on a temporary error's
+# text.
 _LAST_WORDS = re.compile(
-    rf"^[A-Z_]+: .*: ({'|'.join(sorted(re.escape(os.strerror(n)) for n in _PASSING))})\b", re.DOTALL
+    rf"^[A-Z_]+: .*: ({'|'.join(sorted(re.escape(os.strerror(n)) for n in _TEMPORARY))})\b",
+    re.DOTALL,
 )
 NO_GPU = "No visible GPU devices"  # a driver that is starting, or a machine without any
-_SIGNS = re.compile(  # under any code
+_SIGNS = re.compile(  # of a temporary failure, whatever the code
     r"\bGloo [\w ]+ failed|Connection (closed by|reset by|refused)|Socket closed|\bGOAWAY\b"
     r"|coordination service|NCCL operation .* failed|ncclRemoteError|ncclSystemError"
     r"|Timed out while waiting for \w+ barrier|request from a newer incarnation"
     r"|TPU initialization failed|halted unexpectedly|Driver must be Open to DMA map"
     r"|ECC_UNCORRECTABLE|uncorrectable ECC error"
-    r"|Failed to parse (object|response) metadata"  # TensorStore's, of a portal's page
-    r"|StatusCode\.(UNAVAILABLE|DEADLINE_EXCEEDED)"  # of gRPC
-    r"|check your connection"  # of huggingface_hub, which has no copy of a file either
-    r"|Worker process was terminated unexpectedly"  # of Grain, killed for its memory or by a person
+    r"|Failed to parse (object|response) metadata"  # TensorStore got the page of a login portal
+    r"|StatusCode\.(UNAVAILABLE|DEADLINE_EXCEEDED)"  # gRPC
+    r"|check your connection"  # huggingface_hub has no connection, and no copy of the file
+    r"|Worker process was terminated unexpectedly"  # Grain's was killed for memory or by a person
     rf"|{NO_GPU}"
 )
-# Of the compilers, of the installation, of a full disk and of the user's own code and settings: a
-# retry would fail the same way, whatever the code, and whatever came of it.
+# Failures of the compilers, of the installation, of a full disk, and of the user's code and
+# settings. A retry would fail the same way, whatever their code, and whatever error they caused.
 _FINAL = re.compile(
     r"RET_CHECK failure|Mosaic|ptxas (exited|fatal)|[Uu]nable to load NCCL"
     r"|NCCL operation .* failed: invalid (usage|argument)|cannot open shared object file"
@@ -82,28 +84,29 @@ _FINAL = re.compile(
     r"|No space left on device|shared memory segment /dev/shm"
     r"|[Oo]ffline[ _]?[Mm]ode ?[Ii]s ?[Ee]nabled|outgoing traffic has been disabled"
     r"|CERTIFICATE_VERIFY_FAILED|certificate verify failed"
-    r"|Anonymous caller"  # of a bucket's answers with status 401 the one of no expired token
+    r"|Anonymous caller"  # a bucket's 401 without a token; any other 401 means an expired token
 )
 
-_REFUSED = re.compile(r"JAX flag \w+|environment 'JAX_\w+'")  # of the values of JAX's variables
+_REFUSED = re.compile(r"JAX flag \w+|environment 'JAX_\w+'")  # JAX names a variable that it refuses
 # Texts of jaxlib 0.11.2 on an H100 whose memory another process held.
 _GPU_FULL = re.compile(
     r"no supported devices found for platform CUDA|cuBlas allocation failure"
     r"|CUDA_ERROR_OUT_OF_MEMORY"
 )
 
-# Libraries that talk to servers; their errors mean that no server answered, but for ValueErrors (a
-# bad address).
+# Libraries that talk to servers. Their errors mean that no server answered, except ValueErrors,
+# which mean a bad address.
 _CLIENTS = ("aiohttp", "httpx", "httpx2", "requests", "urllib3")
 _NO_ANSWER = (  # of google.auth, gcsfs and http.client
     *("TransportError", "ChecksumError", "IncompleteRead", "BadStatusLine"),
 )
-_READ_ANSWERS = (*_CLIENTS, "gcsfs", "google", "huggingface_hub")
-_PASSING_TLS = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
-_PASSING_TLS_WORDS = re.compile(
+_READ_ANSWERS = (*_CLIENTS, "gcsfs", "google", "huggingface_hub")  # they parse servers' JSON
+_TEMPORARY_TLS = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
+_TEMPORARY_TLS_WORDS = re.compile(
     r"BAD_RECORD_MAC|bad record mac|UNEXPECTED_EOF|RECORD_LAYER_FAILURE"
 )
-# What these say is about the program; an error that was being handled is no reason for them.
+# Mistakes of the program: if one is raised while another error is handled, that error isn't its
+# cause.
 _MISTAKES = (
     *(ArithmeticError, AssertionError, AttributeError, LookupError, NameError),
     *(NotImplementedError, SyntaxError, TypeError),
@@ -113,38 +116,38 @@ _MISTAKES = (
 def is_infrastructure_failure(error: BaseException) -> bool:
     """Whether a process, a link, a device or a bucket failed, so that a retry may succeed.
 
-    The errors that this one was raised for are looked at, too, the nearest first. Of each, the most
-    certain fact decides: the class, the error number, the HTTP status, and the text last. A
-    permanent failure that is taken for a temporary one occurs again at the same step: see
-    `recurrence`.
+    The causes of the error are examined, too, the nearest first. For each error the most certain
+    fact decides: the class, the error number, the HTTP status, and last the text. If a permanent
+    failure is taken for a temporary one, it occurs again at the same step: see `recurrence`.
     """
     if isinstance(error, InfrastructureError):
         return True
     causes = list(_causes(error))
     if any(_is_final(each) for each in causes):
         return False
-    known = (passes for each in causes if (passes := _passes(each)) is not None)
-    # Of a library that has given up, whose last error is unknown.
+    known = (answer for each in causes if (answer := _is_temporary(each)) is not None)
+    # With a RetryError a library says that it has given up; its last error is unknown here.
     return next(known, type(causes[-1]).__name__ == "RetryError")
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The error, then those that it was raised for, wherever a library keeps them."""
-    coming, seen = [error], set()
-    while coming:
-        each = coming.pop(0)
-        if id(each) in seen:
+    """The error, then its causes, wherever a library keeps them."""
+    waiting, seen = [error], set()
+    while waiting:
+        current = waiting.pop(0)
+        if id(current) in seen:
             continue
-        seen.add(id(each))
-        if type(each).__name__ != "JaxStackTraceBeforeTransformation":  # whose text is source code
-            yield each
-        is_of_program = isinstance(each, (InputError, RunError, *_MISTAKES))
-        handled = None if each.__suppress_context__ or is_of_program else each.__context__
-        last = getattr(each, "last_attempt", None)  # of tenacity
-        last = last.exception() if isinstance(last, Future) else getattr(each, "cause", None)
-        several = each.exceptions if isinstance(each, BaseExceptionGroup) else ()
-        links = (each.__cause__, handled, last, *several, *each.args)
-        coming += [link for link in links if isinstance(link, BaseException)]
+        seen.add(id(current))
+        # The text of this class is source code.
+        if type(current).__name__ != "JaxStackTraceBeforeTransformation":
+            yield current
+        is_of_program = isinstance(current, (InputError, RunError, *_MISTAKES))
+        handled = None if current.__suppress_context__ or is_of_program else current.__context__
+        last = getattr(current, "last_attempt", None)  # of tenacity
+        last = last.exception() if isinstance(last, Future) else getattr(current, "cause", None)
+        group = current.exceptions if isinstance(current, BaseExceptionGroup) else ()
+        causes = (current.__cause__, handled, last, *group, *current.args)
+        waiting += [cause for cause in causes if isinstance(cause, BaseException)]
 
 
 def _is_final(error: BaseException) -> bool:
@@ -154,51 +157,52 @@ def _is_final(error: BaseException) -> bool:
         and error.errno is not None
         and not isinstance(error, ssl.SSLError)
     ):
-        return False  # the number says it, and the text has a file's name
+        return False  # the number decides: a file's name in the text may look like a final failure
     named = type(error).__name__ in ("SSLCertVerificationError", "OfflineModeIsEnabled")
     return named or _FINAL.search(str(error)) is not None
 
 
-def _passes(error: BaseException) -> bool | None:
-    """Whether a retry may succeed, by this error alone; None if it doesn't say."""
+def _is_temporary(error: BaseException) -> bool | None:
+    """Whether a retry may succeed, judged by this error alone; None if it doesn't tell."""
     if isinstance(error, InputError | RunError):
         return None
     if isinstance(error, ssl.SSLError):
-        return isinstance(error, _PASSING_TLS) or bool(_PASSING_TLS_WORDS.search(str(error)))
-    passing = (InfrastructureError, ConnectionError, TimeoutError)
-    if isinstance(error, passing) or _is_without_answer(error):
+        return isinstance(error, _TEMPORARY_TLS) or bool(_TEMPORARY_TLS_WORDS.search(str(error)))
+    temporary = (InfrastructureError, ConnectionError, TimeoutError)
+    if isinstance(error, temporary) or _is_without_answer(error):
         return True
     if (status := _http_status(error)) is not None:
-        return _passes_status(status, type(error).__module__.startswith("gcsfs"))
+        return _is_temporary_status(status, type(error).__module__.startswith("gcsfs"))
     if isinstance(error, socket.gaierror):
         return error.errno == socket.EAI_AGAIN  # the name server doesn't answer
     if isinstance(error, OSError) and error.errno is not None:
-        return error.errno in _PASSING
-    if type(error).__name__ == "BrokenProcessPool":  # a process of it was killed
+        return error.errno in _TEMPORARY
+    if type(error).__name__ == "BrokenProcessPool":  # one of its processes was killed
         return True
-    return _passes_text(str(error), type(error))
+    return _is_temporary_text(str(error), type(error))
 
 
-def _passes_text(text: str, kind: type) -> bool | None:
+def _is_temporary_text(text: str, kind: type) -> bool | None:
     if (number := system_error_in(text)) is not None:
-        return number in _PASSING
+        return number in _TEMPORARY
     if status := _STATUS.search(text):
-        return _passes_status(int(status[1]), True)
+        return _is_temporary_status(int(status[1]), True)
     if _SIGNS.search(text) or _LAST_WORDS.search(text):
         return True
     code = _CODES.search(text)
-    # SentencePiece has the same codes, in a RuntimeError. JAX raises that type for backends alone.
+    # SentencePiece's RuntimeErrors begin with the same codes. JAX raises a RuntimeError only for a
+    # backend, which group 1 then names.
     return True if code and (kind is not RuntimeError or code[1] is not None) else None
 
 
 def system_error_in(text: str) -> int | None:
-    """The number of the system's error that a text of TensorStore has; None if it has none."""
+    """The system's error number in a text of TensorStore; None if the text has none."""
     number = _NUMBER.search(text)
     return int(number[1]) if number else None
 
 
-def _passes_status(status: int, is_bucket: bool) -> bool:
-    """Whether an HTTP status is temporary; that of a bucket also for a token that has expired."""
+def _is_temporary_status(status: int, is_bucket: bool) -> bool:
+    """Whether an HTTP status is temporary. A bucket's 401 is, because it means an expired token."""
     return status in (408, 425, 429) or status >= 500 or (is_bucket and status == 401)
 
 
@@ -216,7 +220,7 @@ def advice(error: BaseException) -> str:
 
 
 def describe_foreign(error: BaseException) -> str:
-    """One line for an error in another package's code: its kind, its text, and the line there."""
+    """One line for an error in a user's code: its class, its text, and the file and line there."""
     ours = str(Path(__file__).parents[1]) + os.sep
     libraries = [sysconfig.get_path(name) + os.sep for name in ("stdlib", "purelib", "platlib")]
     frames = traceback.extract_tb(error.__traceback__)
@@ -226,9 +230,9 @@ def describe_foreign(error: BaseException) -> str:
 
 
 def platform_error(error: BaseException) -> InputError | None:
-    """The error if a variable of JAX has a value that it, or this machine, doesn't take; else None.
+    """An InputError if JAX or this machine refuses the value of a variable of JAX; else None.
 
-    For `cuda` without a GPU JAX (0.10.2 and 0.12.0) raises an AssertionError without words.
+    For `cuda` without a GPU JAX (0.10.2 and 0.12.0) raises an AssertionError without a message.
     """
     frames = traceback.extract_tb(error.__traceback__)
     wordless = isinstance(error, AssertionError) and any(
@@ -268,9 +272,9 @@ def _is_without_answer(error: BaseException) -> bool:
     library = type(error).__module__.partition(".")[0]
     if library in _CLIENTS:
         return _http_status(error) is None and not isinstance(error, ValueError)
-    if isinstance(error, json.JSONDecodeError):  # cut off, or of a portal that wants a login
+    if isinstance(error, json.JSONDecodeError):  # an answer cut off, or the page of a login portal
         at_work = (frame.f_globals for frame, _ in traceback.walk_tb(error.__traceback__))
         return any(str(each.get("__name__")).startswith(_READ_ANSWERS) for each in at_work)
-    if type(error).__name__ == "RefreshError":  # of the token, which a server near this one gives
+    if type(error).__name__ == "RefreshError":  # a server gave no new token
         return type(error.__cause__).__name__ in _NO_ANSWER or getattr(error, "retryable", False)
     return type(error).__name__ in _NO_ANSWER

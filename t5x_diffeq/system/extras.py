@@ -40,27 +40,27 @@ def need_package(name: str, asked_by: str, otherwise: str = "") -> None:
 
 
 def find_lacking() -> list[str]:
-    """What nothing runs without, and is missing or too old: `numpy>=2.0 (it has 1.26.4)`."""
-    with suppress(metadata.PackageNotFoundError):  # run from a folder, which names none
+    """The required packages that are missing or too old: `numpy>=2.0 (it has 1.26.4)`."""
+    with suppress(metadata.PackageNotFoundError):  # not installed, so no requirements are known
         return [*filter(None, map(_lack, metadata.requires("t5x_diffeq") or ()))]
     return []
 
 
 def _lack(requirement: str) -> str | None:
-    named = re.match(r"([\w-]+)[^;]*?>=([\d.]+)[^;]*$", requirement)  # those of extras have a ;
-    if not named:
+    match = re.match(r"([\w-]+)[^;]*?>=([\d.]+)[^;]*$", requirement)  # an extra's would have a ;
+    if not match:
         return None
-    name, least = named.groups()
+    name, least = match.groups()
     try:
-        there = metadata.version(name)
+        installed = metadata.version(name)
     except metadata.PackageNotFoundError:
         return f"{name}>={least}"
-    numbers, needed = ([*map(int, re.findall(r"\d+", each)[:3])] for each in (there, least))
-    return f"{name}>={least} (it has {there})" if numbers < needed else None
+    numbers, needed = ([*map(int, re.findall(r"\d+", each)[:3])] for each in (installed, least))
+    return f"{name}>={least} (it has {installed})" if numbers < needed else None
 
 
 def install_command(extra: str = "") -> str:
-    """The command that installs the package with an extra: a clone, if it is one's, or by name."""
+    """The command that installs this package with an extra: the clone it runs from, or by name."""
     clone = Path(__file__).parents[2]
     is_clone = (clone / "pyproject.toml").exists()
     what = f"{clone if is_clone else 't5x_diffeq'}{f'[{extra}]' if extra else ''}"

@@ -1,20 +1,20 @@
 """Why an import fails: a file that hides a module, or a package that is missing or too old.
 
-Until it knows that nothing is hidden, this imports only what Python has loaded at its start.
+Until it knows that nothing is hidden, this module imports only what Python loads when it starts.
 """
 
 import os
 import sys
 
-IMPORT_ERRORS = (ImportError, AttributeError)  # the latter of a file with a module's name
+IMPORT_ERRORS = (ImportError, AttributeError)  # the latter if a file hides a module
 
 
 def explain_import(error: BaseException) -> str | None:
     """One line for a failed import; None if nothing is hidden, missing or too old."""
     for folder in {os.path.abspath(sys.path[0]), os.getcwd()}:
         for name, module in list(sys.modules.items()):
-            file, own = getattr(module, "__file__", None), f"{folder}/{name}"
-            if file in (f"{own}.py", f"{own}/__init__.py") and _is_elsewhere(name, folder):
+            file, stem = getattr(module, "__file__", None), f"{folder}/{name}"
+            if file in (f"{stem}.py", f"{stem}/__init__.py") and _is_elsewhere(name, folder):
                 return f"{file} hides the module {name}; rename it, or work in another folder"
     if not isinstance(error, ImportError):
         return None
@@ -28,10 +28,10 @@ def explain_import(error: BaseException) -> str | None:
 
 
 def raise_explained(error: Exception) -> None:
-    """Raises an ImportError that explains a failed import, or the error as it is."""
+    """Raises an ImportError that explains a failed import, or else the error itself."""
     if (why := explain_import(error)) is None:
         raise error
-    if sys.argv[0] == "-m":  # Python looks for a verb, and a traceback would say nothing
+    if sys.argv[0] == "-m":  # Python is looking for the verb, and would print a traceback
         sys.stderr.write(f"error: {why}\n")
         sys.exit(2)
     raise ImportError(why) from error

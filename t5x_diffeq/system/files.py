@@ -82,8 +82,8 @@ def bucket_files() -> fsspec.AbstractFileSystem:
     """The file system of Google Cloud Storage; an ImportError if gcsfs isn't installed."""
     import aiohttp  # a dependency of gcsfs
 
-    # Made as epath makes it, so that both share one instance. It keeps no listings, because
-    # TensorStore writes to the bucket too.
+    # fsspec returns epath's instance, because the arguments are the same. It caches no listings,
+    # because TensorStore writes to the bucket, too.
     fsspec.config.conf["gcs"] = {
         "use_listings_cache": False,
         # Limits the silence of a server, not the length of a download.
@@ -99,7 +99,7 @@ def _local_path(text: str, name: str) -> Path:
         path = path.absolute()  # whatever becomes the current folder later
         os.lstat(path)
     except (NotADirectoryError, PermissionError):
-        pass  # what uses it says so
+        pass  # whoever opens the path raises the error
     except FileNotFoundError as error:
         if not path.is_absolute():  # `absolute` failed
             raise InputError(
@@ -127,7 +127,7 @@ def absolute_path(path: AnyPath) -> AnyPath:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """What JSON says, which may come from anybody; a ValueError if it can't be read."""
+    """The value of a JSON text, which may come from anybody; a ValueError if it isn't JSON."""
     try:
         return json.loads(text)
     except RecursionError as error:
@@ -153,9 +153,9 @@ def join_path(folder: AnyPath, text: str) -> AnyPath:
 
 
 def files_in(path: AnyPath, hidden: bool = False) -> list[AnyPath]:
-    """The files in a folder and its subfolders, sorted, with links to nothing.
+    """The files in a folder and its subfolders, sorted, including links to missing files.
 
-    Hidden files are left out unless they are asked for.
+    Hidden files, and files in hidden folders, are left out unless `hidden`.
     """
     if is_in_bucket(path):
         files = [epath.Path(BUCKETS + name) for name in sorted(bucket_files().find(str(path)))]
@@ -175,7 +175,7 @@ def files_matching(pattern: AnyPath) -> list[AnyPath]:
 
 
 def is_hidden(file: AnyPath, asked: AnyPath) -> bool:
-    """Whether a file is hidden, or in a hidden folder, that the path or glob does not name."""
+    """Whether a file or a folder above it is hidden, unless the path or glob `asked` names it."""
 
     def count(path: AnyPath) -> int:
         return sum(part.startswith(".") and part != ".." for part in path.parts)
@@ -188,7 +188,7 @@ def _is_file_or_lost(path: Path) -> bool:
 
 
 def check_links(files: Iterable[AnyPath], name: str) -> None:
-    """Raises an InputError, which begins with the `name` of a key, if a file is a lost link."""
+    """Raises an InputError, which begins with `name`, if a file is a link to a missing file."""
     lost = [file for file in files if isinstance(file, Path) and not file.exists()]
     if lost:
         raise InputError(
@@ -199,7 +199,8 @@ def check_links(files: Iterable[AnyPath], name: str) -> None:
 
 # ------------------------------------------------------------------------------ writing
 
-# Each a folder, and what raises an error if this process has lost its lock (`locks`).
+# Folders that this process has locked (`locks`), and functions that raise an error if it lost the
+# lock.
 write_guards: list[tuple[AnyPath, Callable[[], None]]] = []
 
 
@@ -218,7 +219,7 @@ def check_writable(path: AnyPath) -> None:
 
     Raises:
       RunError: if one of the folders was moved.
-      InfrastructureError: if another process holds the lease on one in a bucket.
+      InfrastructureError: if another process holds the lease on a folder in a bucket.
     """
     for folder, check in list(write_guards):
         if path.is_relative_to(folder):
@@ -226,23 +227,26 @@ def check_writable(path: AnyPath) -> None:
 
 
 def open_to_write(path: Path, flags: int) -> int:
-    """A descriptor of a file, which is made if it isn't there, and not truncated.
+    """Opens a file, which is created if it is missing, and not truncated; returns its descriptor.
 
-    A link is an OSError: writing would change a file somewhere else. So is a pipe or a device.
+    Raises:
+      OSError: if the file can't be opened; if it is a pipe or a device; if it is a link, because
+        writing would change a file elsewhere.
     """
-    flags |= os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe would wait
+    # Without O_NONBLOCK, opening a pipe would wait for its reader.
+    flags |= os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     try:
-        number = os.open(path, flags, 0o666)
+        descriptor = os.open(path, flags, 0o666)
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise OSError(error.errno, "it is a link; remove it", str(path)) from error
         if error.errno == errno.ENXIO:
             raise OSError(error.errno, "it is no regular file; remove it", str(path)) from error
         raise
-    if not stat.S_ISREG(os.fstat(number).st_mode):
-        os.close(number)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
         raise OSError(errno.EINVAL, "it is no regular file; remove it", str(path))
-    return number
+    return descriptor
 
 
 @contextmanager
@@ -271,6 +275,7 @@ def atomic_file(path: AnyPath) -> Iterator[Path]:
         partial.unlink(missing_ok=True)
         os.close(open_to_write(partial, os.O_WRONLY | os.O_EXCL))
         yield partial
+        # Before the rename: else a crash of the machine could leave an empty file of that name.
         with partial.open("rb") as file:
             os.fsync(file.fileno())
         os.replace(partial, path)
@@ -304,7 +309,7 @@ def bucket_errors(what: str, refused: type[Exception], way_out: str = "") -> Ite
 
 
 def write_whole(path: AnyPath, content: bytes) -> None:
-    """Writes `path` whole or not at all, whatever kills the process; a RunError if it can't be."""
+    """Writes `path` whole or not at all, whatever kills the process; raises as `atomic_file`."""
     with atomic_file(path) as partial:
         partial.write_bytes(content)
 
@@ -330,7 +335,10 @@ def remove_folder(folder: AnyPath) -> None:
 def copy_folder(source: AnyPath, target: AnyPath) -> None:
     """Copies a folder, here or in a bucket, to one that doesn't exist, here or in a bucket.
 
-    An InputError if it holds anything but files of its own (`check_inside`).
+    Raises:
+      InputError: if the folder holds anything but regular files and folders (see `check_inside`).
+      RunError: if a bucket refuses.
+      InfrastructureError: if a bucket does not answer.
     """
     check_inside(source)
     with bucket_errors(f"{source} can't be copied to {target}", RunError):

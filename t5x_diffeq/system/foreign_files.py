@@ -18,7 +18,7 @@ from etils import epath
 from t5x_diffeq.system.errors import InputError
 
 MOST_BYTES = 2**28  # of JSON, a template or a tokenizer, which are read whole
-MOST_BYTES_OF_ARRAYS = 2**33  # and of the reports of a long run
+MOST_BYTES_OF_ARRAYS = 2**33  # also of the reports of a long run
 _KINDS = {
     stat.S_IFIFO: "a named pipe",
     stat.S_IFCHR: "a device",
@@ -41,16 +41,16 @@ def open_inside(path: Path | epath.Path) -> AbstractContextManager[IO[bytes]]:
     if not isinstance(path, Path):
         return path.open("rb")  # type: ignore[return-value]  # etils types its files more loosely
     real = _resolve(path, _root_of(path.parent))
-    # Opening a pipe would wait for its writer.
-    number = os.open(real, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    # Without O_NONBLOCK, opening a pipe would wait for its writer.
+    descriptor = os.open(real, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        found = os.fstat(number)
-        if stat.S_ISDIR(found.st_mode):
+        facts = os.fstat(descriptor)
+        if stat.S_ISDIR(facts.st_mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-        _check_regular(path, found)
-        return os.fdopen(number, "rb")
+        _check_regular(path, facts)
+        return os.fdopen(descriptor, "rb")
     except BaseException:
-        os.close(number)
+        os.close(descriptor)
         raise
 
 
@@ -74,7 +74,7 @@ def check_inside(folder: Path | epath.Path) -> None:
     """Checks that a folder holds only regular files, and that no link leads out of its parent.
 
     Raises:
-      InputError: names the first that is something else.
+      InputError: if the folder holds anything else; names the first such path.
     """
     if not isinstance(folder, Path) or not os.path.lexists(folder):
         return
@@ -113,9 +113,9 @@ def _resolve(path: Path, root: Path) -> str:
     return real
 
 
-def _check_regular(path: Path, found: os.stat_result) -> None:
-    if not stat.S_ISREG(found.st_mode):
-        kind = _KINDS.get(stat.S_IFMT(found.st_mode), "no file")
+def _check_regular(path: Path, facts: os.stat_result) -> None:
+    if not stat.S_ISREG(facts.st_mode):
+        kind = _KINDS.get(stat.S_IFMT(facts.st_mode), "no file")
         raise InputError(f"{path} is {kind}, where a file is needed; remove it")
 
 

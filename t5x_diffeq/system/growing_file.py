@@ -24,7 +24,7 @@ _BLOCK = 2**20  # bytes
 
 
 def copy_beginning(source: AnyPath, target: AnyPath, size: int) -> int:
-    """Copies so many bytes of a file, which may be the target; returns how many lines they hold."""
+    """Copies the first `size` bytes of a file, which may be the target; returns how many lines."""
     lines = 0
     with atomic_file(target) as partial, partial.open("wb") as new:
         if size:
@@ -38,8 +38,8 @@ def copy_beginning(source: AnyPath, target: AnyPath, size: int) -> int:
 class GrowingFile:
     """A file that grows at its end, after its first `kept` bytes; only one process may write it.
 
-    On this machine everything written reaches the disk at once. In a bucket, `flush` appends it,
-    and every so often so does `write`, where a failure is only a warning.
+    On this machine everything written reaches the disk at once. In a bucket, `flush` appends what
+    was written. `write` does so every `SECONDS_BETWEEN_UPLOADS`; there a failure is only a warning.
 
     Attributes:
       lines: the number of whole lines among the bytes that were kept.
@@ -51,7 +51,8 @@ class GrowingFile:
     def __init__(self, path: AnyPath, kept: int = 0):
         self.path, self.flushed = path, time.monotonic()
         self.lines = copy_beginning(path, path, kept)
-        # Of an object: its size, what isn't known to be in it, and how much of that was tried.
+        # In a bucket: the object's size; the bytes that may not be in the object yet; how many of
+        # these bytes the last upload had.
         self.stored, self.pending, self.tried = kept, bytearray(), 0
 
     def write(self, content: bytes) -> None:
@@ -87,9 +88,9 @@ class GrowingFile:
     def _append(self) -> None:
         """Uploads what is pending, and has the bucket put it at the end of the object.
 
-        An object can't grow: the bucket makes a new one of the two, and replaces the old one if
-        that is still the one that was looked at. If the answer was lost, the next call sees by the
-        size that the bytes are there.
+        An object can't grow. So the bucket composes a new object of the old one and the upload, and
+        replaces the old object if its generation is still the one that was read. If the answer is
+        lost, the next call sees by the object's size that the bytes were appended.
         """
         try:
             before = bucket_files().info(str(self.path))
@@ -106,7 +107,7 @@ class GrowingFile:
         bucket_files().pipe_file(str(part), bytes(self.pending), consistency="md5")
         bucket, key, _ = bucket_files().split_path(str(self.path))
         names = (key, bucket_files().split_path(str(part))[1])
-        with suppress(FileExistsError):  # the object is another by now: `flush` looks again
+        with suppress(FileExistsError):  # the object has changed meanwhile: `flush` tries again
             bucket_files().call(
                 "POST",
                 "b/{}/o/{}/compose",

@@ -11,11 +11,11 @@ from t5x_diffeq.system.files import AnyPath, describe_error, parse_json_object
 from t5x_diffeq.system.foreign_files import open_inside
 
 _BLOCK = 2**20  # bytes that are read at a time from the end
-NUMBER = (int, float)  # not bool, whose type is another
+NUMBER = (int, float)  # for `check_types`, which compares types exactly, so not a bool
 
 
 def check_types(content: Any, types: Mapping[str, tuple[type, ...]]) -> None:
-    """Raises a ValueError if `content` is no object whose values at these keys have these types."""
+    """Raises a ValueError if `content` is no object, lacks a key or has a value of another type."""
     if not isinstance(content, dict):
         raise ValueError(f"{content!r:.60} is not a JSON object")
     for key, allowed in types.items():
@@ -33,22 +33,22 @@ def read_json_lines(
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """The objects of a file, each with the number of its line, from 1; none if there is no file.
 
-    One line at a time is in memory. An incomplete last line is left out: a process may be writing
-    it, or was killed meanwhile.
+    One line at a time is in memory. An incomplete last line is left out: a process is writing it,
+    or was killed while it wrote.
 
     Args:
       check: raises a ValueError, which says what is wrong, for an object that can't be used.
       way_out: what to do about a line that holds no object, or one that can't be used. Without it,
         such lines are left out, with a warning at the end.
-      key: if it is given, other objects are skipped, without parsing most of them.
+      key: if it is given, objects without this key are skipped, most of them without parsing.
 
     Raises:
       InputError: if the file can't be read; if a line can't be used and there is a `way_out`.
     """
-    named, faults = f'"{key}"'.encode() if key else b"", []
+    quoted, faults = f'"{key}"'.encode() if key else b"", []
     with _open(path) as file:
         for number, line in enumerate(file, 1):
-            if named not in line or not line.endswith(b"\n"):
+            if quoted not in line or not line.endswith(b"\n"):
                 continue
             try:
                 content = parse_json_object(line)
@@ -69,7 +69,7 @@ def read_json_lines(
 def last_lines(path: AnyPath) -> Iterator[tuple[int, bytes]]:
     """The lines of a file from its end, each with the position of its end.
 
-    An incomplete last line is among them; it has no newline. There are none without a file.
+    An incomplete last line is among them; it has no newline. A missing file has no lines.
 
     Raises:
       InputError: if the file can't be read.

@@ -1,12 +1,13 @@
 """Mutual exclusion of processes: a file lock on this machine, a lease on a folder of a bucket.
 
-A lease is an object. Its holder rewrites it periodically, and names in each write the generation
-that it wrote before: the bucket refuses the write if the object is another one by now
-(`ifGenerationMatch`). A process that wants the lease watches the object: if its generation changes,
-the holder is alive; if it doesn't for the length of a lease, the holder is gone or asleep, and the
-object is deleted at the generation that was seen. No clocks of two machines are compared.
+A lease is an object. Its holder rewrites it periodically, and names in each write the generation of
+its last write: the bucket refuses the write if the object has another generation by now
+(`ifGenerationMatch`). A process that wants the lease watches the object. If its generation changes,
+the holder is alive. If it doesn't change for the length of a lease, the holder is gone or asleep,
+and the process deletes the object at the generation that it saw. Clocks of two machines are never
+compared.
 
-A holder that wakes after that finds another generation, and stops before it writes anything else.
+A holder that wakes up later finds another generation, and stops before it writes anything else.
 """
 
 import fcntl
@@ -108,7 +109,7 @@ def _check_in_place(lock: Path, held: os.stat_result, what: str) -> None:
 
 @contextmanager
 def _hold_lease(path: AnyPath, what: str) -> Iterator[None]:
-    """Holds a lease; until its end, `files.check_writable` of its folder asks for it."""
+    """A context that holds a lease; `files.check_writable` of its folder then checks the lease."""
     lease = _Lease(path, what)
     with bucket_errors(f"{what} can't be written", InputError):
         lease.take()
@@ -142,11 +143,11 @@ class _Lease:
         self.bucket, _, self.key = str(path).partition("://")[2].partition("/")
         self.seconds = environment.LEASE_SECONDS.read() or LEASE_SECONDS
         self.me = {"host": socket.gethostname(), "process": os.getpid(), "holder": uuid.uuid4().hex}
-        self.generation = ""  # that we wrote last
-        self.beat = 0
-        self.renewed = 0.0  # when
-        self.lost: str | None = None  # to whom
-        self.turn = threading.Lock()  # of the thread that renews, and `check`
+        self.generation = ""  # of this process's last write
+        self.beat = 0  # number of the write; makes each content different
+        self.renewed = 0.0  # the time of the last renewal, by `_now`
+        self.lost: str | None = None  # the process that has the lease now; None: this one
+        self.turn = threading.Lock()  # the renewing thread and `check` renew one after the other
 
     def take(self) -> None:
         """Returns when the lease is ours; an InputError if another process holds it."""
@@ -209,10 +210,10 @@ class _Lease:
                 )
 
     def _try_write(self, generation: str) -> bool:
-        """Writes the object if it has this generation ("0": if there is none); says whether."""
+        """Writes the object if it has this generation ("0": if it is missing); returns whether."""
         self.beat += 1
         content = json.dumps({**self.me, "beat": self.beat}).encode()
-        started = _now()
+        started = _now()  # the lease counts from before the request, not from its answer
         bucket = bucket_files()
         try:
             written = bucket.call(
@@ -254,5 +255,5 @@ class _Lease:
 
 
 def _now() -> float:
-    """Seconds, in which the time that the machine was suspended counts where the system tells."""
+    """Seconds of a clock that counts while the machine is suspended, too, if the system has one."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))

@@ -1,4 +1,4 @@
-"""A command that ends with the process that started it, however that one ends."""
+"""Ends a command when the process that started it ends, for whatever reason."""
 
 import ctypes
 import os
@@ -20,8 +20,8 @@ def environment_of_child() -> dict[str, str]:
 def end_with_parent(environment: MutableMapping[str, str]) -> None:
     """Asks Linux for a SIGTERM when the parent ends, if the parent made this environment.
 
-    If the parent has ended already, this process ends here. The processes that it starts don't
-    inherit that. Other systems than Linux have no such call.
+    If the parent has ended already, this process ends here. The processes that this one starts
+    don't inherit the request. Other systems than Linux have no such call.
     """
     parent = PARENT.read(environment)
     if parent is None:

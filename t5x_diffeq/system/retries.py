@@ -1,4 +1,4 @@
-"""What is tried again because a server or a link failed for a moment."""
+"""Tries work again if a server or a link failed for a moment."""
 
 import time
 from collections.abc import Callable
@@ -15,8 +15,8 @@ _Result = TypeVar("_Result")
 def retry(work: Callable[[], _Result], what: str) -> _Result:
     """The result of `work`, which is tried again after each pause while the infrastructure fails.
 
-    It raises what the last try raises, and any other error at once. `what` can't be done, says a
-    line before each pause.
+    Before each pause a warning says `what` (such as "X can't be read") and the reason. The error of
+    the last try is raised, and an error of another kind at once.
     """
     for tried, pause in enumerate(PAUSES, 1):
         try:

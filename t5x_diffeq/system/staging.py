@@ -43,7 +43,7 @@ class Copy:
 
 
 def stage(paths: Sequence[AnyPath], sha256: Sequence[str] | None = None) -> list[Path]:
-    """Local paths of the files; those in buckets are copied once. Some hashes may be known.
+    """Local paths of the files; files in buckets are copied once. `sha256`: their known hashes.
 
     Raises:
       NoRoomError: if they don't fit into the cache.
@@ -60,7 +60,7 @@ def stage(paths: Sequence[AnyPath], sha256: Sequence[str] | None = None) -> list
     if not copies:
         return list(paths)
     lock, name = cache_folder() / ".lock", f"T5X_DIFFEQ_CACHE={cache_folder()}"
-    with hold_local_lock(lock, name, wait=True):  # other processes then find the copies
+    with hold_local_lock(lock, name, wait=True):  # a process that waits here then finds the copies
         missing = [copy for copy in copies if not _is_good(copy)]
         _check_room(missing)
         if missing:
@@ -102,13 +102,13 @@ def _is_good(copy: Copy) -> bool:
 
 
 def _check_room(missing: list[Copy]) -> None:
-    """Checks that the missing copies fit into the cache beside those that are there."""
+    """Checks that the missing copies fit into the cache beside the copies in it."""
     if not missing:
         return
     sizes = {copy.file: copy.size for copy in missing}
-    there = cache_folder().glob(f"{'?' * _NAME_LENGTH}/*")  # and not those of other caches
+    present = cache_folder().glob(f"{'?' * _NAME_LENGTH}/*")  # other caches may be in the folder
     wanted = sum(sizes.values())
-    cached = sum(file.stat().st_size for file in there if file not in sizes)
+    cached = sum(file.stat().st_size for file in present if file not in sizes)
     most = _cache_bytes(cached)
     if wanted + cached > most:
         raise NoRoomError(

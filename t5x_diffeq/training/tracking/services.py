@@ -103,7 +103,7 @@ class _BucketFile(GrowingFile):
         super().__init__(epath.Path(path))
 
     def flush(self) -> None:
-        """Uploads it, or warns."""
+        """Uploads the file; warns if that fails."""
         self.try_flush()
 
 
