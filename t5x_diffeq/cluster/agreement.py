@@ -1,14 +1,15 @@
-"""Agreement of processes without the devices: small values of all, and where all stop.
+"""Agreement of processes without the devices: they exchange small values, and stop together.
 
-A process waits for the values of the others for as long as they are alive: while process 0 prepares
-the data, or while one reads a checkpoint. A collective of the devices would fail after a time (half
-a minute with Gloo, ten minutes or more with NCCL), and keep the devices from other work.
+A process waits for the values of the others for as long as they are alive, for example while
+process 0 prepares the data or another process reads a checkpoint. A collective of the devices would
+fail after a time (half a minute with Gloo, ten minutes or more with NCCL), and keep the devices
+from other work.
 
 When any of several processes is asked to stop or to save, all do so at the same place: an optimizer
-step, or a batch of an evaluation. Each process counts those that it has reached. A process that is
-asked tells process 0, which asks every process for its count. Between answering and hearing the
-decision, a process goes no further. The decision is the largest count plus one, so that every
-process can still do it there. All of this happens in the threads that listen to the peers, so a
+step, or a batch of an evaluation. Each process counts the places that it has reached. A process
+that is asked tells process 0, which asks every process for its count. After its answer, a process
+goes no further until it hears the decision. The decision is the largest count plus one, a place
+that no process has reached yet. All of this happens in the threads that listen to the peers, so a
 process answers even while it compiles or waits for a device.
 
 JAX's own service for this (`reached_preemption_sync_point`) holds the GIL while it waits, and so
@@ -23,16 +24,16 @@ from t5x_diffeq.cluster.peers import Peers
 
 
 class Request(NamedTuple):
-    """What all processes do at the same place: end with a status, or with 0, save and go on."""
+    """What all processes do at the same place: end with `status`, or save and go on if it is 0."""
 
     status: int
     name: str  # of the signal or file that asks for it
 
 
 class Agreement:
-    """Gathers values of all processes, counts places, and knows what all do at which of them.
+    """Gathers values of all processes, counts places, and says what all processes do at a place.
 
-    Listening to the peers starts here.
+    The constructor starts to listen to the peers.
     """
 
     def __init__(self, peers: Peers):
@@ -40,12 +41,13 @@ class Agreement:
         self._changed = threading.Condition()
         self._calls = 0  # of `gather` in this process
         self._values: dict[int, list] = {}  # process 0: sender, purpose and value, by call
-        self._gathered: dict[int, list] = {}  # the same of all processes, once they are there
+        self._gathered: dict[int, list] = {}  # by call, when the values of all processes are there
         self._places = 0  # reached by this process
         self._held = False  # go no further until the decision
         self._decided: list[tuple[int, Request]] = []  # what to do at which place
-        self._asked: list[Request] = []  # process 0: not decided yet; at last the one to stop
-        self._counts: dict[int, int] = {}  # process 0: the answers to the first of them
+        # Process 0: requests without a decision; a request to stop stays, and none follows it.
+        self._asked: list[Request] = []
+        self._counts: dict[int, int] = {}  # process 0: each process's count, for the first request
         peers.start(self._on_message)
 
     def gather(self, purpose: str, value: Any) -> list:
@@ -66,11 +68,13 @@ class Agreement:
         return [each for _, _, each in gathered]
 
     def ask(self, request: Request) -> None:
-        """Asks all processes for it. Returns at once, and may be called by a signal handler.
+        """Asks all processes to carry out the request. Returns at once.
 
-        After the first request to stop, others change nothing.
+        It may be called by a signal handler. After the first request to stop, further requests
+        change nothing.
         """
         message = {"request": "ask", "value": request}
+        # A signal handler must not wait for the lock of `send`, which the same thread may hold.
         threading.Thread(target=self._peers.send_to, args=(0, message), daemon=True).start()
 
     def count_place(self) -> list[Request]:
@@ -83,7 +87,7 @@ class Agreement:
             return due
 
     def _on_message(self, sender: int, message: dict[str, Any]) -> None:
-        """In the listening thread; on process 0 also in the main thread, but never in both."""
+        """Runs in the listening thread, and on process 0 also in others; never twice at a time."""
         match message:
             case {"gather": call, "purpose": purpose, "value": value}:
                 values = self._values.setdefault(call, [])

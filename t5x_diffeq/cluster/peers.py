@@ -1,16 +1,18 @@
 """Connections between the processes of a run, so that all end together and for the same reason.
 
-Every process keeps a connection to process 0, from before JAX starts until the process ends. It
-carries heartbeats, the message that a process has finished, or the status and message with which it
-fails; process 0 forwards those. `agreement` sends messages of its own over it. Any process may ask
-process 0 whether all have been heard from since its question.
+Every process keeps a connection to process 0, from before JAX starts until the process ends. The
+connection carries heartbeats, and at the end either the message that the process has finished, or
+the status and the message of its failure, which process 0 forwards to the others. `agreement` sends
+messages of its own over the connection. Any process may ask process 0 whether it has heard from all
+processes since the question.
 A connection that closes without a message, or is silent for `SILENCE_SECONDS`, means that the
-process was lost. A process that hears of a failure ends at once, with its last line and its status.
+process was lost. A process that hears of a failure ends at once, with the failure's message and
+status.
 
 JAX's own service would also end the others, with a C++ stack trace and SIGABRT: later if another
 process is lost, and at once if process 0 is. So its heartbeat timeout is longer than ours, and its
 connections to process 0 go through a relay in this process, which hides the loss of process 0 from
-it.
+JAX.
 """
 
 import json
@@ -39,7 +41,7 @@ _DONE = {"done": True}
 
 @dataclass(frozen=True)
 class Failure:
-    """Why the processes end, after `process` failed: their exit status and last line.
+    """Why the processes end: `process` failed. Their exit status and last line follow from it.
 
     After a hang, each process must say what it was doing (see `cluster/watchdog.py`).
     """
@@ -50,11 +52,11 @@ class Failure:
     hang: bool = False
 
     def unless_repeated(self) -> "Failure":
-        """The failure; with status 1 if the attempt before ended in the same way (`recurrence`)."""
+        """The failure, with status 1 if the attempt before failed alike (see `recurrence`)."""
         if self.status != EXIT_INFRASTRUCTURE or not recurrence.is_repeated(self.message):
             return self
         message = self.message.removesuffix("; the same command continues the run")
-        again = "the attempt before ended at the same step with the same, so a restart is in vain"
+        again = "the attempt before failed alike at the same step, so a restart is in vain"
         return replace(self, status=1, message=f"{message}; {again}")
 
     def __str__(self) -> str:
@@ -70,8 +72,8 @@ class _LastLine:
     def print(self, line: object) -> None:
         """Prints the line; a second thread waits here until the first ends the process.
 
-        Nothing keeps the process from its end: neither a standard error that nobody reads any more,
-        nor a first thread that is held up.
+        The process ends even if nobody reads its standard error any more, or if the first thread
+        is held up.
         """
         if self.taken.acquire(timeout=_SECONDS_TO_END):  # and never released
             with suppress(OSError):
@@ -98,7 +100,7 @@ class Peers:
         self.at_hang: Callable[[], None] = lambda: None
         self.sending = threading.Lock()
         self.questions: dict[int, tuple[float, float]] = {}  # see `_answer`
-        self.all_received = 0.0  # the newest question of this process that process 0 has answered
+        self.all_received = 0.0  # time of this process's newest question with an answer
         self.on_message: Callable[[int, dict], None] = lambda sender, message: None
         self.delivering = threading.RLock()  # one message at a time
         self.selector = selectors.DefaultSelector()
@@ -109,15 +111,15 @@ class Peers:
     def wait_for_all(self) -> None:
         """Returns when every process has sent something since this call.
 
-        If one was lost, this process ends before that, with the status of a lost process: an error
-        of any kind may be what its loss looks like from here.
+        It is called after an error, which may be the consequence of a lost process. If a process
+        was lost, this process ends in here, with the status of an infrastructure failure.
         """
         since = time.monotonic()
         latest = since + self.silence + 4 * self.beat
         if self.index != 0:
             self.send({"all_received_question": since})
         while time.monotonic() < latest:
-            receives_all = self.index == 0 or 0 in self.done  # else process 0 alone does
+            receives_all = self.index == 0 or 0 in self.done  # else only process 0 hears from all
             if self._oldest_received() > since if receives_all else self.all_received >= since:
                 return
             time.sleep(self.beat / 10)
@@ -182,10 +184,10 @@ class Peers:
                     self._lose(other, f"has not answered for {self.silence:.0f} s")
 
     def _answer(self) -> None:
-        """Answers the processes that ask whether all have been heard from since they asked.
+        """Answers each question whether all processes have been heard from since it was asked.
 
-        A question is a time by the clock of the process that asks, which is all that the answer
-        repeats; beside it stands when this process received it.
+        A question is a time by the asking process's clock, which the answer repeats. This process
+        compares only times by its own clock: when it received the question, and when the others.
         """
         for other, (asked, received) in list(self.questions.items()):
             if self._oldest_received() > received:
@@ -245,7 +247,7 @@ class Peers:
 
 
 def start_relay(address: str) -> str:
-    """A local address that relays to `address`, and stays open when that closes."""
+    """Starts a relay to `address`, which stays open when `address` closes; returns its address."""
     server = socket.create_server(("127.0.0.1", 0))
     threading.Thread(target=_relay, args=(server, address), name="relay", daemon=True).start()
     return f"127.0.0.1:{server.getsockname()[1]}"
@@ -267,7 +269,7 @@ def _relay(server: socket.socket, address: str) -> None:
 
 
 def _pump(source: socket.socket, target: socket.socket) -> None:
-    """Copies data until either end closes; the other is left open."""
+    """Copies data until either end closes; the other end is left open."""
     with suppress(OSError):
         while received := source.recv(2**16):
             target.sendall(received)

@@ -7,10 +7,10 @@ Processes are found, in this order, from
     TPU machines: GKE's variables or Cloud TPU's metadata (tpu_hosts.py)
     SLURM (under `srun`) and Open MPI, as JAX detects them
 
-They meet before JAX's own service starts, which does not name who is absent: process 0 listens on
-the coordinator's port, at the address that the others are told. What they send is not encrypted,
-and nobody proves who they are: as with JAX's service, which takes the port over, the network
-between the processes must be private.
+They meet before JAX's own service starts, which does not name the absent processes: process 0
+listens on the coordinator's port, at the address that the others are told. The messages are not
+encrypted, and no process proves its identity. The same holds for JAX's service, which then takes
+over the port. So the network between the processes must be private.
 """
 
 import ipaddress
@@ -58,8 +58,8 @@ agreement: Agreement | None = None  # likewise
 class Rank:
     """What identifies one process among all.
 
-    `coordinator` is process 0's `host:port`. `devices` are the local devices of this process; None:
-    those that JAX finds.
+    `coordinator` is process 0's `host:port`. `devices` are the numbers of this process's local
+    devices; None: the devices that JAX finds.
     """
 
     coordinator: str
@@ -83,7 +83,7 @@ def initialise() -> None:
 
     Raises:
       InputError: if the environment gives only part of what is needed.
-      InfrastructureError: if processes did not arrive in time; names them.
+      InfrastructureError: if processes did not arrive in time, which it names; if JAX can't join.
     """
     global peers, agreement
     rank = find_rank(os.environ)
@@ -126,8 +126,8 @@ def local_name() -> tuple[str, str]:
 def check_machine_names(names: Sequence[Sequence[str]]) -> None:
     """Raises an InputError if one of several machines has a loopback address for its own name.
 
-    Gloo, which sums over processes without accelerators, tells them the address that a machine's
-    name has there. `names` are what `local_name` returns on each process.
+    Gloo, which sums over processes on CPUs, tells the other processes the address to which the
+    machine resolves its own name. `names` has the result of `local_name` on each process.
     """
     if len({name for name, _ in names}) == 1:
         return
@@ -144,7 +144,8 @@ def find_rank(variables: Mapping[str, str]) -> Rank | None:
     """This process's rank, from wherever the environment has it; None if the process is alone.
 
     Raises:
-      InputError: if the variables are invalid, or tell only half of it.
+      InputError: if the variables are invalid, or tell of other processes but not how to reach
+      them.
     """
     rank = rank_in(variables)
     if rank is None and (tpu_rank := tpu_hosts.host_rank(variables)):
@@ -154,32 +155,32 @@ def find_rank(variables: Mapping[str, str]) -> Rank | None:
     if rank is None:
         _check_alone(variables)
         return None
-    for variable, own in ((NUM_PROCESSES, rank.count), (PROCESS_ID, rank.index)):
+    for variable, actual in ((NUM_PROCESSES, rank.count), (PROCESS_ID, rank.index)):
         given = variable.read(variables)
-        if given not in (None, own):
+        if given not in (None, actual):
             raise InputError(
-                f"{variable.name}={given} contradicts the cluster, which says {own}; unset it, or "
-                "set JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID"
+                f"{variable.name}={given} contradicts the cluster, which says {actual}; unset it, "
+                "or set JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID"
             )
     return rank
 
 
 def _rank_of_cluster(cluster: Variable[int]) -> Rank:
     """The rank that JAX finds in the variables of a cluster, of which `cluster` is one."""
-    COORDINATOR_PORT.read()  # which JAX takes as it is
+    COORDINATOR_PORT.read()  # checked here, because JAX doesn't check it
     unset = (None, None, None, None, None)
     try:
-        found = ClusterEnv.auto_detect_unset_distributed_params(*unset, _ARRIVAL_SECONDS)
-        fault = "" if None not in found[:3] else "the launcher's other variables are missing"
+        detected = ClusterEnv.auto_detect_unset_distributed_params(*unset, _ARRIVAL_SECONDS)
+        fault = "" if None not in detected[:3] else "the launcher's other variables are missing"
     except (KeyError, ValueError, RuntimeError) as error:
         fault = f"JAX can't use the variables beside it ({type(error).__name__}: {error})"
     if fault:
         raise InputError(f"{cluster.name}={cluster.read()}, but {fault}; {cluster.way_out}")
-    return Rank(*found)  # type: ignore[arg-type]  # in a cluster JAX finds all values
+    return Rank(*detected)  # type: ignore[arg-type]  # in a cluster JAX finds all values
 
 
 def _check_alone(variables: Mapping[str, str]) -> None:
-    """Raises an InputError if variables say that there are others, and not how to reach them."""
+    """Raises an InputError if variables tell of other processes, but not how to reach them."""
     of_jax, of_torch = (NUM_PROCESSES, PROCESS_ID), (TORCH_SIZE, TORCH_RANK)
     for size, number in (of_jax, of_torch):
         if (size.read(variables) or 1) > 1 or number.read(variables):
@@ -230,7 +231,12 @@ def cluster_in(variables: Mapping[str, str]) -> Variable[int] | None:
 
 
 def meet(rank: Rank, seconds: float) -> dict[int, socket.socket]:
-    """The connections to the others, once all call it; an InfrastructureError if some don't."""
+    """The connections to the others by their numbers, when all processes have called this.
+
+    Raises:
+      InputError: if the processes were told different counts.
+      InfrastructureError: if a process doesn't arrive in so many seconds.
+    """
     return _receive_ranks(rank, seconds) if rank.index == 0 else {0: _report_to(rank, seconds)}
 
 
@@ -241,10 +247,10 @@ def bind_address(rank: Rank) -> str:
 
 
 def local_address(host: str) -> str:
-    """The address of this machine that the others are told; empty if it can't be told for sure.
+    """The address at which the others reach this machine by the name `host`; empty if uncertain.
 
-    That is so where the name has another address for the others (a machine's own name may be a
-    loopback address for itself), or where their connections are forwarded.
+    It is uncertain if the name has another address on the other machines (a machine may resolve its
+    own name to a loopback address), or if their connections are forwarded.
     """
     with suppress(OSError):
         address = str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
@@ -291,7 +297,7 @@ def _receive_ranks(rank: Rank, seconds: float) -> dict[int, socket.socket]:
 
 
 def _receive_rank(server: socket.socket) -> tuple[socket.socket, int, int] | None:
-    """The connection, number and count of a process; None if none came, or a stranger."""
+    """The connection, number and count of a process; None if nobody came, or another program."""
     try:
         connection, _ = server.accept()
         connection.settimeout(5)
@@ -302,7 +308,7 @@ def _receive_rank(server: socket.socket) -> tuple[socket.socket, int, int] | Non
 
 
 def _refuse(rank: Rank, number: int, count: int, connections: Sequence[socket.socket]) -> None:
-    """Raises an InputError, also on those that are connected: a process has another count."""
+    """Raises an InputError here and on the connected processes: one was told another count."""
     message = (
         f"process 0 is told of {rank.count} processes, and process {number} of {count}; give all "
         "the same JAX_NUM_PROCESSES"
@@ -333,7 +339,7 @@ def _listen(rank: Rank, deadline: float) -> socket.socket:
 
 
 def _report_to(rank: Rank, seconds: float) -> socket.socket:
-    """The other processes' part: sends its number to process 0, and waits for the reply."""
+    """The other processes' part: each sends its number to process 0, and waits for the reply."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         try:

@@ -1,11 +1,11 @@
-"""A failure that occurs twice in a row at the same step isn't one of the infrastructure.
+"""A failure that occurs twice in a row at the same step is not an infrastructure failure.
 
 `errors` decides by classes, numbers and texts which failures are temporary, and no such list is
-complete. So an attempt that trains leaves its failure in the workdir. If the next attempt ends at
-the same step with the same text, up to its numbers, it ends with status 1: what restarts a run
-would restart it in vain. Of the failures before the state is restored, only that of a GPU that JAX
-doesn't see is compared: the wait for peers that don't arrive, or for a bucket out of reach, may be
-long.
+complete. So an attempt that trains leaves its failure in the workdir. If the next attempt fails at
+the same step with the same text, numbers aside, it ends with status 1, because another restart
+would be in vain. Before the state is restored, only one failure is compared: JAX sees no GPU. The
+other failures of a start, such as absent peers or a bucket out of reach, may last for many
+attempts.
 """
 
 import json
@@ -26,7 +26,7 @@ _SECONDS = 10  # to write the file: its disk or bucket may be what failed
 @dataclass
 class _Attempt:
     workdir: AnyPath | None = None  # None if this process doesn't train
-    step: int | None = None  # the last one that is done; None before the state is restored
+    step: int | None = None  # the last step that is done; None before the state is restored
     before: Mapping[str, Any] = field(default_factory=dict)  # the failure of the attempt before
 
 
@@ -70,7 +70,10 @@ def end() -> None:
 
 
 def is_repeated(message: str) -> bool:
-    """Whether the attempt before ended with this at the same step; leaves it for the next one."""
+    """Whether the attempt before failed with this message at the same step.
+
+    Leaves this failure in the workdir for the next attempt.
+    """
     workdir = _attempt.workdir
     at_start = _attempt.step is None
     if workdir is None or (at_start and NO_GPU not in message):

@@ -22,7 +22,7 @@ _Item = TypeVar("_Item")
 
 
 class Interrupted(Exception):  # noqa: N818  # nothing went wrong
-    """The run stops in the middle of an evaluation, or of anything like it."""
+    """The run stops in the middle of an evaluation or similar work (see `interruptible`)."""
 
 
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGINT)
@@ -38,8 +38,8 @@ class StopSignals:
     to any of several processes stops all of them at the same place (see `agreement`).
 
     Attributes:
-      reason: the request to stop; None until it is time to.
-      save_asked: whether it is time to save. Who saves sets it to False.
+      reason: the request to stop; None until it is time to stop.
+      save_asked: whether it is time to save. Whoever saves sets it to False.
     """
 
     def __init__(self) -> None:
@@ -94,7 +94,7 @@ class StopSignals:
         name = "Ctrl-C" if interrupted else signal.Signals(number).name
         status = EXIT_INTERRUPTED if interrupted else EXIT_PREEMPTED
         if interrupted:
-            self._restore()
+            self._restore()  # a second Ctrl-C acts at once
         if number == signal.SIGHUP:
             console.leave_terminal()
         self.ask(Request(status, name))

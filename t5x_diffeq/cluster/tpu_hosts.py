@@ -1,8 +1,8 @@
 """The number of a TPU host among the hosts of its run, from GKE's variables or Cloud TPU metadata.
 
-JAX finds it too, but only on TPU machines. Since it is read here, a run can name the hosts that did
-not arrive, and the same variables start a run anywhere. Hosts are numbered across all slices:
-the first slice's hosts, then the second's.
+JAX finds the number too, but only on TPU machines. Because it is read here, a run can name the
+hosts that did not arrive, and the same variables start a run anywhere. The hosts of all slices are
+numbered together, first those of the first slice, then those of the second.
 
     GKE        TPU_WORKER_HOSTNAMES, TPU_WORKER_ID, and with several slices MEGASCALE_NUM_SLICES,
                MEGASCALE_SLICE_ID, MEGASCALE_COORDINATOR_ADDRESS
@@ -43,7 +43,7 @@ def host_rank(environment: Mapping[str, str]) -> tuple[str, int, int] | None:
     Raises:
       InputError: if the variables contradict each other.
       InfrastructureError: if this is a Cloud TPU whose metadata server does not answer.
-      RunError: if that server refuses.
+      RunError: if the metadata server refuses.
     """
     if _is_on_gke(environment):
         variables = dict(environment)

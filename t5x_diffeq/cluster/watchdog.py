@@ -44,7 +44,7 @@ class Watchdog:
 
     @contextmanager
     def limit(self, what: str, seconds: float | None) -> Iterator[None]:
-        """A context in which `what` is expected; then what was before, its limit starting again."""
+        """A context in which `what` is expected; then the earlier work, with its full time again."""
         before = self.what, self.seconds
         self.expect(what, seconds)
         try:

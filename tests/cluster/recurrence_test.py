@@ -28,8 +28,8 @@ def test_the_same_at_the_same_step_is_final(tmp_path):
     again = attempt(tmp_path, 4, 5, LOST.replace("3 of", "1 of").replace("60 s", "61 s"))
     assert again.status == 1
     assert again.message == (
-        "process 1 of 4 has not answered for 61 s; the attempt before ended at the same step with "
-        "the same, so a restart is in vain"
+        "process 1 of 4 has not answered for 61 s; the attempt before failed alike at the same "
+        "step, so a restart is in vain"
     )
 
 
