@@ -10,7 +10,7 @@ import pytest
 import warm_python
 from compilation import flags_of_processes
 from helpers import PAGES, ROOT, parse, run_to_end
-from process_runs import write_text
+from process_runs import SMALL_MODEL, write_text
 
 MARK = "<!-- tested -->\n\n"
 FENCE = re.compile(r"^ *```bash\n(.*?)^ *```$", re.M | re.S)
@@ -20,21 +20,19 @@ SCRIPT = re.compile(r"launch/(\w+\.sh)(?: (.*))?")
 CHECKED = ("gke.sh", "gpu_nodes.sh", "gpu_slurm.sh", "tpu_pod.sh")  # with --unchecked they don't
 DRY = (*CHECKED, "local.sh", "prepare_data.sh")
 PYTHON = re.compile(r"(?:\.venv/bin/)?python -m t5x_diffeq\.(\w+) (.*)")
-SMALL_MODEL = (
-    *("--config.model.embed_dim=32", "--config.model.time_embed_dim=48"),
-    *("--config.data.sequence_length=64", "--config.train.batch_size=8"),
-)
+SMALL = (*SMALL_MODEL, "--config.train.batch_size=8")
 BYTES = ("--config.data.tokenizer=bytes",)
 SHORT_RUN = (
     *("--config.train.total_steps=4", "--config.train.eval_batches=2"),
     *("--config.train.eval_batch_size=8", "--config.train.log_every=1"),
+    "--config.train.eval_all_at_end=False",
 )
 SETTINGS = {  # that make a command small
     "prepare_data": BYTES,
-    "train": (*SMALL_MODEL, *SHORT_RUN, *BYTES),
+    "train": (*SMALL, *SHORT_RUN, *BYTES),
     "finetune": ("--config.train.batch_size=8", *SHORT_RUN),
     "evaluate": ("--eval_batches=2",),
-    "benchmark": (*SMALL_MODEL, *BYTES, "--rounds=2"),
+    "benchmark": (*SMALL, *BYTES, "--rounds=2"),
 }
 
 

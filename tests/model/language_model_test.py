@@ -47,8 +47,6 @@ FAMILIES = {
         {"weights": "per_layer", "scheme": "lie_trotter", "step_size": "1"},
         {"weights": "shared", "scheme": "strang", "step_size": "2.5/N"},
         {"scheme": "midpoint"},
-        {"scheme": "heun"},
-        {"scheme": "rk4"},
         {"weights": "per_layer", "scheme": "rk4"},
         LLAMA,
         OFFICIAL_LLAMA,
