@@ -2,8 +2,7 @@
 
 Steps of the two models alternate, so noise on the machine affects both. Prints a table on standard
 error and one JSON object per model on standard output. --against, which may be repeated, compares
-with other configs instead. --profile=DIR also traces a few steps of each model into DIR, for
-TensorBoard (XProf).
+with other configs instead.
 """
 
 import json
@@ -17,7 +16,6 @@ from t5x_diffeq.config.keys.values import INT32
 from t5x_diffeq.experiments.grid import split_values
 from t5x_diffeq.system.console import align, format_count, log, print_result
 from t5x_diffeq.system.errors import InputError
-from t5x_diffeq.system.files import AnyPath, parse_path
 
 FLAGS = VerbFlags(__name__)
 CONFIG = FLAGS.define_config("Config file of the model.")
@@ -28,17 +26,15 @@ _AGAINST = FLAGS.define_texts(
     "--config.KEY=VALUE doesn't change it.",
 )
 _ROUNDS = FLAGS.define_integer("rounds", "Number of timed steps of each model.", 20, 1, INT32)
-_PROFILE = FLAGS.define_text("profile", "Folder for traces of some steps of each model.")
 
 
 def main() -> None:
     """Runs the verb."""
     if CONFIG.value is None:
         raise InputError("benchmark needs --config=FILE; see --help")
-    traces = None if _PROFILE.value is None else parse_path(_PROFILE.value, "--profile")
     config = Config.of(CONFIG.value)
     others = {given: _config_of(given) for given in _AGAINST.value}
-    show_comparison(config, others, _ROUNDS.value, traces)
+    show_comparison(config, others, _ROUNDS.value)
 
 
 def _config_of(given: str) -> Config:
@@ -64,19 +60,14 @@ def _format_cell(result: dict[str, Any], key: str) -> str:
     return " to ".join(f"{each:.3f}" if ratio else format_count(each) for each in values)
 
 
-def show_comparison(
-    config: Config, others: Mapping[str, Config], rounds: int, traces: AnyPath | None = None
-) -> None:
-    """Prints a table with a line per model and per ratio; stores traces where one is given."""
-    from t5x_diffeq.planner.comparison import TRACED_STEPS, compare_models
-    from t5x_diffeq.training.hooks.profiler import how_to_open
+def show_comparison(config: Config, others: Mapping[str, Config], rounds: int) -> None:
+    """Prints a table with a line per model and per ratio."""
+    from t5x_diffeq.planner.comparison import compare_models
 
-    results = compare_models(config, others, rounds, traces)
+    results = compare_models(config, others, rounds)
     keys = list(results[0])[1:]
     lines = [["", *keys]]
     lines += [[r["name"], *(_format_cell(r, key) for key in keys)] for r in results]
     log(*align(lines))
     for result in results:
         print_result(json.dumps(result))
-    if traces:
-        log(f"traced {TRACED_STEPS} steps of each model into {traces}; {how_to_open(traces)}")

@@ -15,17 +15,14 @@ from t5x_diffeq.config.config_files import baseline_of
 from t5x_diffeq.model.language_model import LanguageModel
 from t5x_diffeq.planner.program_cost import product_flops, program_cost
 from t5x_diffeq.system.console import Progress, track
-from t5x_diffeq.system.files import AnyPath
 from t5x_diffeq.training.checks import run_checks
 from t5x_diffeq.training.depths import depths_to_come
-from t5x_diffeq.training.hooks.profiler import trace
 from t5x_diffeq.training.objective import Batch
 from t5x_diffeq.training.setup import Setup, expected_vocab_size, make_setup
 from t5x_diffeq.training.step import lower_train_step
 
 _WARM_UP_STEPS = 2  # rounds that are not counted
 _QUARTILES = "step_ms_quartiles"
-TRACED_STEPS = 3  # of each model
 RATIO = "model / "  # before the other model's name
 
 
@@ -64,15 +61,6 @@ class Candidate:
         self.state, *others = self.compiled(self.state, self.batch, self.setup.schedule)
         jax.block_until_ready((self.state, others))
         self.seconds.append(time.perf_counter() - start)
-
-    def profile(self, folder: AnyPath) -> None:
-        """Traces some further steps, which are not counted."""
-        timed = list(self.seconds)
-        with trace(folder, self.name.replace(" ", "_")):
-            for n in range(TRACED_STEPS):
-                with jax.profiler.StepTraceAnnotation("train", step_num=n):
-                    self.step()
-        self.seconds = timed
 
     def results(self) -> dict[str, Any]:
         """Step time; FLOPs on all devices; memory and memory traffic of one device."""
@@ -117,12 +105,7 @@ def _candidates(config: Config, others: Mapping[str, Config]) -> Iterator[Candid
             yield Candidate(name, config, depths)
 
 
-def compare_models(
-    config: Config,
-    others: Mapping[str, Config],
-    rounds: int,
-    traces: AnyPath | None = None,
-) -> list[dict]:
+def compare_models(config: Config, others: Mapping[str, Config], rounds: int) -> list[dict]:
     """Results of the model and of the models that it is compared with, and their ratios.
 
     Without others, it is compared with its per-layer baseline; with microbatches also with itself
@@ -132,7 +115,6 @@ def compare_models(
 
     Args:
       rounds: number of timed steps of each model.
-      traces: the folder into which a few more steps of each model are traced; None: they aren't.
     """
     for each in (config, *others.values()):
         run_checks("benchmark", each)
@@ -145,9 +127,6 @@ def compare_models(
     for _ in track(range(rounds), "timing the steps", rounds, "rounds"):
         for candidate in candidates:
             candidate.step()
-    if traces:
-        for candidate in candidates:
-            candidate.profile(traces)
     results: list[dict[str, Any]] = [{"name": c.name, **c.results()} for c in candidates]
     model, *rest = results
     ratios = []

@@ -149,7 +149,6 @@ benchmark --config=configs/tiny.py:ode | cli.benchmark.show_comparison
   --config.seed=3 | show_comparison.config.seed=3
   --against=configs/tiny.py:baseline,train.batch_size=4 | show_comparison.others=[4]
   --rounds=7 | show_comparison.rounds=7
-  --profile=DIR | show_comparison.traces=DIR
 plan --config=configs/tiny.py:ode --topology=cpu:8 | \
     planner.topology.make_topology cli.plan.sweep cli.plan.show_plans
   --config.seed=3 | show_plans.config.seed=3

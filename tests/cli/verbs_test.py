@@ -251,12 +251,9 @@ def test_every_figure_of_benchmark(small, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_benchmark_compares_equal_work(small, tmp_path):
+def test_benchmark_compares_equal_work(small):
     small.mesh.fsdp = 1
-    traces = tmp_path / "traces"
-    *_, ratio = comparison.compare_models(Config.of(small), {}, 2, traces)
-    runs = {path.parent.name for path in traces.glob("plugins/profile/*/*.xplane.pb")}
-    assert runs == {"model", "baseline"}
+    *_, ratio = comparison.compare_models(Config.of(small), {}, 2)
     assert ratio["step_ms"] > 0
     assert 1 < ratio["flops"] < 2  # the solver's work is the same; the hypernetwork's comes on top
     assert ratio["parameters"] > 1

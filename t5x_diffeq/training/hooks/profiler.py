@@ -13,9 +13,8 @@ process that traced. A trace that fails is a warning, and the run goes on.
 import re
 import shutil
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, NamedTuple
@@ -219,18 +218,6 @@ def _store_trace(local: str, folder: AnyPath, run: str) -> AnyPath:
         with atomic_file(target / f"{process}{suffix}") as partial:
             shutil.move(file, partial)
     return target
-
-
-@contextmanager
-def trace(folder: AnyPath, run: str) -> Iterator[None]:
-    """A context whose work is traced into a folder; XProf lists the trace under the name `run`."""
-    with _local_folder() as local:
-        start_trace(local)
-        try:
-            yield
-        finally:
-            jax.profiler.stop_trace()
-        _store_trace(local, folder, run)
 
 
 def how_to_open(folder: AnyPath) -> str:
