@@ -9,15 +9,10 @@ import numpy as np
 from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
+from t5x_diffeq.analysis import run_plots
 from t5x_diffeq.analysis.figures import make_drawing, render_image
 from t5x_diffeq.analysis.lyapunov import Exponents, exact_trajectory, lyapunov_exponents
 from t5x_diffeq.analysis.report import Analysis, DataTable, Drawing, as_code, prompt_markup
-from t5x_diffeq.analysis.run_plots import (
-    escape_piece,
-    exponents_over_depth,
-    scale_to_unit,
-    shaded_prompt,
-)
 from t5x_diffeq.analysis.spectra import rank_correlation
 from t5x_diffeq.model.language_model import LanguageModel, in_one_document
 from t5x_diffeq.model.layers.array_types import State, Tokens, Weights
@@ -83,7 +78,7 @@ def lyapunov_section(
                 f"rollout, over the {len(text) - 1} tokens before the last, is {rank:.2f}."
             )
         for title, values in shown.items():
-            shades = scale_to_unit(values[:-1])
+            shades = run_plots.scale_to_unit(values[:-1])
             markup += prompt_markup(f"Prompt {p + 1}: {title}", text, shades, values)
         drawings |= _prompt_drawings(p, text, shown, exponents)
         rows += list(_prompt_rows(p, text, exponents, flow))
@@ -115,15 +110,15 @@ def _prompt_drawings(
 ) -> dict[str, Drawing]:
     """The prompt as a figure for a paper (the page shows it as text), and exponents over depth."""
     shades = {title: np.append(values[:-1], np.nan) for title, values in shown.items()}
-    figure = shaded_prompt(text, shades)
+    figure = run_plots.shaded_prompt(text, shades)
     caption = f"Prompt {p + 1}: sensitivity, and attention alone."
     files = Drawing(caption, render_image(figure, "png"), render_image(figure, "pdf"))
     drawings = {f"prompt{p + 1}": files}
     if exponents.by_step is not None and len(text) > 1:
         most = np.argsort(-exponents.largest[p, : len(text) - 1])[:_LINES]
-        names = [f"{k}: {escape_piece(text[k])}" for k in most]
+        names = [f"{k}: {run_plots.escape_piece(text[k])}" for k in most]
         drawings[f"depth{p + 1}"] = make_drawing(
-            partial(exponents_over_depth, exponents.by_step[:, p, most], names),
+            partial(run_plots.exponents_over_depth, exponents.by_step[:, p, most], names),
             f"Prompt {p + 1}: the mean of all exponents up to depth t, of the {len(most)} tokens "
             "before the last with the largest exponents. It ends at the mean of the table.",
         )

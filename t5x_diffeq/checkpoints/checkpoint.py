@@ -12,15 +12,8 @@ from contextlib import AbstractContextManager, suppress
 import jax
 import orbax.checkpoint as ocp
 
-from t5x_diffeq.checkpoints import checksums, stored
-from t5x_diffeq.checkpoints.checkpoint_folder import (
-    ASIDE,
-    Retention,
-    check_path,
-    count_arrays,
-    mark_copies,
-    mark_milestones,
-)
+from t5x_diffeq.checkpoints import checkpoint_folder, checksums, stored
+from t5x_diffeq.checkpoints.checkpoint_folder import Retention
 from t5x_diffeq.checkpoints.identity import new_id, run_of
 from t5x_diffeq.checkpoints.restoring import read_newest
 from t5x_diffeq.checkpoints.stored import FinishedSave, RestoredCheckpoint, RunFacts, TrainState
@@ -41,7 +34,7 @@ class Checkpoints:
     """
 
     def __init__(self, workdir: AnyPath, keep: int | Retention, verify: bool = True):
-        check_path(workdir)
+        checkpoint_folder.check_path(workdir)
         self.folder = absolute_path(workdir) / "checkpoints"  # Orbax takes no relative path
         self.retention = Retention(keep) if isinstance(keep, int) else keep
         self.verify = verify
@@ -51,8 +44,8 @@ class Checkpoints:
         self._unreadable: RunError | None = None
         own_id = run_of(workdir) or new_id()
         if jax.process_index() == 0:
-            mark_copies(self.folder)
-            mark_milestones(self.folder, self.retention.milestones)
+            checkpoint_folder.mark_copies(self.folder)
+            checkpoint_folder.mark_milestones(self.folder, self.retention.milestones)
         self.run_id: str = gather("the run, and its milestones", own_id)[0]
         self.manager = self.open()
 
@@ -130,7 +123,7 @@ class Checkpoints:
             )
             return
         if step in self.retention.milestones:
-            mark_milestones(self.folder, [step])
+            checkpoint_folder.mark_milestones(self.folder, [step])
         size = sum(checksums.sizes_in(self.folder / str(step)).values())
         self._finished.append(FinishedSave(step, size, waited, seconds))
 
@@ -138,7 +131,7 @@ class Checkpoints:
         """Why a checkpoint doesn't have so many arrays; None if it has them."""
         folder = self.folder / str(step)
         try:
-            count = count_arrays(folder)
+            count = checkpoint_folder.count_arrays(folder)
         except Exception as error:  # of TensorStore
             return describe_error(error) if folder.exists() else None  # a later save has deleted it
         return None if count == arrays else f"{count} of its {arrays} arrays are there"
@@ -224,7 +217,7 @@ class Checkpoints:
             return
         self.manager.close()
         for step, failure in failures.items():
-            aside = self.folder.parent / ASIDE / str(step)
+            aside = self.folder.parent / checkpoint_folder.ASIDE / str(step)
             log(f"warning: checkpoint {step} can't be read ({failure}); moved to {aside}")
             if jax.process_index() == 0:
                 move_folder(self.folder / str(step), aside)

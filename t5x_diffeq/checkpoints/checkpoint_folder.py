@@ -18,18 +18,10 @@ from typing import Any
 import tensorstore
 from orbax.checkpoint.checkpoint_managers import PreservationPolicy
 
+from t5x_diffeq.system import files
 from t5x_diffeq.system.console import log
 from t5x_diffeq.system.errors import InputError, is_infrastructure_failure
-from t5x_diffeq.system.files import (
-    BUCKETS,
-    AnyPath,
-    absolute_path,
-    is_in_bucket,
-    move_folder,
-    parse_json,
-    read_json_object,
-    write_whole,
-)
+from t5x_diffeq.system.files import AnyPath
 from t5x_diffeq.system.foreign_files import read_inside
 
 ASIDE = "unreadable_checkpoints"  # a folder of the workdir, beside `checkpoints/`
@@ -44,7 +36,7 @@ def check_path(workdir: AnyPath) -> None:
         raise InputError(
             f"{folder} is a link to {folder.readlink()}, which is not a folder; remove the link"
         )
-    path = str(absolute_path(workdir))
+    path = str(files.absolute_path(workdir))
     if special := next((each for each in "[*?" if each in path), None):
         raise InputError(
             f"workdir {path} has {special} in its path, so Orbax can't find the parts of its "
@@ -58,14 +50,14 @@ def mark_copies(folder: AnyPath) -> None:
     Orbax's own metadata say whether it has written all of a checkpoint. A checkpoint that lacks
     both is moved to `unreadable_checkpoints/`. Only one process may call this.
     """
-    for step in steps_in(folder) if is_in_bucket(folder) else ():
+    for step in steps_in(folder) if files.is_in_bucket(folder) else ():
         if (step / MARKER).exists():
             continue
         if not (step / METADATA).exists():
-            move_folder(step, folder.parent / ASIDE / step.name)
+            files.move_folder(step, folder.parent / ASIDE / step.name)
             log(f"warning: checkpoint {step.name} lacks {MARKER} and {METADATA}; moved to {ASIDE}")
-        elif parse_json(read_inside(step / METADATA)).get("commit_timestamp_nsecs"):
-            write_whole(step / MARKER, b"")
+        elif files.parse_json(read_inside(step / METADATA)).get("commit_timestamp_nsecs"):
+            files.write_whole(step / MARKER, b"")
             log(f"checkpoint {step.name} is complete but lacks {MARKER}: marked again")
 
 
@@ -73,8 +65,8 @@ def count_arrays(checkpoint: AnyPath) -> int:
     """How many arrays can be found in a saved train state."""
     # The driver takes no path with "..".
     base: dict[str, str] = {"driver": "file", "path": f"{os.path.realpath(checkpoint / 'state')}/"}
-    if is_in_bucket(checkpoint):
-        bucket, _, path = str(checkpoint).removeprefix(BUCKETS).partition("/")
+    if files.is_in_bucket(checkpoint):
+        bucket, _, path = str(checkpoint).removeprefix(files.BUCKETS).partition("/")
         base = {"driver": "gcs", "bucket": bucket, "path": f"{path}/state/"}
     store = tensorstore.KvStore.open({"driver": "ocdbt", "base": base}).result()
     return sum(key.endswith(b".zarray") for key in store.list().result())
@@ -85,7 +77,7 @@ def whole_steps(folder: AnyPath) -> list[int]:
     return sorted(
         int(step.name)
         for step in steps_in(folder)
-        if not is_in_bucket(step) or (step / MARKER).exists()
+        if not files.is_in_bucket(step) or (step / MARKER).exists()
     )
 
 
@@ -163,7 +155,7 @@ def best_step(workdir: AnyPath) -> int:
 def read_facts(checkpoint: AnyPath) -> dict[str, Any]:
     """The facts in a checkpoint (`stored.RunFacts`), {} if they can't be read."""
     try:
-        return read_json_object(checkpoint / "data" / "metadata")
+        return files.read_json_object(checkpoint / "data" / "metadata")
     except Exception as error:
         if is_infrastructure_failure(error):
             raise
@@ -182,4 +174,4 @@ def mark_milestones(folder: AnyPath, steps: Collection[int]) -> None:
     for step in set(steps).intersection(whole_steps(folder)):
         path = folder / str(step) / MILESTONE
         if not path.exists():
-            write_whole(path, _NOTE.encode())
+            files.write_whole(path, _NOTE.encode())

@@ -35,16 +35,9 @@ from t5x_diffeq.cli.failures import end_of, fail, fail_to_write, find_peers
 from t5x_diffeq.cli.quiet_libraries import silence_libraries
 from t5x_diffeq.cluster import tpu_hosts
 from t5x_diffeq.cluster.peers import EXIT_INFRASTRUCTURE
-from t5x_diffeq.config import plugins
+from t5x_diffeq.config import mistakes, plugins
 from t5x_diffeq.config.config import check_complete, check_values
 from t5x_diffeq.config.config_files import CONFIGS, config_file, flatten
-from t5x_diffeq.config.mistakes import (
-    check_arguments,
-    explain_argument,
-    explain_parse_error,
-    explain_range,
-    explain_unknown_flag,
-)
 from t5x_diffeq.system import console, environment
 from t5x_diffeq.system.allocator import keep_freed_memory
 from t5x_diffeq.system.errors import InputError
@@ -183,7 +176,7 @@ def parse(argv: list[str], verb_flags: flags.FlagValues) -> None:
     if is_branch and not has_config:
         argv.insert(1, f"--config={CONFIGS / 'default.py'}")  # the config is that of the run
     _check_repeated(argv, verb_flags)
-    check_arguments(argv, verb_flags)
+    mistakes.check_arguments(argv, verb_flags)
     try:
         flags.FLAGS(argv[:1])  # the libraries' flags, at their defaults
         rest = verb_flags(argv)[1:]
@@ -197,20 +190,21 @@ def parse(argv: list[str], verb_flags: flags.FlagValues) -> None:
             check_values(values, unset=_FROM_INIT)
             plugins.trust(values)
     except flags.UnrecognizedFlagError as error:
-        raise InputError(explain_unknown_flag(error.flagname, verb_flags)) from error
+        raise InputError(mistakes.explain_unknown_flag(error.flagname, verb_flags)) from error
     except InputError:
         raise
     except flags.Error as error:
         if isinstance(error.__context__, InputError):  # of the config file
             raise error.__context__ from None
         raise InputError(
-            explain_range(str(error), verb_flags) or explain_parse_error(str(error))
+            mistakes.explain_range(str(error), verb_flags)
+            or mistakes.explain_parse_error(str(error))
         ) from error
     except Exception as error:  # of ml_collections
         line = " ".join(str(error).split()) or type(error).__name__
         raise InputError(line if line.startswith("--config") else f"--config: {line}") from error
     if rest:
-        raise InputError(explain_argument(rest[0], verb_flags))
+        raise InputError(mistakes.explain_argument(rest[0], verb_flags))
 
 
 def _find_config_file(argument: str) -> str:

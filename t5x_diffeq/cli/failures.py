@@ -8,13 +8,7 @@ import time
 import traceback
 from contextlib import suppress
 
-from t5x_diffeq.cluster.peers import (
-    EXIT_INFRASTRUCTURE,
-    EXIT_INTERRUPTED,
-    LAST_LINE,
-    Failure,
-    Peers,
-)
+from t5x_diffeq.cluster import peers
 from t5x_diffeq.system import console
 from t5x_diffeq.system.errors import (
     InfrastructureError,
@@ -31,7 +25,7 @@ from t5x_diffeq.system.files import describe_error
 _SECONDS_FOR_OTHERS = 3  # for other processes to say why they ended, before we blame this one
 
 
-def find_peers() -> Peers | None:
+def find_peers() -> peers.Peers | None:
     """The connections to the other processes, if this one has joined any."""
     processes = sys.modules.get("t5x_diffeq.cluster.processes")
     return processes.peers if processes else None
@@ -40,10 +34,10 @@ def find_peers() -> Peers | None:
 def fail(status: int, error: object) -> int:
     """Prints the last line, and tells the other processes; returns the status."""
     others = find_peers()
-    failure = Failure(others.index if others else 0, status, str(error)).unless_repeated()
+    failure = peers.Failure(others.index if others else 0, status, str(error)).unless_repeated()
     if others:
         others.send_failure(failure)
-    LAST_LINE.print(failure)
+    peers.LAST_LINE.print(failure)
     return failure.status
 
 
@@ -58,11 +52,11 @@ def end_of(error: BaseException) -> int:
     if unwritten:
         return fail_to_write(unwritten)
     if isinstance(error, KeyboardInterrupt):
-        return fail(EXIT_INTERRUPTED, "stopped by Ctrl-C")
+        return fail(peers.EXIT_INTERRUPTED, "stopped by Ctrl-C")
     if isinstance(error, InputError | RunError):
         status = 2 if isinstance(error, InputError) else 1
         passes = is_infrastructure_failure(error)
-        return fail(EXIT_INFRASTRUCTURE if passes else status, _with_notes(str(error), error))
+        return fail(peers.EXIT_INFRASTRUCTURE if passes else status, _with_notes(str(error), error))
     if not isinstance(error, Exception):
         return fail(1, _explain_exit(error))
     return _fail_unforeseen(error)
@@ -106,11 +100,11 @@ def _fail_unforeseen(error: Exception) -> int:
     if find_peers():
         time.sleep(_SECONDS_FOR_OTHERS)  # another may have failed first, and will end this one
     if isinstance(error, InfrastructureError):
-        return fail(EXIT_INFRASTRUCTURE, error)
+        return fail(peers.EXIT_INFRASTRUCTURE, error)
     if is_infrastructure_failure(error):
         who = "a bucket or another server does not answer: " if is_of_server(error) else ""
         message = f"{who}{describe_error(error)}{advice(error)}"
-        return fail(EXIT_INFRASTRUCTURE, f"{message}; the same command continues the run")
+        return fail(peers.EXIT_INFRASTRUCTURE, f"{message}; the same command continues the run")
     unusable = isinstance(error, IMPORT_ERRORS) and explain_import(error)
     if refused := platform_error(error) or unusable:
         return fail(2, refused)

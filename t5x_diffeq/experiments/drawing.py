@@ -2,15 +2,8 @@
 
 from collections.abc import Sequence
 
-from t5x_diffeq.experiments.present import (
-    PlottedPoint,
-    TableSpec,
-    best_choice,
-    cells,
-    group_outcomes,
-    mean_and_error,
-    order_columns,
-)
+from t5x_diffeq.experiments import present
+from t5x_diffeq.experiments.present import PlottedPoint, TableSpec
 from t5x_diffeq.experiments.runs import Label
 from t5x_diffeq.system.console import log
 from t5x_diffeq.system.extras import install_command
@@ -58,8 +51,8 @@ def draw(
 
 def _panels_of_table(outcomes: Sequence[dict], table: TableSpec) -> Panels:
     """A panel for each text; for each row, if the columns are models."""
-    rows = cells(outcomes, table)
-    columns = order_columns(rows)
+    rows = present.cells(outcomes, table)
+    columns = present.order_columns(rows)
     words = any(isinstance(column, str) for column in columns)
     panels: Panels = {}
     for row, by_column in rows.items():
@@ -67,7 +60,10 @@ def _panels_of_table(outcomes: Sequence[dict], table: TableSpec) -> Panels:
         for column in columns:
             if column not in by_column:
                 continue
-            point = (str(column) if words else column, *mean_and_error(by_column[column].values))
+            point = (
+                str(column) if words else column,
+                *present.mean_and_error(by_column[column].values),
+            )
             if table.column == "model":
                 panels.setdefault(", ".join(filter(None, (title, name))), {})[str(column)] = [point]
             elif table.column == "text":
@@ -92,15 +88,15 @@ def _name(label: str, value: Label) -> str:
 def loss_panels(outcomes: Sequence[dict], table: TableSpec, output: AnyPath) -> Panels:
     """The validation loss over optimizer steps: a line for each cell, the mean over its seeds."""
     panels: Panels = {}
-    for row, columns in group_outcomes(outcomes, table).items():
+    for row, columns in present.group_outcomes(outcomes, table).items():
         for column, tried in columns.items():
-            best = tried[best_choice(tried, table.value)]
+            best = tried[present.best_choice(tried, table.value)]
             curves = [_losses(output / each["run"]) for each in best]
             steps = [step for step in curves[0] if all(step in run for run in curves)]
             title, name = _split((*table.row, table.column), (*row, column))
             if steps:
                 panels.setdefault(title, {})[name] = [
-                    (step, *mean_and_error([run[step] for run in curves])) for step in steps
+                    (step, *present.mean_and_error([run[step] for run in curves])) for step in steps
                 ]
     return panels
 

@@ -13,24 +13,15 @@ from typing import Any
 
 from t5x_diffeq.checkpoints.workdir import read_config
 from t5x_diffeq.cluster.peers import EXIT_INFRASTRUCTURE
+from t5x_diffeq.experiments import same_data
 from t5x_diffeq.experiments.commands import Commands
-from t5x_diffeq.experiments.same_data import (
-    DATA_KEYS,
-    FINGERPRINT,
-    check_same_data,
-    data_facts,
-)
+from t5x_diffeq.system import json_lines
 from t5x_diffeq.system.console import Progress, format_duration, log
 from t5x_diffeq.system.errors import InfrastructureError, InputError, RunError
 from t5x_diffeq.system.files import make_folder, parse_json_object
 from t5x_diffeq.system.foreign_files import open_inside, read_inside
 from t5x_diffeq.system.growing_file import GrowingFile
-from t5x_diffeq.system.json_lines import (
-    NUMBER,
-    check_types,
-    end_of_whole_lines,
-    read_json_lines,
-)
+from t5x_diffeq.system.json_lines import NUMBER
 from t5x_diffeq.training.tracking.jsonl import read_metrics
 
 _REFUSED = 2  # the status of an `InputError`
@@ -105,7 +96,7 @@ def read_results(output: Path) -> dict[str, dict]:
     outcomes: dict[str, dict] = {}
     places: dict[str, str] = {}
     for path in sorted(output.glob("results*.jsonl")):
-        for number, outcome in read_json_lines(path, _check_outcome, _WAY_OUT):
+        for number, outcome in json_lines.read_json_lines(path, _check_outcome, _WAY_OUT):
             name, place = outcome["run"], f"{path}, line {number}"
             if "failed" in outcomes.get(name, {"failed": ""}):
                 outcomes[name], places[name] = outcome, place
@@ -118,7 +109,7 @@ def read_results(output: Path) -> dict[str, dict]:
 
 
 def _check_outcome(outcome: dict[str, Any]) -> None:
-    texts = ("verb", "diverged", "failed", "page", FINGERPRINT, DATA_KEYS)
+    texts = ("verb", "diverged", "failed", "page", same_data.FINGERPRINT, same_data.DATA_KEYS)
     scores = [key for key in outcome if key.startswith(("eval/", "tasks/"))]
     types = {
         **dict.fromkeys(outcome, _VALUES),
@@ -129,7 +120,7 @@ def _check_outcome(outcome: dict[str, Any]) -> None:
     has_loss = outcome.get("verb") in _TRAINING and not outcome.keys() & {"diverged", "failed"}
     needed = {"run": (str,), "verb": (str,), "seconds": NUMBER}
     needed |= dict.fromkeys(_LOSSES, NUMBER) if has_loss else {}
-    check_types(outcome, {key: types[key] for key in types if key in outcome} | needed)
+    json_lines.check_types(outcome, {key: types[key] for key in types if key in outcome} | needed)
 
 
 def carry_out(
@@ -187,7 +178,7 @@ def _outcome_of(
             if steps := steps_done(log_file):
                 progress.update(*steps)
             if run.verb in _TRAINING:
-                check_same_data(output / run.name, done)
+                same_data.check_same_data(output / run.name, done)
 
         status, printed = commands.run(run.command(output), log_file, watch)
     if status == 0:
@@ -274,7 +265,7 @@ def read_numbers(run: ExperimentRun, output: Path, printed: str) -> dict:
         **bits,
         "tokens_per_second": sorted(rates.values())[len(rates) // 2],
         "training_seconds": training_seconds(rates, tokens),
-        **data_facts(workdir),
+        **same_data.data_facts(workdir),
     }
 
 
@@ -295,4 +286,6 @@ def _describe_outcome(outcome: dict) -> str:
 
 def _add_line(path: Path, outcome: dict) -> None:
     """Appends an outcome, which is on disk before the next run begins; drops a line cut short."""
-    GrowingFile(path, end_of_whole_lines(path)).write(f"{json.dumps(outcome)}\n".encode())
+    GrowingFile(path, json_lines.end_of_whole_lines(path)).write(
+        f"{json.dumps(outcome)}\n".encode()
+    )

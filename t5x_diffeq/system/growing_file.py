@@ -4,31 +4,24 @@ import os
 import time
 from contextlib import suppress
 
+from t5x_diffeq.system import files
 from t5x_diffeq.system.console import log
 from t5x_diffeq.system.errors import InfrastructureError, RunError
-from t5x_diffeq.system.files import (
-    AnyPath,
-    atomic_file,
-    bucket_errors,
-    bucket_files,
-    check_writable,
-    describe_error,
-    is_in_bucket,
-    open_to_write,
-    write_whole,
-)
 from t5x_diffeq.system.foreign_files import open_inside
 
 SECONDS_BETWEEN_UPLOADS = 30  # an object may change at most once per second
 _BLOCK = 2**20  # bytes
 
 
-def copy_beginning(source: AnyPath, target: AnyPath, size: int) -> int:
+def copy_beginning(source: files.AnyPath, target: files.AnyPath, size: int) -> int:
     """Copies the first `size` bytes of a file, which may be the target; returns how many lines."""
     lines = 0
-    with atomic_file(target) as partial, partial.open("wb") as new:
+    with files.atomic_file(target) as partial, partial.open("wb") as new:
         if size:
-            with bucket_errors(f"{source} can't be read", RunError), open_inside(source) as old:
+            with (
+                files.bucket_errors(f"{source} can't be read", RunError),
+                open_inside(source) as old,
+            ):
                 while block := old.read(min(_BLOCK, size - new.tell())):
                     lines += block.count(b"\n")
                     new.write(block)
@@ -48,7 +41,7 @@ class GrowingFile:
       RunError: if it can't be written; the methods raise it too.
     """
 
-    def __init__(self, path: AnyPath, kept: int = 0):
+    def __init__(self, path: files.AnyPath, kept: int = 0):
         self.path, self.flushed = path, time.monotonic()
         self.lines = copy_beginning(path, path, kept)
         # In a bucket: the object's size; the bytes that may not be in the object yet; how many of
@@ -57,15 +50,19 @@ class GrowingFile:
 
     def write(self, content: bytes) -> None:
         """Appends to the file."""
-        if not is_in_bucket(self.path):
-            check_writable(self.path)
+        if not files.is_in_bucket(self.path):
+            files.check_writable(self.path)
             try:
-                with os.fdopen(open_to_write(self.path, os.O_WRONLY | os.O_APPEND), "ab") as file:
+                with os.fdopen(
+                    files.open_to_write(self.path, os.O_WRONLY | os.O_APPEND), "ab"
+                ) as file:
                     file.write(content)
                     file.flush()
                     os.fsync(file.fileno())
             except OSError as error:
-                raise RunError(f"{self.path} can't be written: {describe_error(error)}") from error
+                raise RunError(
+                    f"{self.path} can't be written: {files.describe_error(error)}"
+                ) from error
             return
         self.pending += content
         if time.monotonic() - self.flushed > SECONDS_BETWEEN_UPLOADS:
@@ -82,7 +79,7 @@ class GrowingFile:
         """Returns when everything written is stored."""
         self.flushed = time.monotonic()
         while self.pending:
-            with bucket_errors(f"{self.path} can't be written", RunError):
+            with files.bucket_errors(f"{self.path} can't be written", RunError):
                 self._append()
 
     def _append(self) -> None:
@@ -93,9 +90,9 @@ class GrowingFile:
         lost, the next call sees by the object's size that the bytes were appended.
         """
         try:
-            before = bucket_files().info(str(self.path))
+            before = files.bucket_files().info(str(self.path))
         except FileNotFoundError:
-            write_whole(self.path, b"")  # somebody has deleted it
+            files.write_whole(self.path, b"")  # somebody has deleted it
             return
         if before["size"] == self.stored + self.tried:
             del self.pending[: self.tried]
@@ -103,12 +100,12 @@ class GrowingFile:
         if not self.pending:
             return
         part = self.path.parent / f".{self.path.name}.part"
-        check_writable(self.path)
-        bucket_files().pipe_file(str(part), bytes(self.pending), consistency="md5")
-        bucket, key, _ = bucket_files().split_path(str(self.path))
-        names = (key, bucket_files().split_path(str(part))[1])
+        files.check_writable(self.path)
+        files.bucket_files().pipe_file(str(part), bytes(self.pending), consistency="md5")
+        bucket, key, _ = files.bucket_files().split_path(str(self.path))
+        names = (key, files.bucket_files().split_path(str(part))[1])
         with suppress(FileExistsError):  # the object has changed meanwhile: `flush` tries again
-            bucket_files().call(
+            files.bucket_files().call(
                 "POST",
                 "b/{}/o/{}/compose",
                 bucket,
@@ -119,7 +116,7 @@ class GrowingFile:
             self.stored, self.tried = self.stored + self.tried, 0
             self.pending.clear()
         with suppress(FileNotFoundError):
-            bucket_files().rm_file(str(part))
+            files.bucket_files().rm_file(str(part))
 
     def close(self) -> None:
         """Flushes for the last time."""

@@ -15,17 +15,9 @@ from t5x_diffeq.checkpoints.restoring import check_continues, check_whole, find_
 from t5x_diffeq.checkpoints.workdir import differing_keys, read_config, save_config
 from t5x_diffeq.config.config import KEYS, Config
 from t5x_diffeq.data.corpus import link_corpus
+from t5x_diffeq.system import files
 from t5x_diffeq.system.console import Progress, log
 from t5x_diffeq.system.errors import InputError
-from t5x_diffeq.system.files import (
-    AnyPath,
-    absolute_path,
-    copy_folder,
-    move_folder,
-    parse_json,
-    remove_folder,
-    write_whole,
-)
 from t5x_diffeq.system.foreign_files import read_inside
 from t5x_diffeq.training.progress import log_new_rate
 from t5x_diffeq.training.tracking.jsonl import copy_metrics
@@ -34,8 +26,8 @@ FILE = "branch.json"
 
 
 def branch_off(
-    workdir: AnyPath,
-    source: AnyPath,
+    workdir: files.AnyPath,
+    source: files.AnyPath,
     step: int | None,
     config: Config | None,
     values: Mapping[str, object],
@@ -84,11 +76,11 @@ def _with_cooldown(config: Config, step: int) -> Config:
     return config.with_values({"optimizer.cooldown_steps": left})
 
 
-def _check_origin(workdir: AnyPath, source: AnyPath, step: int | None) -> int:
+def _check_origin(workdir: files.AnyPath, source: files.AnyPath, step: int | None) -> int:
     """Checks that the workdir belongs to this branch; returns the step at which it began."""
     path = workdir / FILE
-    origin = parse_json(read_inside(path)) if path.exists() else {}
-    if origin.get("from") != str(absolute_path(source)) or step not in (None, origin["step"]):
+    origin = files.parse_json(read_inside(path)) if path.exists() else {}
+    if origin.get("from") != str(files.absolute_path(source)) or step not in (None, origin["step"]):
         owner = f"a branch of {origin['from']} at step {origin['step']}" if origin else "no branch"
         raise InputError(
             f"--branch_from={source}: workdir {workdir} belongs to {owner}; choose a new --workdir"
@@ -96,7 +88,7 @@ def _check_origin(workdir: AnyPath, source: AnyPath, step: int | None) -> int:
     return origin["step"]
 
 
-def _check_config(original: Config, config: Config, source: AnyPath) -> None:
+def _check_config(original: Config, config: Config, source: files.AnyPath) -> None:
     """Checks that a run of one config can go on with the other."""
     if original.init_from:
         raise InputError(
@@ -115,7 +107,7 @@ def _check_config(original: Config, config: Config, source: AnyPath) -> None:
         )
 
 
-def _make_workdir(config: Config, workdir: AnyPath, source: AnyPath, step: int) -> None:
+def _make_workdir(config: Config, workdir: files.AnyPath, source: files.AnyPath, step: int) -> None:
     """Copies the checkpoint and what belongs to it; begins anew after an interrupted copy."""
     checkpoints, marker = workdir / "checkpoints", workdir / FILE
     partial, copied = checkpoints / f"{step}.partial", checkpoints / str(step)
@@ -128,16 +120,16 @@ def _make_workdir(config: Config, workdir: AnyPath, source: AnyPath, step: int) 
         )
     for left_over in (partial, copied, partial_tokenizer, tokenizer):
         if left_over.exists():
-            remove_folder(left_over)
-    origin = {"from": str(absolute_path(source)), "step": step}
+            files.remove_folder(left_over)
+    origin = {"from": str(files.absolute_path(source)), "step": step}
     # The marker before all copies, and the config after them: a workdir with the marker alone is an
     # interrupted copy.
-    write_whole(marker, json.dumps(origin).encode())
+    files.write_whole(marker, json.dumps(origin).encode())
     check_whole(source, step)
-    copy_folder(source / "checkpoints" / str(step), partial)
-    move_folder(partial, copied)
-    copy_folder(source / "tokenizer", partial_tokenizer)
-    move_folder(partial_tokenizer, tokenizer)
+    files.copy_folder(source / "checkpoints" / str(step), partial)
+    files.move_folder(partial, copied)
+    files.copy_folder(source / "tokenizer", partial_tokenizer)
+    files.move_folder(partial_tokenizer, tokenizer)
     link_corpus(source, workdir)
     copy_metrics(source, workdir, step)
     save_config(config, workdir, new_id(read_facts(copied).get(RUN_ID), step))

@@ -26,16 +26,12 @@ from typing import Any
 import jax
 
 from t5x_diffeq.checkpoints.stored import FinishedSave
+from t5x_diffeq.system import json_lines
 from t5x_diffeq.system.console import format_count, format_duration, log
 from t5x_diffeq.system.errors import InfrastructureError, RunError
 from t5x_diffeq.system.files import AnyPath
 from t5x_diffeq.system.growing_file import GrowingFile
-from t5x_diffeq.system.json_lines import (
-    NUMBER,
-    check_types,
-    end_of_whole_lines,
-    read_json_lines,
-)
+from t5x_diffeq.system.json_lines import NUMBER
 from t5x_diffeq.training.goodput import (
     COMPILE,
     DATA,
@@ -185,7 +181,7 @@ class History:
             self.attempts = attempts_of(read_events(self.workdir))
             try:
                 # A killed attempt may have left a part of a line.
-                self.file = GrowingFile(path, end_of_whole_lines(path))
+                self.file = GrowingFile(path, json_lines.end_of_whole_lines(path))
             except (RunError, InfrastructureError) as error:
                 self._give_up(error)
         self.write("start", step, total_steps=total_steps, began=round(self.stopwatch.began, 3))
@@ -249,12 +245,12 @@ _FIELDS: dict[str, dict[str, tuple[type, ...]]] = {  # of an event, beside its t
 
 
 def _check_event(event: dict[str, Any]) -> None:
-    check_types(event, {"event": (str,), "time": NUMBER, "step": (int,)})
-    check_types(event, _FIELDS.get(event["event"], {}))
+    json_lines.check_types(event, {"event": (str,), "time": NUMBER, "step": (int,)})
+    json_lines.check_types(event, _FIELDS.get(event["event"], {}))
     if event["event"] == "time":
-        check_types(event["seconds"], dict.fromkeys(event["seconds"], NUMBER))
+        json_lines.check_types(event["seconds"], dict.fromkeys(event["seconds"], NUMBER))
 
 
 def read_events(workdir: AnyPath) -> list[Mapping]:
     """The events of a run, oldest first; lines that are none are left out, with a warning."""
-    return [event for _, event in read_json_lines(workdir / FILE, _check_event)]
+    return [event for _, event in json_lines.read_json_lines(workdir / FILE, _check_event)]

@@ -12,18 +12,9 @@ from jaxtyping import Array, Float
 
 from t5x_diffeq.config.config import TrainKeys
 from t5x_diffeq.system.errors import InputError, describe_foreign
+from t5x_diffeq.training import terms
 from t5x_diffeq.training.logits import LogitsOfChunk, Vocabulary
-from t5x_diffeq.training.terms import (
-    KEY,
-    CrossEntropy,
-    Distillation,
-    LogitsTerm,
-    StatesTerm,
-    Term,
-    VelocityPenalty,
-    ZLoss,
-    load_terms,
-)
+from t5x_diffeq.training.terms import LogitsTerm, StatesTerm, Term
 
 # The names that a step reports beside the terms, which a term can't have.
 OTHERS = (
@@ -44,10 +35,13 @@ def check_terms(train: TrainKeys) -> None:
         finite number for each token, made of this token alone; if a part of the vocabulary gives
         another value than the whole; if its gradient is zero or isn't the value's.
     """
-    taken = [each.name for each in (CrossEntropy, Distillation, ZLoss, VelocityPenalty)]
+    taken = [
+        each.name
+        for each in (terms.CrossEntropy, terms.Distillation, terms.ZLoss, terms.VelocityPenalty)
+    ]
     taken += OTHERS
-    for given, term in zip(train.terms, load_terms(train.terms), strict=True):
-        check_term(term, f"{KEY}={given}", taken, bool(train.distill_from))
+    for given, term in zip(train.terms, terms.load_terms(train.terms), strict=True):
+        check_term(term, f"{terms.KEY}={given}", taken, bool(train.distill_from))
         taken.append(term.name)
 
 

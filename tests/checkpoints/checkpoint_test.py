@@ -25,7 +25,7 @@ from fault_checkpoints import (
 from jax.sharding import NamedSharding, PartitionSpec
 from patience import patience
 
-from t5x_diffeq.checkpoints import checkpoint, checksums, stored
+from t5x_diffeq.checkpoints import checkpoint_folder, checksums, stored
 from t5x_diffeq.checkpoints.checkpoint import Checkpoints
 from t5x_diffeq.checkpoints.checkpoint_folder import check_path, count_arrays
 from t5x_diffeq.checkpoints.identity import new_id, run_of
@@ -296,7 +296,12 @@ def test_a_path_in_which_orbax_would_lose_the_checkpoints(small, tmp_path, name)
 
 def test_a_first_save_that_cannot_be_found_again_ends_the_run(tmp_path, monkeypatch):
     counted = []
-    monkeypatch.setattr(checkpoint, "count_arrays", lambda folder: counted.append(folder) or 3)
+
+    def count(folder):
+        counted.append(folder)
+        return 3
+
+    monkeypatch.setattr(checkpoint_folder, "count_arrays", count)
     with (
         pytest.raises(RunError, match=r"checkpoint 2 .* can't be read: 3 of its 7 arrays"),
         Checkpoints(tmp_path, keep=2) as checkpoints,

@@ -6,17 +6,7 @@ from functools import partial
 from typing import Annotated, Any
 
 from t5x_diffeq.config.keys import values
-from t5x_diffeq.config.keys.values import (
-    PLUGIN,
-    SOURCES,
-    THREADS,
-    Section,
-    Values,
-    key,
-    one_of,
-    reads_as_data,
-    texts_in,
-)
+from t5x_diffeq.config.keys.values import Section, Values, key, one_of, reads_as_data, texts_in
 
 _key = partial(key, finetune=True)
 
@@ -24,7 +14,7 @@ _key = partial(key, finetune=True)
 def _sources_of_parts(parts: Any) -> Iterable[str]:
     """The sources of a mixture's (weight, source, path) that the package doesn't define."""
     named = (part[1:2] if isinstance(part, list | tuple) else part for part in parts)
-    return [text for each in named for text in texts_in(each) if text not in SOURCES]
+    return [text for each in named for text in texts_in(each) if text not in values.SOURCES]
 
 
 def _template_files(value: object) -> Iterable[str]:
@@ -37,7 +27,7 @@ class DataKeys(Section):
     """`config.data`: the text, its tokenizer, and how examples are made of it."""
 
     section = "data"
-    source: Annotated[str, one_of(*SOURCES, PLUGIN)] = _key("stdlib")
+    source: Annotated[str, one_of(*values.SOURCES, values.PLUGIN)] = _key("stdlib")
     """where the text comes from: `stdlib` (the source of Python's standard library), `text_files`,
     `tfds`, `huggingface`, `stream` (a Hugging Face dataset or files, read while training),
     `wikitext103`, `tokens` (shards of `prepare_data`), `mixture`, or the importable name of a
@@ -87,6 +77,6 @@ class DataKeys(Section):
     documents stay whole where they fit, and rows are padded"""
     cross_documents: values.Switch = _key(False)
     """whether attention sees earlier documents in the same row"""
-    read_threads: Annotated[int, Values(int, 1, THREADS)] = _key(1, resume=True)
+    read_threads: Annotated[int, Values(int, 1, values.THREADS)] = _key(1, resume=True)
     """threads that read batches; a `stream` has one. The order of the examples does not depend on
     their number"""

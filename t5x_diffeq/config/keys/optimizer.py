@@ -5,15 +5,7 @@ from functools import partial
 from typing import Annotated
 
 from t5x_diffeq.config.keys import values
-from t5x_diffeq.config.keys.values import (
-    MOMENTS,
-    OPTIMIZERS,
-    PLUGIN,
-    Section,
-    key,
-    one_of,
-    reads_as_data,
-)
+from t5x_diffeq.config.keys.values import Section, key, one_of, reads_as_data
 
 _key = partial(key, branch=True, finetune=True)
 
@@ -23,7 +15,7 @@ class OptimizerKeys(Section):
     """`config.optimizer`: AdamW or another optimizer, its schedule and its weight decay."""
 
     section = "optimizer"
-    name: Annotated[str, one_of(*OPTIMIZERS, PLUGIN)] = _key("adam", branch=False)
+    name: Annotated[str, one_of(*values.OPTIMIZERS, values.PLUGIN)] = _key("adam", branch=False)
     """`adam`: AdamW for all parameters. `muon`: Muon for the block's kernels and AdamW for all
     others, at the same learning rate. Otherwise the importable name of a function that returns a
     replacement for Adam, such as `package.module:make` ([Extending](extending.md))"""
@@ -42,7 +34,7 @@ class OptimizerKeys(Section):
     """Adam's epsilon"""
     momentum: values.BelowOne = _key(0.95)
     """Muon's decay of the mean of the gradients"""
-    moments: Annotated[str, one_of(*MOMENTS)] = _key("float32", branch=False)
+    moments: Annotated[str, one_of(*values.MOMENTS)] = _key("float32", branch=False)
     """how Adam stores its two means. `float32`: as they are. `bfloat16`: rounded stochastically.
     Muon takes `float32` only"""
     weight_decay: values.NotNegative = _key(0.1)

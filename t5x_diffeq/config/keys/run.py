@@ -4,17 +4,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
 
-from t5x_diffeq.config.keys.values import (
-    INT32,
-    SEEDS,
-    CountOrNone,
-    Entries,
-    Section,
-    TextOrNone,
-    Values,
-    key,
-    reads_as_data,
-)
+from t5x_diffeq.config.keys import values
+from t5x_diffeq.config.keys.values import INT32, Section, Values, key, reads_as_data
 
 _key = partial(key, finetune=True)
 _AxisSize = Annotated[int, Values(int, -1, INT32)]
@@ -33,11 +24,11 @@ _RULES = (
 class RunKeys(Section):
     """`config` itself: the seed, and the run that `finetune` starts from."""
 
-    seed: Annotated[int, Values(int, 0, SEEDS - 1)] = _key(0)
+    seed: Annotated[int, Values(int, 0, values.SEEDS - 1)] = _key(0)
     """seed for initialisation, data order and dropout"""
-    init_from: TextOrNone = _key(None, asks=reads_as_data)
+    init_from: values.TextOrNone = _key(None, asks=reads_as_data)
     """for `finetune`: the workdir of the run whose model is tuned"""
-    init_step: CountOrNone = _key(None)
+    init_step: values.CountOrNone = _key(None)
     """for `finetune`: the step of that run's checkpoint. `None`: the newest"""
 
 
@@ -56,7 +47,7 @@ class MeshKeys(Section):
     """devices that split each sequence"""
     tensor: _AxisSize = _mesh_key(1)
     """devices that split heads, MLP and vocabulary"""
-    rules: Entries = _mesh_key(_RULES, asks=reads_as_data)
+    rules: values.Entries = _mesh_key(_RULES, asks=reads_as_data)
     """the mesh axes that split each logical axis of parameters and activations. A mesh axis splits
     an array once: in a kernel `("embed", "mlp")`, fsdp splits the first axis and tensor the second.
     Activations are split by batch (over data and fsdp) and by length (over context); their width is

@@ -5,17 +5,7 @@ from functools import partial
 from typing import Annotated
 
 from t5x_diffeq.config.keys import values
-from t5x_diffeq.config.keys.values import (
-    INT32,
-    PLUGIN,
-    STEP_RANGE,
-    STEPS,
-    Section,
-    Values,
-    key,
-    one_of,
-    reads_as_data,
-)
+from t5x_diffeq.config.keys.values import INT32, PLUGIN, Section, Values, key, one_of, reads_as_data
 
 _key = partial(key, finetune=True)
 
@@ -35,7 +25,7 @@ class TrainKeys(Section):
     ] = _key(())
     """the parts of the model to train: `source` (what W(t) or the layers' weights are made of),
     `adapters`, `embeddings`, `head`, `final_norm`. `()`: all of them"""
-    depths: Annotated[tuple[int, ...], Values(tuple, entry=Values(int, 1, STEPS))] = _key(
+    depths: Annotated[tuple[int, ...], Values(tuple, entry=Values(int, 1, values.STEPS))] = _key(
         (), branch=True
     )
     """the numbers of solver steps from which training chooses at random. A number that is given
@@ -135,7 +125,7 @@ class TrainKeys(Section):
     """optimizer steps between measurements inside the model: norms of gradient, weights and update
     of each layer over depth, and sizes of f, g and the state ([Operating a
     run](operating.md#what-is-inside-the-model)). `None`: no measurements"""
-    profile: Annotated[str | None, Values(str, choices=(STEP_RANGE,), optional=True)] = _key(
+    profile: Annotated[str | None, Values(str, choices=(values.STEP_RANGE,), optional=True)] = _key(
         None, resume=True
     )
     """the first and the last optimizer step to trace, such as `100:105`. `None`: no trace. A run in
