@@ -44,7 +44,7 @@ class Watchdog:
 
     @contextmanager
     def limit(self, what: str, seconds: float | None) -> Iterator[None]:
-        """A context in which `what` is expected; then the earlier work, with its full time again."""
+        """A context in which `what` is expected; after it, the earlier work is, with its full time."""
         before = self.what, self.seconds
         self.expect(what, seconds)
         try:
