@@ -1,9 +1,11 @@
 """The studies of structures and of repeated text choose their runs from the outcomes so far."""
 
 import pytest
+from helpers import ROOT
 
 from studies import repeated_text, structures
 from studies.structures import BUDGETS, WIDTHS, Structures
+from t5x_diffeq.experiments.runs import read_results
 
 SEEDS = range(3)
 TEXTS = {"text": {"data.path": "/a"}}
@@ -98,6 +100,16 @@ def test_a_decay_is_swept_and_then_the_rate_at_the_best_one():
     best = [r for r in runs if (r.labels["weight_decay"], r.labels["learning_rate"]) == (1.5, 8e-3)]
     assert {run.labels["seed"] for run in best} == set(SEEDS)
     assert len({run.labels["model"] for run in best}) == len(repeated_text.LAPTOP.trainings)
+
+
+def test_the_page_has_the_tables_of_the_kept_outcomes():
+    done = read_results(ROOT / "studies" / "outcomes" / "structures")
+    experiment, texts = structures.LAPTOP, {"stdlib": {"data.source": "stdlib"}}
+    runs = experiment.runs(texts, SEEDS, done)
+    outcomes = [{**done[run.name], **run.labels} for run in runs if run.name in done]
+    page = (ROOT / "docs" / "lab" / "structures.md").read_text()
+    for width, table in zip(WIDTHS, experiment.notes(outcomes, ROOT), strict=True):
+        assert table.split("\n", 2)[2] in page, width
 
 
 def test_examples_that_the_study_names_exist():
