@@ -44,7 +44,7 @@ class Watchdog:
 
     @contextmanager
     def limit(self, what: str, seconds: float | None) -> Iterator[None]:
-        """A context in which `what` is expected; after it, the earlier work is, with its full time."""
+        """A context in which `what` is expected. After it, the earlier work has its full time."""
         before = self.what, self.seconds
         self.expect(what, seconds)
         try:
