@@ -27,7 +27,7 @@ VERBS = (
     "sweep",
     "reproduce",
 )
-_SEVERAL = ("train", "finetune", "evaluate")  # those that several processes can run together
+_SEVERAL = ("train", "finetune", "evaluate")  # verbs that several processes can run together
 
 
 def run_verb(verb: str, name: str = "__main__") -> None:
@@ -38,7 +38,7 @@ def run_verb(verb: str, name: str = "__main__") -> None:
         that module, too, and there this does nothing.
 
     Raises:
-      ImportError: if that module is imported by its name: `t5x_diffeq.train` stays the function.
+      ImportError: if the module is imported by its name, because `t5x_diffeq.train` is a function.
     """
     if name == f"t5x_diffeq.{verb}":
         raise ImportError(f"{name} is only for `python -m`; import t5x_diffeq.cli.{verb} instead")
@@ -66,8 +66,8 @@ def run_verb(verb: str, name: str = "__main__") -> None:
 def _keep_children_from_current_folder() -> None:
     """Keeps the processes that this one starts from importing what lies in the current folder.
 
-    Python puts that folder first on their path, unless a variable says otherwise. A `python -m`
-    whose own path begins with it leaves the variable as it is.
+    Python puts that folder first on their path, unless PYTHONSAFEPATH is set. The variable stays as
+    it is if this process itself imports from the current folder, as `python -m` does.
     """
     with suppress(FileNotFoundError):  # the folder was deleted
         if sys.path[0] != os.getcwd():

@@ -3,8 +3,8 @@
 KIND is spectra, lyapunov, clustering or all. With --interactive it also writes explore.html: one
 file that shows a text at several depths, token by token, without a server.
 Writes arrays, figures (PNG and PDF) and one page that shows them: report.html for `all`, otherwise
-spectra.html and so on. Each analysis is written once it is done, and the page names those that
-aren't. Prints how spectra grow with depth as JSON, and then the path of the page.
+spectra.html and so on. Each analysis is written once it is done, and the page names the analyses
+that are still missing. Prints how spectra grow with depth as JSON, and then the path of the page.
 Needs matplotlib: pip install -e '.[analysis]'. Clustering simulates particles
 independently of a run; with --output it needs no --workdir.
 """
@@ -108,14 +108,14 @@ def main() -> None:
     if _WHAT.value == "all":
         page, title = "report.html", "Analysis"
     title += f" of {absolute_path(workdir).name}" if workdir is not None else ""
-    made = f"on {datetime.date.today()} by t5x_diffeq {__version__} and jax {jax.__version__}"
+    maker = f"on {datetime.date.today()} by t5x_diffeq {__version__} and jax {jax.__version__}"
     sections: list[Analysis] = []
     for n, kind in enumerate(kinds, 1):
         log(_KINDS[kind])
         sections.append(make[kind]())
         write_section(folder, sections[-1], facts)
         missing = [_KINDS[other] for other in kinds[n:]]
-        write_report(folder, page, title, {**facts, "made": made}, sections, missing)
+        write_report(folder, page, title, {**facts, "made": maker}, sections, missing)
     if _INTERACTIVE.value:
         print_result(_write_page(corpus, trained, workdir, folder))
     if not kinds:
@@ -170,7 +170,7 @@ def _write_page(corpus, run, workdir: AnyPath, folder: AnyPath) -> AnyPath:
 
 
 def _facts_of(workdir: AnyPath, run) -> dict[str, object]:
-    """The description of a run on its page; the loss is the last that training recorded."""
+    """The facts of a run that its page shows; the loss is the last one recorded up to its step."""
     import jax
 
     from t5x_diffeq.training.tracking.jsonl import read_metrics

@@ -44,7 +44,7 @@ from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.extras import __version__
 from t5x_diffeq.system.parent import end_with_parent
 
-# None: the values of the run that init_from names
+# Keys that may be None, which stands for the value in the run that init_from names.
 _FROM_INIT = ("model.num_steps", "model.scheme", "model.weights")
 
 
@@ -71,7 +71,7 @@ def run(
     except BaseException as error:  # also of code that wants to end the process
         try:
             status = end_of(error)
-        except (Exception, SystemExit):  # of its own text
+        except (Exception, SystemExit):  # its `__str__` raises an error of its own
             status = fail(1, f"{type(error).__name__}, whose text can't be had")
     if status == 0 and (unwritten := console.results_error()):
         status = fail_to_write(unwritten)
@@ -102,14 +102,14 @@ def _work(verb: Callable[[], int | None], verb_flags: flags.FlagValues, several:
 def exit_process(status: int) -> NoReturn:
     """Exits as Python does, but without the destructors of C++ if a stream may have been read.
 
-    Arrow's wait for its threads, and one that reads ahead of a half-read stream may never end
-    (pyarrow 26.0).
+    Arrow's destructors wait for its threads, and a thread that reads ahead of a half-read stream
+    may never end (pyarrow 26.0).
     """
     if "pyarrow.dataset" not in sys.modules:
         sys.exit(status)
     threading._shutdown()  # type: ignore[attr-defined]  # joins threads, as the interpreter does
     atexit._run_exitfuncs()
-    with suppress(OSError):  # of a reader that has gone
+    with suppress(OSError):  # the reader has gone
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(status)
@@ -122,7 +122,7 @@ def _print_and_exit(text: str) -> NoReturn:
 
 
 def _may_have_others(variables: Mapping[str, str]) -> bool:
-    """Whether this may be one of several processes; if not, `processes` finds none either."""
+    """Whether this may be one of several processes; if not, `processes` would find no others."""
     named = (variables.get(each.name) for each in environment.OF_PROCESSES)
     return any(named) or tpu_hosts.lists_hosts(variables)
 
@@ -166,7 +166,7 @@ def _columns() -> int:
 
 
 def parse(argv: list[str], verb_flags: flags.FlagValues) -> None:
-    """Parses the verb's flags, and the config's if it has one."""
+    """Parses the verb's flags and its config, and checks their values; an InputError if invalid."""
     add_common_flags(verb_flags)
     argv = [argv[0], *map(_find_config_file, argv[1:])]
     has_config, is_branch = (
@@ -194,13 +194,13 @@ def parse(argv: list[str], verb_flags: flags.FlagValues) -> None:
     except InputError:
         raise
     except flags.Error as error:
-        if isinstance(error.__context__, InputError):  # of the config file
+        if isinstance(error.__context__, InputError):  # raised by the config file
             raise error.__context__ from None
         raise InputError(
             mistakes.explain_range(str(error), verb_flags)
             or mistakes.explain_parse_error(str(error))
         ) from error
-    except Exception as error:  # of ml_collections
+    except Exception as error:  # raised by ml_collections
         line = " ".join(str(error).split()) or type(error).__name__
         raise InputError(line if line.startswith("--config") else f"--config: {line}") from error
     if rest:
@@ -208,7 +208,7 @@ def parse(argv: list[str], verb_flags: flags.FlagValues) -> None:
 
 
 def _find_config_file(argument: str) -> str:
-    """The path, with `configs/NAME.py` resolved to the project's file if none is here."""
+    """The argument; `configs/NAME.py` becomes the project's file if the current folder has none."""
     name = re.fullmatch(r"(--?config=)?configs/(\w+\.py)(:.*)?", argument)
     return f"{name[1] or ''}{config_file(name[2])}{name[3] or ''}" if name else argument
 

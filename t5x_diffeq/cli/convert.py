@@ -4,9 +4,9 @@ FOLDER holds a Llama, Mistral, Qwen2, Qwen3, OLMo 2, Gemma 1 or GPT-2 model, sav
 docs/huggingface.md has a table of what is supported. A model's name on the Hub instead,
 such as Qwen/Qwen3-0.6B, is fetched first (pip install -e '.[data]'). The new workdir
 is a complete run at step 0, for evaluate, generate, analyze, export and finetune. With --to_ode the
-layers become the values of W(t) at the nodes of a neural ODE, which is the same model at that
-number of steps. --config.data.source and --config.data.path name the text for its perplexity;
-model, length and tokenizer come from FOLDER.
+layers become the values of W(t) at the nodes of a neural ODE, which is the same model if its number
+of steps is the number of layers. --config.data.source and --config.data.path name the text for its
+perplexity; model, length and tokenizer come from FOLDER.
 Needs safetensors: pip install -e '.[export]'.
 """
 
@@ -53,7 +53,7 @@ CONFIG = FLAGS.define_config(
 def main() -> None:
     """Runs the verb."""
     source = flag_values.parse_folder(_INPUT, "convert")
-    to = flag_values.parse_folder(_WORKDIR, "convert")
+    target = flag_values.parse_folder(_WORKDIR, "convert")
     for key in config_flags.get_override_values(FLAGS["config"]):
         section, _, name = key.partition(".")
         if (section == "model" and name not in _FREE) or key == "data.sequence_length":
@@ -77,7 +77,7 @@ def main() -> None:
     from t5x_diffeq.training.load import load_run
 
     config = Config.of(CONFIG.value)
-    folder, workdir = local_path(source, "input"), local_path(to, "workdir")
+    folder, workdir = local_path(source, "input"), local_path(target, "workdir")
     need_packages("convert")
     check_new_folder(workdir, "workdir")
     run_checks("convert", config)
@@ -118,9 +118,9 @@ def load_folder(config: Config, folder: Path) -> "tuple[Config, Tokenizer, dict]
     config_json = read_config_json(folder)
     config, tables = with_model(config, config_json, _SEQUENCE_LENGTH.value)
     config, tokenizer = with_tokenizer(config, config_json, folder)
-    if rows_without := check_vocabulary(tokenizer, tables):
+    if unused_rows := check_vocabulary(tokenizer, tables):
         config = config.with_values({"model.embedding_rows": tables.tokens})
-        log(f"{rows_without} rows of the vocabulary that no token has are kept, never predicted")
+        log(f"{unused_rows} rows of the vocabulary that no token has are kept, never predicted")
     model = ModelConfig.of(config.model, tokenizer.vocab_size, config.data.sequence_length)
     return config, tokenizer, pretrained_params(folder, config_json, model, tables)
 

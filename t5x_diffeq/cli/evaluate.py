@@ -140,10 +140,10 @@ def _show_table(results: list[dict], trained: Config) -> None:
     from t5x_diffeq.inference.notebook import import_plots, write_figure
 
     per_byte = "eval/bits_per_byte" in results[0]
-    wide = 11 if per_byte else 0
+    bits_width = 11 if per_byte else 0
     log(
         f"{'scheme':<12}{'steps':>7}{'FLOPs/token':>13}{'loss':>9}"
-        f"{'bits/byte' if per_byte else '':>{wide}}{'perplexity':>12}"
+        f"{'bits/byte' if per_byte else '':>{bits_width}}{'perplexity':>12}"
     )
     for values in results:
         flops = values.get("flops_per_token")
@@ -151,7 +151,7 @@ def _show_table(results: list[dict], trained: Config) -> None:
         log(
             f"{values['scheme']:<12}{values['num_steps']:>7}"
             f"{'unknown' if flops is None else format_count(flops):>13}{values['eval/loss']:>9.4f}"
-            f"{bits:>{wide}}{values['eval/perplexity']:>12.2f}"
+            f"{bits:>{bits_width}}{values['eval/perplexity']:>12.2f}"
             f"{'  trained grid' if _is_trained(values, trained) else ''}"
         )
     if _PLOT.value:

@@ -40,7 +40,7 @@ def main() -> None:
     from t5x_diffeq.inference.explorer.app import make_app
     from t5x_diffeq.inference.trained_run import load
 
-    at = _bind(_HOST.value, _PORT.value)
+    listener = _bind(_HOST.value, _PORT.value)
     explorers: dict[str, Explorer] = {}
     for workdir in workdirs:
         name = _name_of(workdir, explorers)
@@ -60,10 +60,10 @@ def main() -> None:
             "send and get, its token included, is not encrypted"
         )
     host = f"[{_HOST.value}]" if ":" in _HOST.value else _HOST.value
-    print_result(f"http://{host}:{at.getsockname()[1]}/#token={token}")
+    print_result(f"http://{host}:{listener.getsockname()[1]}/#token={token}")
     log("open this address in a browser; Ctrl-C ends the server")
     with suppress(KeyboardInterrupt):  # the usual end
-        uvicorn.Server(config).run(sockets=[at])
+        uvicorn.Server(config).run(sockets=[listener])
 
 
 def _bind(host: str, port: int) -> socket.socket:
@@ -71,7 +71,7 @@ def _bind(host: str, port: int) -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family)
-    except (OSError, ValueError) as error:  # a name that is none is a ValueError
+    except (OSError, ValueError) as error:  # an invalid host name is a ValueError
         raise InputError(
             f"--host={host} --port={port} can't be used: {describe_error(error)}; --port=0 takes a "
             "port that is free"

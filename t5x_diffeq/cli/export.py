@@ -32,7 +32,7 @@ _AVERAGES = FLAGS.define_averages()
 def main() -> None:
     """Runs the verb."""
     workdir = flag_values.parse_folder(_WORKDIR, "export")
-    to = flag_values.parse_folder(_OUTPUT, "export")
+    target = flag_values.parse_folder(_OUTPUT, "export")
 
     from t5x_diffeq.checkpoints.workdir import read_config
     from t5x_diffeq.data.tokenizer_folder import tokenizer_of_run  # importing JAX takes seconds
@@ -41,7 +41,7 @@ def main() -> None:
     from t5x_diffeq.training.load import load_run
     from t5x_diffeq.training.tracking.jsonl import read_metrics
 
-    output = local_path(to, "output")
+    output = local_path(target, "output")
     need_packages("export")
     as_run = read_config(workdir)
     tokenizer = tokenizer_of_run(workdir)

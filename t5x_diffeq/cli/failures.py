@@ -42,11 +42,11 @@ def fail(status: int, error: object) -> int:
 
 
 def end_of(error: BaseException) -> int:
-    """Judges how a verb ends that raised this: prints its last line, and returns its exit status.
+    """Ends a verb that raised `error`: prints the last line, and returns the exit status.
 
-    It is never 0: a verb is done when it returns. An error whose message this package wrote has the
-    status of its class, but if a file can't be read or written because its bucket or network disk
-    does not answer, the problem may be temporary.
+    The status is never 0, even after `sys.exit(0)`: only a verb that returns is done. An InputError
+    or a RunError has the status of its class, unless an infrastructure failure caused it, such as a
+    bucket or a network disk that does not answer.
     """
     unwritten = console.results_error() if isinstance(error, OSError) else None
     if unwritten:
@@ -55,21 +55,22 @@ def end_of(error: BaseException) -> int:
         return fail(peers.EXIT_INTERRUPTED, "stopped by Ctrl-C")
     if isinstance(error, InputError | RunError):
         status = 2 if isinstance(error, InputError) else 1
-        passes = is_infrastructure_failure(error)
-        return fail(peers.EXIT_INFRASTRUCTURE if passes else status, _with_notes(str(error), error))
+        if is_infrastructure_failure(error):
+            status = peers.EXIT_INFRASTRUCTURE
+        return fail(status, _with_notes(str(error), error))
     if not isinstance(error, Exception):
         return fail(1, _explain_exit(error))
     return _fail_unforeseen(error)
 
 
 def _with_notes(message: str, error: BaseException) -> str:
-    """The message, with our notes that say where it was raised; JAX and Grain add others."""
+    """The message with our notes, which name the hook that failed; not with JAX's and Grain's."""
     notes = (each for each in getattr(error, "__notes__", ()) if each.startswith("in the hook "))
     return "; ".join([message, *notes])
 
 
 def _explain_exit(error: BaseException) -> str:
-    """One line for code that wants to end the process, as by `sys.exit`: which, and the way out."""
+    """One line for code that wants to end the process, such as by `sys.exit`: where it stands."""
     library = (sysconfig.get_path("stdlib") + os.sep, "<")
     frames = traceback.extract_tb(error.__traceback__)
     others = [each for each in frames if not each.filename.startswith(library)]
@@ -82,9 +83,9 @@ def _explain_exit(error: BaseException) -> str:
 
 
 def fail_to_write(error: OSError) -> int:
-    """`fail` for results that standard output doesn't take.
+    """`fail` for results that can't be written to standard output.
 
-    If their reader has ended, as in `generate | head -1`, nobody wants the rest.
+    If the reader has ended, as in `generate | head -1`, SIGPIPE ends this process without a word.
     """
     if isinstance(error, BrokenPipeError):
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
@@ -95,7 +96,7 @@ def fail_to_write(error: OSError) -> int:
 def _fail_unforeseen(error: Exception) -> int:
     """`fail` for an error of a library, of the system or of our own, with its traceback.
 
-    Failures of the infrastructure, and what the platform refuses, get one line instead.
+    An infrastructure failure, a platform without devices or a failed import gets one line instead.
     """
     if find_peers():
         time.sleep(_SECONDS_FOR_OTHERS)  # another may have failed first, and will end this one
@@ -111,5 +112,5 @@ def _fail_unforeseen(error: Exception) -> int:
     with suppress(OSError):
         traceback.print_exception(error)
     if others := find_peers():
-        others.wait_for_all()  # one may be lost, which takes longer to notice than its consequences
+        others.wait_for_all()  # a lost process is noticed later than the errors that it causes
     return fail(1, _with_notes(f"{type(error).__name__}: {error}", error))

@@ -43,7 +43,7 @@ def complete_config(given: Mapping[str, object], pretrained: Config) -> Config:
         pretrained run's value.
 
     Raises:
-      InputError: if a key is set that the pretrained run determines, naming it.
+      InputError: if a key is set whose value the pretrained run determines; names the key.
     """
     from t5x_diffeq.model.ode.sources import source_of
 
@@ -92,7 +92,8 @@ def finetune(given: Mapping[str, object], workdir: AnyPath) -> int:
     """Tunes to `config.train.total_steps`; returns the exit status, as `train` does.
 
     Args:
-      given: the values of the config file by dotted key; the run in `init_from` has the others.
+      given: the values of the config file by dotted key; the other values are those of the run in
+        `init_from`.
       workdir: a new workdir, or one whose run is resumed.
 
     Raises:
@@ -116,13 +117,13 @@ def finetune(given: Mapping[str, object], workdir: AnyPath) -> int:
             setup, PretrainedRun(source, vocab_size, config.init_step)
         )
         log(f"starts from the weights of {source} at step {step}")
-        without = [
+        frozen = [
             "/".join(path)
             for path, leaf in declared_leaves(setup.model.config).items()
             if leaf.role == "kernel" and not leaf.takes_adapter
         ]
-        if config.model.adapter_rank and without:
-            log(f"these kernels have no adapters, and are frozen: {', '.join(without)}")
+        if config.model.adapter_rank and frozen:
+            log(f"these kernels have no adapters, and are frozen: {', '.join(frozen)}")
         return state
 
     return train_to_end(config, workdir, make_state=make_state)

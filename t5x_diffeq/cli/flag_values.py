@@ -39,9 +39,9 @@ def _parse_folder(text: str, name: str) -> AnyPath:
         if path.is_symlink() and not path.exists():
             target = path.readlink()
             raise InputError(f"--{name}={path} is a link to {target}, which doesn't exist")
-        there = next(each for each in (path, *path.absolute().parents) if each.exists())
-        if not there.is_dir():
-            raise InputError(f"--{name}={path}: {there} is a file; name a folder")
+        existing = next(each for each in (path, *path.absolute().parents) if each.exists())
+        if not existing.is_dir():
+            raise InputError(f"--{name}={path}: {existing} is a file; name a folder")
     return path
 
 
@@ -57,7 +57,7 @@ def parse_part(flag: flags.FlagHolder | flags.Flag) -> tuple[int, int]:
     """(i, n) of a flag's `i/n`, the i-th of n parts; without a value, the whole.
 
     Raises:
-      InputError: if it is not that, with 0 <= i < n.
+      InputError: if the value is not `i/n` with 0 <= i < n.
     """
     match = re.fullmatch(r"(\d+)/(\d+)", flag.value or "0/1", re.ASCII)
     if not match or not int(match[1]) < int(match[2]):

@@ -37,7 +37,7 @@ _TOP_P = FLAGS.define_number(
 _NUM_STEPS = FLAGS.define_num_steps()
 _SEED = FLAGS.define_integer(
     "seed",
-    "Seed of the draws; with the same one, the same command samples the same.",
+    "Seed of the draws; with the same seed, the same command draws the same text.",
     0,
     0,
     2**32 - 1,
@@ -99,7 +99,7 @@ def _check_flags() -> None:
 
 
 def _read_prompt(tokenizer, text: str, limit: int, chat) -> list[int]:
-    """The prompt's tokens; with a template, of a user's message and what precedes the answer."""
+    """The prompt's tokens; with `chat`, the user's message in the template, up to the answer."""
     from t5x_diffeq.data.chat import TemplateError
 
     try:

@@ -48,33 +48,33 @@ def main() -> None:
 
     config = Config.of(CONFIG.value)
     run_checks("plan", config)
-    where = make_topology(_TOPOLOGY.value, _SLICES.value)
-    (sweep if _SWEEP.value else show_plans)(config, where)
+    topology = make_topology(_TOPOLOGY.value, _SLICES.value)
+    (sweep if _SWEEP.value else show_plans)(config, topology)
 
 
-def make_plan(name: str, config: Config, where: "Topology") -> "Plan":
+def make_plan(name: str, config: Config, topology: "Topology") -> "Plan":
     """Makes the plan of a config; prints a line when it is compiled."""
     from t5x_diffeq.planner.planning import plan_setup, plan_step
     from t5x_diffeq.training.partitioning import describe_mesh
     from t5x_diffeq.training.setup import expected_vocab_size
 
-    setup = plan_setup(config, expected_vocab_size(config), where)
+    setup = plan_setup(config, expected_vocab_size(config), topology)
     start = time.perf_counter()
-    plan = plan_step(setup, config.train.batch_size, where)
+    plan = plan_step(setup, config.train.batch_size, topology)
     took = f"compiled in {time.perf_counter() - start:.0f} s"
     log(f"{name}: {describe_mesh(dict(setup.mesh.shape))}, remat {config.model.remat}, {took}")
     return plan
 
 
-def _make_plans(configs: dict[str, Config], where: "Topology") -> "dict[str, Plan]":
+def _make_plans(configs: dict[str, Config], topology: "Topology") -> "dict[str, Plan]":
     start, cpu = time.perf_counter(), time.process_time()
     # One worker: JAX can't trace splash attention's kernel in two threads at once (jax 0.10.2).
     with ThreadPoolExecutor(max_workers=1) as pool:
-        made = {name: pool.submit(make_plan, name, c, where) for name, c in configs.items()}
-        while pending := wait(made.values(), _SECONDS_BETWEEN_LINES).not_done:
-            left = ", ".join(name for name, future in made.items() if future in pending)
+        futures = {name: pool.submit(make_plan, name, c, topology) for name, c in configs.items()}
+        while pending := wait(futures.values(), _SECONDS_BETWEEN_LINES).not_done:
+            left = ", ".join(name for name, future in futures.items() if future in pending)
             log(f"compiling {left}: {time.perf_counter() - start:.0f} s")
-        plans = {name: future.result() for name, future in made.items()}
+        plans = {name: future.result() for name, future in futures.items()}
     log(f"that took {time.process_time() - cpu:.0f} s of CPU time")
     return plans
 
@@ -85,24 +85,24 @@ def _print_plan(name: str, plan: "Plan") -> None:
     print_result(json.dumps({"name": name, **plan_record(plan)}))
 
 
-def sweep(config: Config, where: "Topology") -> None:
+def sweep(config: Config, topology: "Topology") -> None:
     """Searches for the fastest plan; prints a JSON line per plan, then a table and flags."""
     from t5x_diffeq.planner.search import as_flags, search
     from t5x_diffeq.planner.tables import show_ranked
     from t5x_diffeq.training.setup import expected_vocab_size
 
     def compile_plan(title: str, other: Config) -> "Plan":
-        (plan,) = _make_plans({title: other}, where).values()
+        (plan,) = _make_plans({title: other}, topology).values()
         _print_plan("model", plan)
         return plan
 
-    fitting = search(config, expected_vocab_size(config), where, compile_plan)
+    fitting = search(config, expected_vocab_size(config), topology, compile_plan)
     ranked = [(as_flags(changes), plan) for changes, plan in fitting]
     show_ranked(ranked)
     log("fastest:", ranked[0][0])
 
 
-def show_plans(config: Config, where: "Topology") -> None:
+def show_plans(config: Config, topology: "Topology") -> None:
     """Prints plans of the model and its baseline."""
     from t5x_diffeq.model.ode.sources import source_of
     from t5x_diffeq.planner.tables import print_plans
@@ -110,7 +110,7 @@ def show_plans(config: Config, where: "Topology") -> None:
     configs = {"model": config}
     if source_of(config.model).any_time:
         configs["baseline"] = baseline_of(config)
-    plans = _make_plans(configs, where)
+    plans = _make_plans(configs, topology)
     print_plans(plans)
     for name, plan in plans.items():
         _print_plan(name, plan)

@@ -57,7 +57,8 @@ def prepare_data(
 
     Args:
       workers: number of processes that tokenise; None: one for each core if the source is large.
-        Each imports for seconds, in which one alone tokenises several megabytes on all cores.
+        Each process imports for seconds. Meanwhile one process would tokenise several megabytes,
+        as it uses all cores.
       part: (i, n), the i-th of n parts.
     """
     from t5x_diffeq.data.manifest import MASKS, SPLITS

@@ -30,16 +30,17 @@ def silence_libraries() -> None:
 
 
 def _show_unless_loop_closed(unraisable: "sys.UnraisableHookArgs") -> None:
-    """Shows an error that nothing can catch, but for those of TensorStore's threads.
+    """Shows an error that nothing can catch, unless it is of TensorStore's threads.
 
-    When a save has failed, they tell an event loop that Orbax has closed of each file left.
+    After a failed save, these threads report each remaining file to an event loop, which Orbax has
+    already closed.
     """
     if str(unraisable.exc_value) != "Event loop is closed":
         sys.__unraisablehook__(unraisable)
 
 
 def _log_first_failure(message: Warning | str, *_: object, **__: object) -> None:
-    """Prints JAX's first warning about reading, and the first about writing, in one line."""
+    """Prints JAX's first warning about reading and its first about writing, each in one line."""
     failure = re.match(_CACHE_FAILED, str(message))
     if failure and failure[0] not in _cache_failures:
         _cache_failures.add(failure[0])

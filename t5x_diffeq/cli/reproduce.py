@@ -32,7 +32,7 @@ _SCALES = ("laptop", "paper")
 
 
 class ExperimentFlags(VerbFlags):
-    """The flags of a set of runs: the paper's experiments and studies have the same."""
+    """The flags of a set of runs, the same for the paper's experiments and for studies."""
 
     def __init__(self, module: str, output: str | None = None):
         super().__init__(module)
@@ -153,11 +153,11 @@ def _texts(flags: ExperimentFlags) -> dict[str, dict[str, object]]:
         if keys["data.source"] == "text_files":
             file = parse_path(keys["data.path"], f"--text={name}")
             inside = files_in(file) if file.is_dir() else files_matching(file)
-            there = [file] if file.is_file() else inside
-            if not (file.exists() or there):
+            texts = [file] if file.is_file() else inside
+            if not (file.exists() or texts):
                 raise InputError(f"--text={name}={file}: there is no such file or folder; check it")
             if isinstance(file, Path) and not any(
-                each.exists() and each.stat().st_size for each in there
+                each.exists() and each.stat().st_size for each in texts
             ):
                 raise InputError(f"--text={name}={file} has no text; name another file or folder")
     return keys_by_text
@@ -185,11 +185,13 @@ def present(
 
     folder.mkdir(parents=True, exist_ok=True)
     done = read_results(output)
-    # An outcome may come from another experiment, so it is given this one's labels.
-    every = [{**done[run.name], **run.labels} for run in runs]
-    outcomes = add_task_scores([each for each, run in zip(every, runs, strict=True) if run.labels])
+    # An outcome may come from another experiment, so it gets the labels of this experiment.
+    labelled = [{**done[run.name], **run.labels} for run in runs]
+    outcomes = add_task_scores(
+        [outcome for outcome, run in zip(labelled, runs, strict=True) if run.labels]
+    )
     tables = [f"{each.value}\n\n{format_markdown(outcomes, each)}" for each in experiment.tables]
-    notes = [*experiment.notes(every, output), *caveats]
+    notes = [*experiment.notes(labelled, output), *caveats]
     write_whole(folder / "tables.md", "\n\n".join([*tables, *notes, ""]).encode())
     write_whole(folder / "outcomes.json", json.dumps(outcomes, indent=1).encode())
     for number, table in enumerate(experiment.tables, 1):

@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def _runs_in(folder: AnyPath) -> list[AnyPath]:
-    """The folder, if it is that of a run, else the runs' folders in it."""
+    """The folder itself if it is a run's, else the folders of runs in it."""
     from t5x_diffeq.checkpoints.identity import CONFIG_FILE
     from t5x_diffeq.training.history import FILE
 
@@ -61,13 +61,15 @@ def _runs_in(folder: AnyPath) -> list[AnyPath]:
 
     if is_run(folder):
         return [folder]
-    found = [path for path in sorted(folder.iterdir()) if is_run(path)] if folder.is_dir() else []
-    if not found:
+    workdirs = (
+        [path for path in sorted(folder.iterdir()) if is_run(path)] if folder.is_dir() else []
+    )
+    if not workdirs:
         raise InputError(
             f"--workdir={folder}: neither it nor a folder in it holds a run ({FILE} or "
             f"{CONFIG_FILE}); name the --workdir of a training"
         )
-    return found
+    return workdirs
 
 
 def _lines_of_run(run: "RunStatus") -> list[str]:
@@ -125,18 +127,18 @@ def _table_of_runs(runs: "list[RunStatus]") -> list[str]:
     lines = [["run", "state", "step", "loss", "lowest", "bits/byte", "goodput", "time", "left"]]
     for name, run in zip(short_names([run.workdir for run in runs]), runs, strict=True):
         losses, bits = list(run.losses.values()), run.bits_per_byte
-        known = run.attempts
-        wall = goodput.wall_seconds(known) if known else 0.0
+        attempts = run.attempts
+        wall = goodput.wall_seconds(attempts) if attempts else 0.0
         lines.append(
             [
                 name,
                 run.state,
-                f"{run.step}/{known[-1].total_steps}" if known else str(run.step),
+                f"{run.step}/{attempts[-1].total_steps}" if attempts else str(run.step),
                 f"{losses[-1]:.4f}" if losses else "-",
                 f"{min(losses):.4f}" if losses else "-",
                 "-" if bits is None else f"{bits:.4f}",
-                f"{goodput.goodput(known):.1%}" if known else "-",
-                format_duration(wall) if known else "-",
+                f"{goodput.goodput(attempts):.1%}" if attempts else "-",
+                format_duration(wall) if attempts else "-",
                 format_duration(run.seconds_left) if run.seconds_left is not None else "-",
             ]
         )

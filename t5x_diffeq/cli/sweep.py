@@ -66,9 +66,9 @@ def main() -> int:
     if verb == "train":
         _check_points(plan)
     runs, (i, n) = plan.runs(), part
-    mine = part_of(runs, i, n)
+    part_runs = part_of(runs, i, n)
     if _DRY_RUN.value:
-        print_result("\n".join(shlex.join(run.command(output)) for run in mine))
+        print_result("\n".join(shlex.join(run.command(output)) for run in part_runs))
         return 0
     check_same(runs, finished(read_results(output)))
     if _TABLE_ONLY.value:
@@ -78,7 +78,7 @@ def main() -> int:
         return 0
     results = "results.jsonl" if n == 1 else f"results-{i}.jsonl"
     try:
-        carry_out(mine, output, results, go_on=True)
+        carry_out(part_runs, output, results, go_on=True)
     except StoppedError as stopped:
         log("stopped, saved; the same command continues")
         return stopped.status
@@ -90,18 +90,18 @@ def main() -> int:
         )
     else:
         _present(plan, output)
-    if failed := [run.name for run in mine if "failed" in outcomes[run.name]]:
+    if failed := [run.name for run in part_runs if "failed" in outcomes[run.name]]:
         raise RunError(
-            f"{len(failed)} of {len(mine)} runs failed: {', '.join(failed)}; their logs in "
+            f"{len(failed)} of {len(part_runs)} runs failed: {', '.join(failed)}; their logs in "
             f"{output} say why, and the same command tries them again"
         )
     return 0
 
 
 def _check_points(plan) -> None:
-    """Checks what can be checked of every point's config before any of them is trained.
+    """Checks every point's config before a run begins.
 
-    It must not start JAX's devices, which the runs need for themselves.
+    The checks must not start JAX's devices, because the runs, which are other processes, need them.
     """
     from t5x_diffeq.model.config import ModelConfig
     from t5x_diffeq.training.checks import run_checks
@@ -128,8 +128,8 @@ def _present(plan, output: AnyPath) -> None:
     where = f"table and figures in {output}: sweep.md, sweep.png"
     if axes and (best := best_of(summaries)):
         choices = zip(axes, best.labels, strict=True)
-        named = ", ".join(f"{axis.key}={label}" for axis, label in choices)
-        where = f"best: {named}; {where}"
+        values = ", ".join(f"{axis.key}={label}" for axis, label in choices)
+        where = f"best: {values}; {where}"
     log(where)
     if axes and len(plan.seeds) == 1:
         log("with one seed, a difference may be chance: --seeds=3 gives means and standard errors")

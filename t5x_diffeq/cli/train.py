@@ -69,7 +69,7 @@ def main() -> int:
 
 
 def _branch(workdir: AnyPath) -> Config:
-    """The config of a branch; process 0 makes its workdir if that is new."""
+    """The config of a branch; process 0 makes the branch's workdir if it is new."""
     from t5x_diffeq.cluster.processes import run_in_turn
     from t5x_diffeq.training.branch import branch_off
 
@@ -91,7 +91,7 @@ def _branch(workdir: AnyPath) -> Config:
 
 
 def train_to_end(config: Config, workdir: AnyPath, **given: Callable) -> int:
-    """Trains with the hooks of every run; `given` and the exit status are those of the loop."""
+    """Calls `loop.train` with the hooks of every run and with `given`; returns the exit status."""
     from t5x_diffeq.training import loop
 
     return loop.train(config, workdir, _hooks(), **given)
@@ -105,7 +105,8 @@ def _hooks() -> "Sequence[type[Hook]]":
     from t5x_diffeq.training.hooks.spike_hook import Spikes
     from t5x_diffeq.training.hooks.watcher import Watcher, WeightFigures
 
-    # In the order in which they are called: figures are drawn while the model is evaluated.
+    # In the order in which they are called. WeightFigures is first: it draws in another thread,
+    # while Evaluation evaluates the model.
     return (
         *(WeightFigures, Evaluation, Samples),
         *(Profiler, Requests, Watcher, Spikes, MetricsLog),
@@ -132,9 +133,9 @@ def train(config: Config | ConfigDict, workdir: str | PathLike) -> "TrainedRun":
     from t5x_diffeq.inference.trained_run import load
 
     folder = parse_path(os.fspath(workdir), "workdir")
-    made = config if isinstance(config, Config) else Config.of(config)
+    frozen = config if isinstance(config, Config) else Config.of(config)
     with sole_writer(folder):
-        status = train_to_end(made, folder)
+        status = train_to_end(frozen, folder)
     if status == EXIT_INTERRUPTED:
         raise KeyboardInterrupt(
             f"the run is saved: the same call continues it, and load({str(folder)!r}) loads it"

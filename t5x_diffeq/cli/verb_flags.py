@@ -1,4 +1,4 @@
-"""The flags of a verb: how each kind is defined, and those that several verbs have."""
+"""The flags of a verb: methods that define each kind of flag, and flags that several verbs have."""
 
 import sys
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ class VerbFlags(flags.FlagValues):
     """The flags of a verb, which its module defines when it is imported.
 
     Args:
-      module: the module's `__name__`; if it is run as a script, this ends the process.
+      module: the module's `__name__`; a module that is run as a script ends here, with a message.
       positional: the flag whose value may also be given without its name, as the first argument.
     """
 
