@@ -1,4 +1,4 @@
-"""The check of a folder before it is handed over: its logits in PyTorch."""
+"""Checks an exported folder before it gets its name: PyTorch must compute the run's logits."""
 
 import os
 import subprocess
@@ -23,10 +23,10 @@ _SCRIPT = Path(__file__).with_name("torch_logits.py")
 def compare_logits(
     folder: Path, model_class: str, config: ModelConfig, params: dict, adapter: Path | None = None
 ) -> str:
-    """Compares the logits of a folder's model in PyTorch with the run's; says how in words.
+    """Compares the logits of a folder's model in PyTorch with the run's; the outcome, in words.
 
-    The logits are in float32. If they can't be compared, the words say why. `adapter` is the folder
-    of the model's adapters, if they aren't merged.
+    The logits are in float32. If they can't be compared, the outcome says why. `adapter` is the
+    folder of the model's adapters, if they aren't merged.
 
     Raises:
       RunError: if PyTorch can't read the folder, or the logits differ.
@@ -40,10 +40,10 @@ def compare_logits(
         environment = {
             **os.environ,
             "HF_HUB_OFFLINE": "1",
-            "HF_HOME": f"{scratch}/home",  # where it would copy the folder's code to
+            "HF_HOME": f"{scratch}/home",  # transformers copies the folder's code to it
             "CUDA_VISIBLE_DEVICES": "",
         }
-        # -P: this file's folder has a peft.py of its own.
+        # -P: else this folder would be first on the path, and could hide modules of PyTorch.
         ended = subprocess.run(
             [python(), "-P", str(_SCRIPT), *map(str, arguments)],
             env=environment,

@@ -16,7 +16,7 @@ from t5x_diffeq.model.layers.rotary import BASE, rotary_table
 from t5x_diffeq.model.ode.solvers import find_scheme
 from t5x_diffeq.system.errors import InputError
 
-# The file of every model of our own blocks.
+# The PyTorch file of all models with blocks of this package.
 DIFFEQ_FORM = PyTorchForm(
     Path(__file__).with_name("modeling_diffeq.py"),
     "DiffEqConfig",
@@ -28,7 +28,7 @@ _QUANTIZED = {"quantization_config": (None,)}
 
 
 def plain_config(config: ModelConfig, kind: str, family: Family, border: Border) -> dict:
-    """`config.json` of the library's own class, which the model must have (`family_of`)."""
+    """`config.json` for a class of transformers, which `family_of` gives for the model."""
     names = [name for name, ours in family.activations.items() if ours == config.mlp_activation]
     values = {
         "num_kv_heads": config.kv_heads,
@@ -53,7 +53,7 @@ def plain_config(config: ModelConfig, kind: str, family: Family, border: Border)
 
 
 def diffeq_config(config: ModelConfig, form: PyTorchForm, border: Border) -> dict:
-    """`config.json` of a PyTorch file that travels with the weights."""
+    """`config.json` for a model whose PyTorch file lies beside the weights."""
     gpt, module = config.architecture == "gpt", form.modeling.stem
     frequencies, factor = rotary_table(config.head_width, config.rope_theta, config.rope_scaling)
     return {
@@ -100,7 +100,7 @@ def _common(config: ModelConfig, border: Border) -> dict:
 
 
 def model_keys(config_json: Mapping[str, Any]) -> tuple[dict, TableSizes]:
-    """Our `config.model` keys and the folder's tables, from its `config.json`.
+    """Our `config.model` keys and the sizes of the folder's tables, from its `config.json`.
 
     Raises:
       InputError: if the folder holds another architecture, or a variant that we don't support.
@@ -141,9 +141,9 @@ def model_keys(config_json: Mapping[str, Any]) -> tuple[dict, TableSizes]:
 
 
 def _check_known(config_json: Mapping[str, Any], kind: str, family: Family) -> None:
-    """Checks that nothing is said that could change the computation in a way that we don't have.
+    """Checks that every key is known, because an unknown one may change what the model computes.
 
-    A key that is off (null, false, 0 or empty) says nothing.
+    A key that is off (null, false, 0 or empty) is not checked.
     """
     known = {*HARMLESS, *family.keys.values(), *family.only, *_QUANTIZED}
     known |= {"vocab_size", "tie_word_embeddings", *(ROTARY_KEYS if family.rotary else ())}
@@ -180,7 +180,7 @@ def is_tied(config_json: Mapping[str, Any], family: Family) -> bool:
 
 def check_window(config_json: Mapping[str, Any], length: int) -> None:
     """Checks that sequences fit into attention's window, if there is one (else: InputError)."""
-    everywhere = config_json["model_type"] == "mistral"  # its class asks for nothing else
+    everywhere = config_json["model_type"] == "mistral"  # with no other key to turn it on
     some_layers = "sliding_attention" in (config_json.get("layer_types") or [])
     if not (everywhere or config_json.get("use_sliding_window") or some_layers):
         return
@@ -193,7 +193,7 @@ def check_window(config_json: Mapping[str, Any], length: int) -> None:
 
 
 def _read_sizes(config_json: Mapping[str, Any], family: Family) -> dict[str, Any]:
-    """The numbers of `config.json`, which are greater than 0, by our keys."""
+    """The sizes in `config.json` by our keys; each must be greater than 0 (else: InputError)."""
     sizes = {}
     optional = ("head_dim", "num_kv_heads", "mlp_dim" if family.architecture == "gpt" else "")
     for ours, theirs in [*family.keys.items(), ("vocab_size", "vocab_size")]:

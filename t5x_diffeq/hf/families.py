@@ -1,4 +1,4 @@
-"""The model classes of transformers that a per-layer model can be, as a table."""
+"""A table of the model classes of transformers that per-layer models are exported to."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -41,16 +41,16 @@ class Family:
     model_class: str
     layout: Layout  # the names of its tensors
     keys: Mapping[str, str] = field(default_factory=lambda: _LLAMA_KEYS)
-    # The MLP's activation as we call it, by their name; export writes the first.
+    # Our names of the MLP's activation, by the library's names; export writes the first.
     activations: Mapping[str, str] = field(default_factory=lambda: _LLAMA_ACTIVATIONS)
     architecture: str = "llama"  # our block
     features: Mapping[str, Any] = field(default_factory=dict)  # our keys that have fixed values
     scaled_embedding: bool = False  # by the square root of its width
-    any_head_dim: bool = True  # whether the heads' widths may not sum to `embed_dim`
+    any_head_dim: bool = True  # whether the heads' widths may sum to another width than `embed_dim`
     rotary: bool = True
-    tied_head: bool | None = False  # if `config.json` says nothing; None: it is always tied
+    tied_head: bool | None = False  # the default of `config.json`; None: the head is always tied
     defaults: Mapping[str, Any] = field(default_factory=dict)  # of keys that `config.json` lacks
-    # Keys that change the computation, with the values that we have; the first is the default.
+    # Keys that change the computation, with the supported values; the first is the default.
     only: Mapping[str, tuple] = field(default_factory=dict)
 
     def embedding_scale(self, embed_dim: int) -> float:
@@ -159,7 +159,7 @@ FAMILIES = {
     "gemma": Family(
         "GemmaForCausalLM",
         GEMMA,
-        # The library, too, takes the tanh form where this class's folders say "gelu".
+        # If a folder of this class says "gelu", the library, too, computes the tanh form.
         activations={"gelu_pytorch_tanh": "gelu", "gelu_new": "gelu", "gelu": "gelu"},
         scaled_embedding=True,
         tied_head=True,
@@ -174,10 +174,10 @@ FAMILIES = {
 
 
 def family_of(config: ModelConfig) -> tuple[str, Family] | None:
-    """The `model_type` and class that compute what a model does, or None.
+    """The `model_type` and class that compute what a model does; None if there is none.
 
-    Every model of the classical residual block can have one (Lie-Trotter, with the step size in
-    the weights) if its norms have a single epsilon.
+    A model can have a class only if its step is the classical residual block (Lie-Trotter, whose
+    step size goes into the weights), and if all its norms have one epsilon.
     """
     sequential = find_scheme(config.scheme).layer == "sequential"
     if config.block or not sequential or config.mlp_input != "state":

@@ -24,7 +24,7 @@ from t5x_diffeq.system.foreign_files import open_inside, read_inside
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _SHARD_BYTES = 5 * 10**9
-FLOATS = ("F32", "BF16", "F16")  # what a model's parameters can be stored in, by safetensors' names
+FLOATS = ("F32", "BF16", "F16")  # dtypes of stored parameters, by safetensors' names
 
 
 def need_packages(verb: str) -> None:
@@ -53,7 +53,7 @@ def new_folder(path: Path, flag: str) -> Iterator[Path]:
     """Yields a folder to fill beside `path`; renames it to `path` on success, else removes it.
 
     Raises:
-      InputError: if something is there already, or the folder can't be made.
+      InputError: if `path` is a file or a folder that isn't empty, or a folder can't be made.
     """
     check_new_folder(path, flag)
     absolute = path.absolute()
@@ -78,7 +78,7 @@ def new_folder(path: Path, flag: str) -> Iterator[Path]:
 
 
 def _lock(descriptor: int) -> bool:
-    """Locks a folder until the descriptor is closed or the process ends; says whether it could."""
+    """Locks a folder until the descriptor is closed or the process ends; False if it can't."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:  # another process holds it, or the file system has no locks
@@ -87,7 +87,7 @@ def _lock(descriptor: int) -> bool:
 
 
 def _remove_abandoned(folder: Path) -> None:
-    """Removes what killed processes left beside the folder; nobody has a lock on it any more."""
+    """Removes the partial folders that killed processes left; nobody locks these any more."""
     for partial in folder.parent.glob(f".{glob.escape(folder.name)}.????????.partial"):
         with suppress(OSError):  # a link, or somebody else's
             descriptor = os.open(partial, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -97,7 +97,7 @@ def _remove_abandoned(folder: Path) -> None:
 
 
 def _settle(folder: Path) -> None:
-    """Syncs everything in the folder to disk, with the permissions of any new file."""
+    """Gives everything in the folder the permissions of a new file, and syncs it to disk."""
     umask = os.umask(0)  # the umask can only be read by setting it
     os.umask(umask)
     for path in (folder, *folder.rglob("*")):
@@ -131,7 +131,7 @@ def write_tensors(folder: Path, tensors: Tensors, shard_bytes: int = _SHARD_BYTE
     else:
         index = {"metadata": {"total_size": size}, "weight_map": files}
         (folder / _INDEX).write_text(json.dumps(index, indent=2), "utf-8")
-    return size // 4
+    return size // 4  # bytes of a float32
 
 
 def _group_shards(tensors: Tensors, shard_bytes: int) -> Iterator[dict[str, np.ndarray]]:
@@ -226,9 +226,10 @@ class TensorFiles:
         return tensor
 
     def stored(self, name: str, dtypes: tuple[str, ...]) -> Shaped[np.ndarray, "..."]:
-        """The tensor of exactly this name as it is; an InputError if its dtype isn't among these.
+        """The tensor of exactly this name, in its own dtype.
 
-        Each dtype has safetensors' name.
+        Raises:
+          InputError: if `dtypes`, which are safetensors' names, doesn't have its dtype.
         """
         dtype = self.files[name].get_slice(name).get_dtype()
         if dtype not in dtypes:
@@ -254,7 +255,7 @@ def _open_tensors(path: Path) -> Any:
         raise InputError(f"{path} can't be read: {error}; restore it") from error
 
 
-_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt"]
+_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt"]  # to fetch
 
 
 def is_hub_id(name: str) -> bool:

@@ -19,11 +19,11 @@ from t5x_diffeq.model.sub_fields import declared_leaves, make_block, need_method
 
 
 class LibraryForm:
-    """A class of transformers, which computes what the model does on its grid.
+    """A class of transformers that computes what the model does on its grid.
 
     Attributes:
-      layout: the names of the tensors, and how they lie.
-      files: files that are copied beside them.
+      layout: the tensors' names, and whether their matrices are transposed.
+      files: PyTorch files that are copied into the folder.
       notes: what a user must know.
     """
 
@@ -45,7 +45,7 @@ class LibraryForm:
 
 
 class LayersForm:
-    """A PyTorch file of ours, or of the block's, that travels with the weights of a grid.
+    """The weights of a grid, with a PyTorch file of this package or of the block.
 
     Its attributes are those of `LibraryForm`.
     """
@@ -72,7 +72,7 @@ class LayersForm:
 
 
 def grid_weights(model: LanguageModel, params: dict, merged: bool) -> Weights:
-    """The weights of the grid in float32; those that write to the residual stream include dt."""
+    """The grid's weights `[N, ...]` in float32; leaves that write to the residual include dt."""
     exact = LanguageModel(model.config.in_float32())
     method = "merged_weights" if merged else "weights"
     with jax.default_matmul_precision("highest"):

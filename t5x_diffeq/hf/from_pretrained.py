@@ -45,7 +45,7 @@ def read_config_json(folder: Path) -> dict:
 def with_model(config: Config, config_json: dict, length: int | None) -> tuple[Config, TableSizes]:
     """The config with the folder's model and length; and the number of rows of its tables.
 
-    The sequence length is the folder's if it is None.
+    If `length` is None, the sequence length is the folder's.
 
     Raises:
       InputError: if the architecture is not supported, or the length exceeds the folder's, or
@@ -63,18 +63,18 @@ def with_model(config: Config, config_json: dict, length: int | None) -> tuple[C
 
 
 def with_tokenizer(config: Config, config_json: dict, folder: Path) -> tuple[Config, Tokenizer]:
-    """The config with the folder's tokenizer, unless it names one; and the tokenizer.
+    """The config with the folder's tokenizer, unless the config names another; and the tokenizer.
 
     Raises:
-      InputError: if there is none.
+      InputError: if neither the folder nor the config has a tokenizer.
     """
     data, file = config.data, tokenizer_file(folder)
-    is_theirs = data.tokenizer == _TRAINED
+    from_folder = data.tokenizer == _TRAINED
     imported = read_imported(folder, config_json)
     if data.end_of_text is not None:
         for keys in imported.values():
             keys.pop("eos_token_id", None)
-    if is_theirs:
+    if from_folder:
         if file is None:
             raise InputError(
                 f"--input={folder} holds neither tokenizer.model nor tokenizer.json; name its "
@@ -86,7 +86,7 @@ def with_tokenizer(config: Config, config_json: dict, folder: Path) -> tuple[Con
         first, *_ = token_names(Path(os.path.expanduser(data.tokenizer)), ends)
         data = replace(data, end_of_text=first)
     tokenizer = make_tokenizer(data, [])
-    if is_theirs:
+    if from_folder:
         tokenizer.imported = imported
     elif data.tokenizer != "bytes" and ends:
         tokenizer.imported = {"config.json": {"eos_token_id": [*dict.fromkeys(ends)]}}
@@ -96,31 +96,32 @@ def with_tokenizer(config: Config, config_json: dict, folder: Path) -> tuple[Con
 def check_vocabulary(tokenizer: Tokenizer, tables: TableSizes) -> int:
     """The number of rows that no token has; an InputError if a token has no row.
 
-    Any number is taken (Qwen's tables have 267 to 418), except beside bytes, which are no folder's
-    own tokenizer unless it has exactly 256 rows.
+    There may be any number of such rows (Qwen's tables have 267 to 418). With the tokenizer `bytes`
+    there may be none, because then another tokenizer is the model's own.
     """
     tokens = tokenizer.vocab_size
-    rows_without = tables.tokens - tokens
-    if rows_without < 0 and not isinstance(tokenizer, ByteTokenizer):
+    unused_rows = tables.tokens - tokens
+    if unused_rows < 0 and not isinstance(tokenizer, ByteTokenizer):
         raise InputError(
             f"--input: the model has vectors for {tables.tokens} tokens, and the tokenizer has "
             f"{tokens}; remove the tokens that were added, add their rows "
             "(resize_token_embeddings), or name another with --config.data.tokenizer=FILE"
         )
-    if rows_without and isinstance(tokenizer, ByteTokenizer):
+    if unused_rows and isinstance(tokenizer, ByteTokenizer):
         raise InputError(
             f"--input: the model has vectors for {tables.tokens} tokens, and the tokenizer has "
             f"{tokens}; name the model's own with --config.data.tokenizer=FILE"
         )
-    return rows_without
+    return unused_rows
 
 
 def pretrained_params(
     folder: Path, config_json: dict, config: ModelConfig, tables: TableSizes
 ) -> dict:
-    """The parameters.
+    """The parameters of a per-layer model, from the folder's tensors.
 
-    A tensor that isn't read, such as a tied head or a mask, must be what stands for it here.
+    A tensor that is no parameter here, such as a tied head or a mask, must equal what the model has
+    or computes in its place.
 
     Raises:
       InputError: if a tensor is missing, left over, or has another shape, dtype or value.
@@ -156,12 +157,12 @@ def pretrained_params(
 
 
 def _is_causal_mask(mask: Shaped[np.ndarray, "..."], _: ModelConfig) -> bool:
-    """Whether it is `[1, 1, n, n]` with ones where a token may read, as GPT-2 has it."""
+    """Whether the mask is GPT-2's: `[1, 1, n, n]`, with ones where a token may read."""
     return mask.ndim == 4 and np.array_equal(mask, np.tril(np.ones((1, 1, *mask.shape[2:]))))
 
 
 def _is_score_of_masked(score: Shaped[np.ndarray, "..."], _: ModelConfig) -> bool:
-    """Whether it is -1e4 or lower, in place of minus infinity; bfloat16 rounds it."""
+    """Whether the score of masked positions is -1e4 (which bfloat16 rounds) or lower."""
     return bool((score.astype(np.float32) <= -0.99e4).all())
 
 
@@ -186,8 +187,8 @@ def _are_frequencies(frequencies: Shaped[np.ndarray, "..."], config: ModelConfig
     )
 
 
-# Buffers that other versions of the library stored beside the weights, by the end of their names;
-# and whether one is what is computed here.
+# Buffers that other versions of the library stored beside the weights, by the ends of their names.
+# The function checks that a buffer has the values that are computed here.
 _BUFFERS: Mapping[str, Callable[[Shaped[np.ndarray, "..."], ModelConfig], bool]] = {
     "attn.bias": _is_causal_mask,
     "attn.masked_bias": _is_score_of_masked,

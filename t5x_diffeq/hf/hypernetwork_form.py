@@ -1,9 +1,10 @@
-"""The export form that keeps W(t): its coefficients as a polynomial of t, for any number of steps.
+"""The export form that keeps W(t) as a polynomial of t, for any number of steps.
 
-    Q_k = (2 k + 1) / 2 * sum over j of w_j P_k(x_j) W((x_j + 1) / 2)
+    W(t) = sum over k < K of Q_k P_k(2 t - 1)         P_k: Legendre's polynomials
+    Q_k  = (2 k + 1) / 2 * sum over j of w_j P_k(x_j) W((x_j + 1) / 2)
 
-with the K nodes x_j and weights w_j of Gauss and Legendre, which integrate a product of two
-polynomials of degree K - 1 exactly. `modeling_diffeq_hypernetwork.py` reads them.
+The K nodes x_j and weights w_j are those of Gauss-Legendre quadrature, which integrates a product
+of two polynomials of degree K - 1 exactly. `modeling_diffeq_hypernetwork.py` reads the Q_k.
 """
 
 from pathlib import Path
@@ -28,10 +29,10 @@ LAYERS, HYPERNETWORK = "layers", "hypernetwork"
 
 
 class PolynomialForm(LayersForm):
-    """A PyTorch file that travels with the coefficients of W(t).
+    """The coefficients of W(t), with the PyTorch file that reads them.
 
     Raises:
-      InputError: if W(t) is no polynomial of t, or dt doesn't follow from N.
+      InputError: if W(t) is no polynomial of t, or the step size is not 1/N or c/N.
     """
 
     def __init__(self, config: ModelConfig):

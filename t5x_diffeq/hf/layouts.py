@@ -6,8 +6,8 @@
     norm scale, shift [D]                   weight, bias [D]
 
 Both rotate the pairs (i, i + G/2) of a head by rotary positions, so q and k need no permutation.
-Our vocabulary is padded to a multiple of 128, theirs is not. A layout names the leaves of every
-block of its kind; a model has those that its config asks for.
+Our vocabulary is padded to a multiple of 128, theirs is not. A layout names the leaves that any
+block of its kind can have; a model has the leaves that its config asks for.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -128,7 +128,7 @@ _TORCH_NAMES = {
     "scale": "weight",
     "shift": "bias",
     "table": "weight",
-    # vLLM renames what begins with `query.`, `key.` or `value.`, and takes `query_norm.` for that.
+    # vLLM renames `query.`, `key.` and `value.` in names, and mistakes `query_norm.` for `query.`.
     "query_norm": "q_norm",
     "key_norm": "k_norm",
 }
@@ -181,10 +181,10 @@ def check_names(layout: Layout, config: ModelConfig, params: dict) -> None:
 
 
 def tensors_of(layout: Layout, config: ModelConfig, params: dict, weights: dict) -> Tensors:
-    """The tensors of a folder, names and arrays: of `params` outside the source, and of `weights`.
+    """The names and arrays of a folder's tensors.
 
-    These are the block's tree, leaves `[N, ...]`; those that write to the residual stream include
-    the step size.
+    The tensors outside the block are those of `params`. The block's are those of `weights`: its
+    tree, with leaves `[N, ...]`, of which those that write to the residual stream include dt.
     """
     outer = flatten_dict(params)
     for path in outer_leaves(config):
@@ -202,7 +202,7 @@ def tensors_of(layout: Layout, config: ModelConfig, params: dict, weights: dict)
 
 
 def params_of(layout: Layout, config: ModelConfig, tables: TableSizes, read: ReadTensor) -> dict:
-    """The parameters of a per-layer model from a folder, whose tables may have more rows."""
+    """The parameters of a per-layer model from a folder; its tables may have more rows."""
     flat = {}
     for path in outer_leaves(config):
         array = _outer_from_torch(path, read, layout.outer[path], config, tables)
@@ -221,7 +221,7 @@ def _is_transposed(leaf: Parameter, layout: Layout) -> bool:
 
 
 def _stored_shape(leaf: Parameter, layout: Layout) -> tuple[int, ...]:
-    """That of a `Linear`'s matrix, the size of a vector, or else the declared shape."""
+    """A leaf's shape in the folder: a `Linear`'s matrix, a vector, or else the declared shape."""
     size = int(np.prod(leaf.value.shape))
     if leaf.role != "kernel":
         return (size,)

@@ -4,9 +4,9 @@
     y <- y + f_n(y); y <- y + g_n(y)                  Lie-Trotter
 
 for n = 1..N, with the weights W(t_n) of each step and the step size inside the last linear of
-attention f and of MLP g. The state y is float32, also where the weights are loaded in 16 bits: its
-steps are small, and would be rounded away. This file travels with the weights; it needs nothing of
-t5x_diffeq:
+attention f and of MLP g. The state y is float32, even if the weights are loaded in 16 bits, because
+its steps are small and would be rounded away. This file lies beside the weights, and needs nothing
+of t5x_diffeq:
 
     AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True)
 
@@ -109,7 +109,7 @@ class Norm(nn.Module):
             y = y - y.mean(-1, keepdim=True)
         y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + self.eps) * self.weight.float()
         y = y if self.bias is None else y + self.bias.float()
-        return y.to(self.weight.dtype)  # of the weights after it; the state's own may be wider
+        return y.to(self.weight.dtype)  # the dtype of the next weights; the state may be wider
 
 
 class Attention(nn.Module):
@@ -138,7 +138,7 @@ class Attention(nn.Module):
             self.k_norm = Norm(self.head_dim if head else keys, False, False, eps)
 
     def forward(self, x: Tensor, turn, mask, cache: Cache | None, **kwargs):
-        """`[B, L, D]` to `[B, L, D]`, and the attention's weights where the backend has them.
+        """`[B, L, D]` to `[B, L, D]`, and the attention's weights if the backend returns them.
 
         `turn` are cosines and sines `[B, 1, L, G/2]` that turn queries and keys, or None for gpt;
         `mask` and `kwargs` go to the backend.
@@ -155,7 +155,7 @@ class Attention(nn.Module):
         if turn is not None:
             q, k = rotate(q, *turn), rotate(k, *turn)
         if cache is not None:
-            # A static cache of transformers 4 does not count its tokens, and must be told.
+            # A static cache of transformers 4 doesn't count its tokens, and needs their places.
             places = {"cache_position": kwargs.get("cache_position")}
             k, v = cache.update(k, v, self.layer_idx, places)
         backend = self.config._attn_implementation
@@ -241,7 +241,7 @@ class Step(GradientCheckpointingLayer):
 
 
 class DiffEqPreTrainedModel(PreTrainedModel):
-    """What the library asks of both classes below."""
+    """The attributes and the initialisation that the library needs of both classes below."""
 
     config_class = DiffEqConfig
     base_model_prefix = "model"
@@ -268,7 +268,7 @@ class DiffEqPreTrainedModel(PreTrainedModel):
 class DiffEqModel(DiffEqPreTrainedModel):
     """Embed, step N times, normalise."""
 
-    step_class = Step  # of another block, a subclass has its own
+    step_class = Step  # a subclass for another block names its own
 
     def __init__(self, config: DiffEqConfig):
         super().__init__(config)
@@ -287,7 +287,7 @@ class DiffEqModel(DiffEqPreTrainedModel):
         return self.token_embedding
 
     def set_input_embeddings(self, value: nn.Embedding) -> None:
-        """Replaces them."""
+        """Replaces the tokens' vectors."""
         self.token_embedding = value
 
     def num_modules(self) -> int:
@@ -331,13 +331,13 @@ class DiffEqModel(DiffEqPreTrainedModel):
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("exactly one of input_ids and inputs_embeds must be given")
-        asked = self.config
-        use_cache = asked.use_cache if use_cache is None else use_cache
-        return_dict = asked.return_dict if return_dict is None else return_dict
+        config = self.config
+        use_cache = config.use_cache if use_cache is None else use_cache
+        return_dict = config.return_dict if return_dict is None else return_dict
         if output_attentions is None:
-            output_attentions = asked.output_attentions
+            output_attentions = config.output_attentions
         if output_hidden_states is None:
-            output_hidden_states = asked.output_hidden_states
+            output_hidden_states = config.output_hidden_states
         x = self.token_embedding(input_ids) if inputs_embeds is None else inputs_embeds
         cache = past_key_values if cache is None else cache
         if self.gradient_checkpointing and self.training and torch.is_grad_enabled():
@@ -349,16 +349,16 @@ class DiffEqModel(DiffEqPreTrainedModel):
             cache_position = torch.arange(x.shape[1], device=x.device) + past
         if position_ids is None:
             position_ids = positions(attention_mask, cache_position, x)
-        offered = {"config": asked, "attention_mask": attention_mask, "cache": cache}
+        offered = {"config": config, "attention_mask": attention_mask, "cache": cache}
         offered |= {"inputs_embeds": x, "input_embeds": x, "position_ids": position_ids}
         offered |= {"past_key_values": cache, "cache_position": cache_position}
         mask = create_causal_mask(**{k: v for k, v in offered.items() if k in MASK_ARGUMENTS})
 
-        y = x.to(torch.promote_types(x.dtype, torch.float32)) * asked.embedding_scale
-        if asked.gpt:
+        y = x.to(torch.promote_types(x.dtype, torch.float32)) * config.embedding_scale
+        if config.gpt:
             y, turn = y + self.position_embedding(position_ids), None
         else:
-            turn = turning(position_ids, asked)
+            turn = turning(position_ids, config)
         states, weights, hooks = [y], [], []
         if output_attentions:
             record = lambda module, inputs, output: weights.append(output[1])  # noqa: E731
@@ -381,9 +381,9 @@ class DiffEqModel(DiffEqPreTrainedModel):
 
 
 class DiffEqForCausalLM(DiffEqPreTrainedModel, GenerationMixin):
-    """The last state, compared with the vocabulary's vectors."""
+    """The model with a head, which multiplies the last state by the vocabulary's vectors."""
 
-    model_class = DiffEqModel  # of another block, a subclass has its own
+    model_class = DiffEqModel  # a subclass for another block names its own
     _tied_weights_keys = {"lm_head.weight": "model.token_embedding.weight"}  # noqa: RUF012
 
     def __init__(self, config: DiffEqConfig):
@@ -397,7 +397,7 @@ class DiffEqForCausalLM(DiffEqPreTrainedModel, GenerationMixin):
         return self.model.token_embedding
 
     def set_input_embeddings(self, value: nn.Embedding) -> None:
-        """Replaces them."""
+        """Replaces the tokens' vectors."""
         self.model.token_embedding = value
 
     def get_output_embeddings(self) -> nn.Linear:
@@ -405,7 +405,7 @@ class DiffEqForCausalLM(DiffEqPreTrainedModel, GenerationMixin):
         return self.lm_head
 
     def set_output_embeddings(self, value: nn.Linear) -> None:
-        """Replaces it."""
+        """Replaces the head."""
         self.lm_head = value
 
     def forward(

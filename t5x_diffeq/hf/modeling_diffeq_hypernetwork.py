@@ -7,8 +7,8 @@ The tensors are Q_0 .. Q_(K-1) of every weight, so the number N of steps is free
     AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True, num_steps=24)
 
 Each forward pass makes W(t_n), t_n = (n + node) / N, for n = 0 .. N-1, and takes the steps of
-`modeling_diffeq.py`, of size dt = span / N. `generate` makes them once for all its tokens.
-This file travels with the weights, beside the other one.
+`modeling_diffeq.py`, of size dt = span / N. `generate` makes W(t_n) once for all its tokens.
+This file lies beside the weights, with `modeling_diffeq.py`.
 
 Licensed under Apache-2.0.
 """
@@ -46,12 +46,12 @@ class HypernetworkModel(DiffEqModel):
     """Steps that share one module: `steps[k]` holds Q_k, and the k-th is never called itself."""
 
     config_class = HypernetworkConfig
-    supports_gradient_checkpointing = False  # a step is recomputed when its weights are gone
+    supports_gradient_checkpointing = False  # a recomputed step would have lost its weights
     _supports_attention_backend = False  # serving engines look for a module per step
 
     def __init__(self, config: HypernetworkConfig):
         super().__init__(config)
-        self.keeps = False  # whether W(t_n) is kept: nothing changes Q_k meanwhile
+        self.keeps = False  # whether W(t_n) is kept between calls, while nothing changes Q_k
         self.kept: list[dict[str, Tensor]] | None = None
 
     def num_modules(self) -> int:
@@ -70,7 +70,7 @@ class HypernetworkModel(DiffEqModel):
         return functional_call(frame, weights, (y,), attending)
 
     def weights_of_steps(self) -> list[dict[str, Tensor]]:
-        """W(t_n) of each step, by the name of the weight."""
+        """W(t_n) of each step, by the names of the weights."""
         if not self.keeps or torch.is_grad_enabled():
             return self.make_weights()
         if self.kept is None:
@@ -78,7 +78,7 @@ class HypernetworkModel(DiffEqModel):
         return self.kept
 
     def make_weights(self) -> list[dict[str, Tensor]]:
-        """The polynomials at t_0 .. t_(N-1), in float32, in the dtype of Q_k."""
+        """W(t_0) .. W(t_(N-1)), computed in float32 and rounded to the dtype of Q_k."""
         config, N = self.config, self.config.num_hidden_layers
         each = [dict(step.named_parameters()) for step in self.steps]
         times = (torch.arange(N, device=self.device) + config.node) / N
@@ -94,7 +94,7 @@ class HypernetworkModel(DiffEqModel):
 
 
 class HypernetworkForCausalLM(DiffEqForCausalLM):
-    """The same, with a head."""
+    """`HypernetworkModel` with a head."""
 
     config_class = HypernetworkConfig
     model_class = HypernetworkModel

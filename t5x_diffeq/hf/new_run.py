@@ -33,11 +33,11 @@ def write_run(config: Config, tokenizer: Tokenizer, params: dict, workdir: Path)
                 f"data.path={config.data.path}: its shards were made with another tokenizer than "
                 "the model's; prepare them again with --config.data.tokenizer"
             )
-        tokenizer.save(folder / "tokenizer")  # with what its folder says besides
+        tokenizer.save(folder / "tokenizer")  # with the other settings of the folder it came from
         eval_examples(config.data, corpus)  # raises if the text is too short to validate on
         with setup.context(), Checkpoints(folder, keep=1) as checkpoints:
             state = setup.init_state()
-            places = jax.tree.map(lambda leaf: leaf.sharding, state.params)
-            state = replace(state, params=jax.device_put(params, places))
+            shardings = jax.tree.map(lambda leaf: leaf.sharding, state.params)
+            state = replace(state, params=jax.device_put(params, shardings))
             checkpoints.save(0, state, RunFacts(corpus.fingerprint))
         save_config(config, folder, checkpoints.run_id)

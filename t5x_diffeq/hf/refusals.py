@@ -119,7 +119,7 @@ def way_out(key: str) -> str:
 
 
 def table() -> str:
-    """All of it, as a table in Markdown."""
+    """`KEYS` and `TYPES` as a table in Markdown."""
     lines = ["| `config.json` says | not here | nearest that works |", "|---|---|---|"]
     for key, each in KEYS.items():
         value = each.value

@@ -14,7 +14,7 @@ from t5x_diffeq.model.layers.rotary import BASE, Scaling
 from t5x_diffeq.system.errors import InputError
 
 _LENGTH = "original_max_position_embeddings"
-# Their names of a scaling's numbers, in our order.
+# The library's names of a scaling's numbers, in the order of `rope_scaling`.
 _NUMBERS = {
     "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", _LENGTH),
@@ -39,7 +39,7 @@ def rotary_from_json(config_json: Mapping[str, Any], length: int) -> dict:
     """`rope_theta` and `rope_scaling` of a folder.
 
     Raises:
-      InputError: if its positions are of a kind that we don't have.
+      InputError: if rotary positions of this kind are not supported.
     """
     rope = _parameters(config_json)
     kind = rope.get("rope_type", "default")
@@ -87,13 +87,14 @@ def _parameters(config_json: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _numbers(kind: str, given: Mapping[str, Any], length: int) -> Scaling:
-    """The numbers of a scaling; those that may be missing have the library's defaults."""
+    """The numbers of a scaling; numbers that are missing have the library's defaults, if any."""
     values: dict[str, Any] = {_LENGTH: length}
     values |= {name: value for name, value in given.items() if value is not None}
     if kind == "yarn":
         values.setdefault("factor", length / _number(_LENGTH, values[_LENGTH]))
         values = {"beta_fast": 32, "beta_slow": 1} | values
-        factor = _number("factor", values["factor"])  # on cosines and sines, 1 + 0.1 log(factor)
+        # The default of yarn's factor on cosines and sines: 1 + 0.1 log(factor).
+        factor = _number("factor", values["factor"])
         values.setdefault("attention_factor", 0.1 * log(max(1.0, factor)) + 1)
     missing = [name for name in _NUMBERS[kind] if name not in values]
     if missing:

@@ -114,7 +114,7 @@ def _write_json(path: Path, content: dict) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n", "utf-8")
 
 
-_SECTIONS = ("model", "train", "optimizer")  # data and mesh are of one machine
+_SECTIONS = ("model", "train", "optimizer")  # data and mesh describe one machine
 _CARD = """\
 ---
 library_name: transformers

@@ -1,13 +1,13 @@
 """Turns a per-layer model into a neural ODE that computes the same on its own grid.
 
-The classical residual block is a step of Lie-Trotter with dt = 1. With dt = 1/N it is the same if
-what writes to the residual stream, the last linears of attention and MLP with their biases, is N
-times as large. The layers are then values of W(t) at t_n = n/N:
+The classical residual block is a step of Lie-Trotter with dt = 1. A step with dt = 1/N computes the
+same if the linears that write to the residual stream, the last of attention and MLP, and their
+biases are N times as large. The layers are then values of W(t) at t_n = n/N:
 
     kernel(t) = W0 + P e(t)      bias(t) = P e(t)      scale(t) = 1 + P e(t)
 
-e(t) is a table of its values at the nodes, N orthogonal rows of width T = N, so P and W0 that meet
-all layers exist: the least-squares solutions in float64.
+e(t) is a table of its values at the nodes, N orthogonal rows of width T = N. So there are P and W0
+that give all layers exactly; least squares in float64 finds them.
 """
 
 from dataclasses import replace
@@ -62,7 +62,7 @@ def to_ode(config: ModelConfig, params: dict) -> dict:
 def _fit(
     leaf: Matrix, table: Float[np.ndarray, "N T"], has_base: bool
 ) -> tuple[Float[np.ndarray, "T _"], Float[np.ndarray, " _"]]:
-    """P and W0 of least squares; W0 is zero where there is none."""
+    """P and W0 of least squares; without `has_base`, W0 is zero."""
     middle, means = (x.mean(0) if has_base else np.zeros(x.shape[1]) for x in (leaf, table))
     P = np.linalg.pinv(table - means) @ (leaf - middle)
     return P, middle - means @ P

@@ -1,4 +1,4 @@
-"""Adapters in PEFT's form: a folder of two files, which `export` puts inside that of the base.
+"""Adapters in PEFT's form: a folder of two files, which `export` puts inside the base's folder.
 
     ours                    PEFT's
     a [*inputs, r]          lora_A.weight [r, inputs]
@@ -21,7 +21,7 @@ from t5x_diffeq.system.errors import InputError
 ADAPTER_FOLDER = "adapter"  # inside the base's folder
 _TENSORS, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 _PREFIX = "base_model.model."  # of the names of tensors
-# The kinds of adapters that PEFT 0.21 merges into the weights of a model, whatever it reads.
+# The kinds of adapters that PEFT 0.21 can merge into a model's weights, whatever tokens it reads.
 _MERGED = {
     *("ADALORA", "ADAMSS", "BEFT", "BOFT", "BONE", "C3A", "DEFT", "DELORA", "FOURIERFT", "FROD"),
     *("GLORA", "GRALORA", "HIRA", "HRA", "IA3", "LILY", "LN_TUNING", "LOHA", "LOKR", "LORA"),
@@ -36,18 +36,18 @@ def check_no_adapters(folder: Path) -> None:
     """Raises an InputError that says what can be converted instead, if the folder is PEFT's."""
     if not (folder / ADAPTER_CONFIG).exists():
         return
-    said = read_settings(folder / ADAPTER_CONFIG)
+    settings = read_settings(folder / ADAPTER_CONFIG)
     holds = f"--input={folder} holds PEFT's adapters, not a model"
-    by_tokens = next((key for key in _UNMERGED_KEYS if said.get(key)), None)
-    if said.get("peft_type") in _MERGED and by_tokens is None:
+    by_tokens = next((key for key in _UNMERGED_KEYS if settings.get(key)), None)
+    if settings.get("peft_type") in _MERGED and by_tokens is None:
         raise InputError(
             f"{holds}; merge them in PEFT (merge_and_unload), save the model and the tokenizer, "
             "and convert that folder"
         )
-    kind = f"{said.get('peft_type')}{f' with {by_tokens}' if by_tokens else ''}"
+    kind = f"{settings.get('peft_type')}{f' with {by_tokens}' if by_tokens else ''}"
     raise InputError(
         f"{holds}, of a kind that can't be merged into one ({kind}); convert the model that they "
-        f"were made for ({said.get('base_model_name_or_path')}), and tune it with finetune"
+        f"were made for ({settings.get('base_model_name_or_path')}), and tune it with finetune"
     )
 
 
@@ -72,7 +72,7 @@ def write_adapters(
             name = _PREFIX + layout.layer.format(n=n) + _module_name(layout, path)
             tensors[f"{name}.lora_A.weight"] = a.reshape(-1, a.shape[-1]).T
             tensors[f"{name}.lora_B.weight"] = scale * b.reshape(len(b), -1).T
-    tensors = {name: np.ascontiguousarray(it, np.float32) for name, it in tensors.items()}
+    tensors = {name: np.ascontiguousarray(factor, np.float32) for name, factor in tensors.items()}
     save_file(tensors, folder / _TENSORS, metadata={"format": "pt"})
     content = json.dumps(_adapter_config(layout, config, params, base), indent=2)
     (folder / ADAPTER_CONFIG).write_text(content + "\n", "utf-8")

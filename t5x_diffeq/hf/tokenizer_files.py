@@ -1,9 +1,9 @@
 """Writes a tokenizer in the files that Hugging Face's library reads.
 
 Every tokenizer that a `tokenizer.json` can express is written as one, so that reading it takes no
-other library. A sentencepiece model is also written as `tokenizer.model`. The settings beside them
-are those of the folder that a run was converted from, but for the ones that say how these files are
-read: `AutoTokenizer` makes the run's tokens.
+other library. A sentencepiece model is also written as `tokenizer.model`. The settings beside these
+files are those of the folder that a run was converted from. Only the settings that say how to read
+the files are ours, so that `AutoTokenizer` makes the run's tokens.
 """
 
 import json
@@ -29,21 +29,21 @@ class _TokenizerFiles(NamedTuple):
 def write_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int) -> str | None:
     """Writes the tokenizer's files; returns what a user must know, or None."""
     files, chat = _convert_tokenizer(tokenizer), tokenizer.chat
-    end = tokenizer.special_tokens.get("eos_token")  # bytes have none that no text could contain
+    end = tokenizer.special_tokens.get("eos_token")  # None for bytes: a text may contain any byte
     config = {
         "clean_up_tokenization_spaces": False,
         "add_bos_token": tokenizer.opener is not None,
         "add_eos_token": False,
-        **settings_in_json(files.json),  # version 4.53 would change it to what stands here
+        **settings_in_json(files.json),  # transformers 4.53 makes tokenizer.json obey these
     }
     if imported := tokenizer.imported.get(CONFIG_FILE):
         config |= imported
     elif end is not None:
         opener = end if tokenizer.opener is None else tokenizer.special_tokens["bos_token"]
         config |= {"bos_token": opener, "eos_token": end}
-    if chat.template is not None:  # which can name the special tokens
+    if chat.template is not None:  # the template can name special tokens
         config |= {"chat_template": chat.template, **tokenizer.special_tokens, **chat.tokens}
-    # Other classes make a tokenizer of their own with the vocabulary of these files.
+    # Other classes would make another tokenizer from the vocabulary of these files.
     read_by = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": max_length}
     config |= read_by | files.settings
     for name, content in ((JSON_FILE, files.json), (SENTENCEPIECE_FILE, files.model)):
@@ -56,12 +56,12 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int) -> str 
 def _convert_tokenizer(tokenizer: Tokenizer) -> _TokenizerFiles:
     if isinstance(tokenizer, HuggingFaceTokenizer):
         return _TokenizerFiles(json=tokenizer.model)
-    names = tokenizer.chat.template is not None
-    made = fast_tokenizer(tokenizer, reads_names=names)
-    content = None if made is None else made.to_str(pretty=True).encode()
+    reads_names = tokenizer.chat.template is not None
+    fast = fast_tokenizer(tokenizer, reads_names=reads_names)
+    content = None if fast is None else fast.to_str(pretty=True).encode()
     if not isinstance(tokenizer, SentencePieceTokenizer):
         return _TokenizerFiles(content)
-    settings: dict[str, object] = {} if names else {"split_special_tokens": True}
+    settings: dict[str, object] = {} if reads_names else {"split_special_tokens": True}
     if content is None:
         settings["legacy"] = True  # a space before every part, as sentencepiece puts it
         note = (
@@ -71,7 +71,7 @@ def _convert_tokenizer(tokenizer: Tokenizer) -> _TokenizerFiles:
         )
         return _TokenizerFiles(None, tokenizer.model, settings, note)
     lacking: str | None = None
-    if names:
+    if reads_names:
         lacking = (
             "the name of a special token in a text is that token, as the chat template needs it; "
             "in the run it is text"

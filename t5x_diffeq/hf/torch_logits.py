@@ -1,4 +1,4 @@
-"""Run by `check_folder.py` in a process of its own: what PyTorch says of an exported folder.
+"""Computes the logits of an exported folder in PyTorch; `check_folder.py` starts it as a process.
 
     python -P torch_logits.py FOLDER CLASS TOKENS.npy LOGITS.npy [ADAPTER]
 
