@@ -1,4 +1,4 @@
-"""A command that runs, and takes the signals that this process gets."""
+"""Runs a command, and hands on to it the signals that this process gets."""
 
 import os
 import signal
@@ -27,8 +27,8 @@ class Commands:
     """A context in which SIGTERM and Ctrl-C are handed on to the command that runs.
 
     The command has a process group of its own: a terminal sends Ctrl-C to a whole group, and a
-    training would take a second one as a request to stop without saving. On Linux it gets SIGTERM
-    if this process is killed.
+    training would take a second Ctrl-C as a request to stop without saving. On Linux the command
+    gets SIGTERM if this process is killed.
     """
 
     def __init__(self) -> None:
@@ -62,11 +62,11 @@ class Commands:
           StoppedError: if a signal ended it.
           Exception: what `watch` raises, after the command was ended.
         """
-        with os.fdopen(open_to_write(log_file, os.O_WRONLY | os.O_APPEND), "ab") as words:
+        with os.fdopen(open_to_write(log_file, os.O_WRONLY | os.O_APPEND), "ab") as messages:
             self.child = subprocess.Popen(
                 command,
                 stdout=subprocess.PIPE,
-                stderr=words,
+                stderr=messages,
                 process_group=0,
                 env=environment_of_child(),
             )

@@ -10,7 +10,7 @@ from t5x_diffeq.system.extras import install_command
 from t5x_diffeq.system.files import AnyPath, write_whole
 from t5x_diffeq.training.tracking.jsonl import read_metrics
 
-Panels = dict[str, dict[str, list[PlottedPoint]]]  # by title, lines by name
+Panels = dict[str, dict[str, list[PlottedPoint]]]  # points by the panel's title, the line's name
 _TEXTS = ("text", "trained on", "tuned on")  # labels that name a panel; they come first in a row
 
 
@@ -50,7 +50,7 @@ def draw(
 
 
 def _panels_of_table(outcomes: Sequence[dict], table: TableSpec) -> Panels:
-    """A panel for each text; for each row, if the columns are models."""
+    """A panel for each text; if the columns are models, a panel for each row."""
     rows = present.cells(outcomes, table)
     columns = present.order_columns(rows)
     words = any(isinstance(column, str) for column in columns)
@@ -74,7 +74,7 @@ def _panels_of_table(outcomes: Sequence[dict], table: TableSpec) -> Panels:
 
 
 def _split(labels: Sequence[str], values: Sequence[Label]) -> tuple[str, str]:
-    """What names a panel, the texts, and what names a line in it."""
+    """The title of a panel, made of the texts, and the name of a line in it."""
     named = list(map(_name, labels, values))
     texts = sum(label in _TEXTS for label in labels)
     return ", ".join(named[:texts]), ", ".join(named[texts:])

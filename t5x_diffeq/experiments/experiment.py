@@ -31,7 +31,7 @@ class Trainee:
     """A model that is trained on each text with each seed."""
 
     variant: str
-    # the keys that it sets. A function makes its value of all values of the config.
+    # the keys that it sets; a function computes its key's value from all values of the config
     keys: Keys = field(default_factory=dict)
     model: str | None = None  # its name in tables; None: the variant's
     # the config's file, such as "gpt_small.py"; None: the text's own for a laptop
@@ -48,26 +48,26 @@ class Trainee:
         return self.config or ("shakespeare.py" if text == "shakespeare" else "laptop.py")
 
     def run(self, text: str, text_keys: Keys, seed: int) -> ExperimentRun:
-        """Its run, named after everything that sets it apart, so that experiments can share it.
+        """Its run, whose name has everything that distinguishes it, so experiments can share it.
 
         Its labels are text, size, model, seed, T, and the last part of each key that it sets.
         """
         config = self.config_for(text)
         defaults = values_of(config, self.variant)
-        choice = {key: x(defaults) if callable(x) else x for key, x in self.keys.items()}
+        values = {key: x(defaults) if callable(x) else x for key, x in self.keys.items()}
         generated = not source_of(Config().with_values(defaults).model).stored
-        chosen = {
+        changes = {
             key: value
-            for key, value in choice.items()
+            for key, value in values.items()
             if defaults[key] != value and (generated or key != _WIDTH)
         }
         size = config.removesuffix(".py")
         keys = {
-            **chosen,
+            **changes,
             **fill_in_tokenizer(text_keys, defaults["model.architecture"]),
             "seed": seed,
         }
-        words = [*dict.fromkeys((size, text)), self.variant, *name_choices(chosen), f"seed={seed}"]
+        words = [*dict.fromkeys((size, text)), self.variant, *name_choices(changes), f"seed={seed}"]
         return ExperimentRun(
             "-".join(words),
             "train",
@@ -77,8 +77,8 @@ class Trainee:
                 "size": size,
                 "model": self.name,
                 "seed": seed,
-                "T": choice.get(_WIDTH, defaults[_WIDTH]) if generated else self.variant,
-                **{key.rpartition(".")[2]: value for key, value in choice.items()},
+                "T": values.get(_WIDTH, defaults[_WIDTH]) if generated else self.variant,
+                **{key.rpartition(".")[2]: value for key, value in values.items()},
             },
         )
 
@@ -118,10 +118,10 @@ class Experiment:
     def runs(
         self, texts: Texts, seeds: Sequence[int], done: dict[str, dict]
     ) -> list[ExperimentRun]:
-        """All runs, or those that can be known from the outcomes so far.
+        """All runs, or the runs that the outcomes so far determine.
 
-        All models are trained with the first seed, then all with the second, so that their times
-        compare, and tables of unfinished experiments too.
+        All models are trained with the first seed, then all with the second. So their times are
+        comparable, and a table of an unfinished experiment has all models.
 
         Raises:
           InputError: if there are too few texts, or too many.
@@ -135,7 +135,7 @@ class Experiment:
         return [*runs, *self.others]
 
     def with_follow_up(self, run: ExperimentRun) -> list[ExperimentRun]:
-        """A training and what follows it; the last one's outcome is what is shown."""
+        """A training, and the runs that follow it, whose outcomes are shown in its place."""
         following = self.follow_up(run) if self.follow_up else []
         return [replace(run, labels={}), *following] if following else [run]
 
@@ -153,14 +153,14 @@ def _need_text(texts: Texts) -> None:
 class Sweep(Experiment):
     """Models on every text, each at its best learning rate, with several seeds.
 
-    The first seed tries each model's rates, then half the smallest or twice the largest while
-    that one is the best, so the optimum is interior. A rate at which training diverges is the
-    worst. The other seeds run only at the optimum. With `follow_up`, the loss that decides is the
-    last follow-up's.
+    The first seed tries each model's rates. While the smallest is the best, half of it is tried,
+    too, and while the largest is the best, twice of it, so the optimum is interior. A rate at which
+    training diverges counts as the worst. The other seeds run only at the optimum. With
+    `follow_up`, the loss that decides is the last follow-up's.
 
     Attributes:
-      key: the key whose values are the rates; a sweep may try values of another one.
-      decides: the number of an outcome that decides; the lowest is the best.
+      key: the key whose values are tried, and called rates here: a learning rate or another key.
+      decides: the number of an outcome by which rates are compared; the lowest is the best.
     """
 
     key: str = _RATE
@@ -190,7 +190,7 @@ class Sweep(Experiment):
         """The runs; and each group's best rate, {} while there are still rates to try.
 
         Args:
-          first_rates: the rates with which each group begins; None for those of its training.
+          first_rates: the rates with which each group begins; None: the rates of its training.
         """
         _need_text(texts)
         groups = {(text, each.name): each for text, each in product(texts, self.trainings)}
@@ -228,7 +228,7 @@ def at_rate(training: Trainee, rate: float, key: str = _RATE) -> Trainee:
 
 
 def _next_rates(losses: dict[float, float]) -> list[float]:
-    """The rates to try next: the neighbour that the best one lacks, if it is at an end."""
+    """The rates to try next: if the best is the smallest or largest, the neighbour it lacks."""
     best = min(losses, key=losses.__getitem__)
     neighbours = {min(losses): best / 2, max(losses): best * 2}
     return [neighbours[best]] if best in neighbours else []

@@ -13,7 +13,7 @@ from t5x_diffeq.system.errors import InputError
 
 # Prompts for figure 3 and appendix F: in each, the next word depends on an earlier one. The paper
 # shows a possessive pronoun that stands for a name (`its` after BIGBANG) and the noun that an
-# ordinal calls for (`match` after a Go player's fourth). These are sentences of our own of that
+# ordinal calls for (`match` after a Go player's fourth). These sentences are our own, of the same
 # kind.
 FIGURE_3 = (
     "BIGBANG was formed in Seoul. In concert BIGBANG and",  # its
@@ -26,9 +26,9 @@ PROMPTS = (
     "Sleep changes with age. Children need more of it, and old people often say that they",  # sleep
     "Paris is the capital of France, and Rome is the capital of",  # Italy
 )
-# It simulates particles, and needs no model.
+# Clustering simulates particles, and needs no model.
 CLUSTERING = ExperimentRun("clustering", "analyze", ("clustering", "--output={output}/clustering"))
-_TABLE_6 = (20, 48, 72, 96, 120, 144)  # its values of T
+_TABLE_6 = (20, 48, 72, 96, 120, 144)  # the values of T in the paper's table 6
 
 # Tables of what follows a training.
 TASK_TABLES = (TableSpec(("text", "task", "shots"), "model", "score"),)
@@ -65,7 +65,7 @@ def analyse_spectra(trained: ExperimentRun) -> list[ExperimentRun]:
 def analyse_lyapunov(
     prompts: Sequence[str],
 ) -> Callable[[ExperimentRun], list[ExperimentRun]]:
-    """What makes the analysis of a model's Lyapunov exponents on prompts."""
+    """A follow-up that analyses a model's Lyapunov exponents on these prompts."""
     given = [f"--prompt={prompt}" for prompt in prompts]
 
     def analyse(trained: ExperimentRun) -> list[ExperimentRun]:

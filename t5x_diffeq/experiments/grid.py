@@ -47,8 +47,8 @@ def parse_grid(given: Sequence[str], overrides: Mapping[str, object]) -> tuple[A
     """The axes that `--grid` flags describe.
 
     Raises:
-      InputError: if a flag is malformed, names a key twice or one that is set, or a value can't be
-        used.
+      InputError: if a flag is malformed, if two flags name the same key, if `--config.KEY` sets it,
+        too, or if a value can't be used.
     """
     axes = tuple(map(_parse_axis, given))
     keys = [axis.key for axis in axes]

@@ -10,7 +10,7 @@ from t5x_diffeq.experiments.present import TableSpec, format_lines, mean_and_err
 from t5x_diffeq.experiments.runs import ExperimentRun, Label, format_flags, name_choices
 from t5x_diffeq.system.errors import InputError
 
-_SEED, _LINE = "seed", "line"  # labels; a line of the figure
+_SEED, _LINE = "seed", "line"  # labels; the second names a line of the figure
 _COLUMNS = {  # of the table, by the number of an outcome that each shows
     "loss": "last loss",
     "lowest": "lowest loss",
@@ -74,7 +74,7 @@ class PointSummary:
     outcomes: tuple[dict, ...]  # the outcome of each of its seeds; {} of one that was not run
 
     def values(self, key: str) -> list[float]:
-        """A number of every seed that ended with a loss; empty if one has none."""
+        """The number `key` of every seed that ended with a loss; empty if such a seed lacks it."""
         done = [outcome.get(key) for outcome in self.outcomes if "loss" in outcome]
         return [value for value in done if value is not None] if None not in done else []
 
@@ -101,7 +101,7 @@ def summarise(
 def best_of(summaries: Sequence[PointSummary]) -> PointSummary | None:
     """The point with the lowest mean of the last loss, among those with the most seeds done.
 
-    None if each has at most one: the difference of two runs may be that of their seeds.
+    None if no point has more than one seed done: two runs may differ because of their seeds.
     """
     seeds = max((len(each.values("loss")) for each in summaries), default=0)
     full = [each for each in summaries if seeds > 1 and len(each.values("loss")) == seeds]
@@ -109,7 +109,7 @@ def best_of(summaries: Sequence[PointSummary]) -> PointSummary | None:
 
 
 def format_table(summaries: Sequence[PointSummary], axes: Sequence[Axis]) -> str:
-    """The table in Markdown: means over seeds with standard errors; the `best_of` all is bold."""
+    """The table in Markdown: means over seeds with standard errors; the best point is bold."""
     columns = [key for key in _COLUMNS if any(each.values(key) for each in summaries)]
     lines = [[*(axis.key for axis in axes), *(_COLUMNS[key] for key in columns), "seeds"]]
     best = best_of(summaries) if len(summaries) > 1 else None
@@ -137,10 +137,10 @@ def figure_spec(axes: Sequence[Axis]) -> TableSpec:
 
 
 def check_same(runs: Sequence[ExperimentRun], done: Mapping[str, dict[str, Any]]) -> None:
-    """Checks that runs that are done were done with the same settings."""
+    """Checks that the runs that are done had the settings of `runs` (else: InputError)."""
     for run in runs:
-        then = set(done.get(run.name, {}).get("arguments", run.arguments))
-        if differing := sorted(then ^ set(run.arguments)):
+        earlier = set(done.get(run.name, {}).get("arguments", run.arguments))
+        if differing := sorted(earlier ^ set(run.arguments)):
             raise InputError(
                 f"--output: run {run.name} exists there with different settings: "
                 f"{' '.join(differing)}; choose another --output"

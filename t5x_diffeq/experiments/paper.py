@@ -1,14 +1,14 @@
 """The paper's experiments at the size of a laptop and at its own, by their table or figure.
 
 On a laptop, the text's name selects the config: configs/shakespeare.py for `shakespeare`, else
-configs/laptop.py. The paper's own settings are those of its text (section 6, appendices C and D)
-and, where our copy of it lacks a number, those of the official code's config files
+configs/laptop.py. The paper's own settings come from its text (section 6, appendices C and D).
+Where our copy of the text lacks a number, it comes from the official code's config files
 (SDML-KU/qkvflow, `config/`). Learning rate, batch size, steps and T are in the models' own configs
 unless they are set here. The paper trains each model once; `--seeds=3` gives standard errors.
 
 Where the paper compares the ODE with the per-layer `baseline`, two things differ: W(t), and the
-scheme and step size. `euler`, per-layer weights with the ODE's scheme and step, is ours: it stands
-beside them in the tables and in figure 4.
+scheme and step size. So the tables and figure 4 also have `euler`, which the paper doesn't have:
+per-layer weights with the ODE's scheme and step size.
 """
 
 from t5x_diffeq.experiments.experiment import Experiment, Keys, Sweep, Trainee, trainings

@@ -18,8 +18,8 @@ class TableSpec:
     row: tuple[str, ...]  # labels that define a row
     column: str  # the label that defines a column; in the figure, the horizontal axis
     value: str  # the number shown, such as "loss"
-    # a label over which the lowest mean is taken, such as the learning rate, among the values with
-    # the most seeds; or None
+    # a label, such as the learning rate, of which a cell shows the value with the lowest mean,
+    # among the values with the most seeds; or None
     best_of: str | None = None
     log: bool = False  # whether the figure's axis is logarithmic
     # whether a second figure shows the validation loss over optimizer steps
@@ -76,7 +76,7 @@ def group_outcomes(outcomes: Sequence[dict], table: TableSpec) -> dict[tuple, di
     groups: dict[tuple, dict[Label, Tried]] = {}
     for outcome in outcomes:
         if table.column not in outcome or table.value not in outcome:
-            continue  # a run that is only there for others
+            continue  # a run that only other runs need
         row = tuple(outcome[label] for label in table.row)
         tried = groups.setdefault(row, {}).setdefault(outcome[table.column], {})
         tried.setdefault(outcome[table.best_of] if table.best_of else None, []).append(outcome)

@@ -1,4 +1,4 @@
-"""Runs of an experiment: commands, each run once, with its outcome a line of `results.jsonl`."""
+"""Runs of an experiment: each is a command, done once; its outcome is a line of `results.jsonl`."""
 
 import json
 import re
@@ -28,9 +28,9 @@ _REFUSED = 2  # the status of an `InputError`
 _RESULTS = "results.jsonl"
 _BITS, _RATE = "eval/bits_per_byte", "train/tokens_per_second"
 _TRAINING = ("train", "finetune")
-# What a training that diverges ends with.
+# In the last line of a training that diverged.
 _NOT_FINITE = re.compile(r"\bis (nan|-?inf)\b|^error: spike at step")
-# What outcomes hold: numbers that a training has measured, and values of other verbs.
+# The content of outcomes: numbers that a training has measured, and values of other verbs.
 _LOSSES = ("first", "loss", "perplexity", "lowest")
 _OTHER_NUMBERS = ("seconds", "bits_per_byte", "tokens_per_second", "training_seconds")
 _VALUES = (str, int, float, bool, list, type(None))
@@ -81,8 +81,8 @@ def part_of(runs: Sequence[ExperimentRun], part: int, parts: int) -> list[Experi
     roots: dict[str, str] = {}  # by a run's name, the first run of its chain
     for run in runs:
         roots[run.name] = roots[run.needs] if run.needs else run.name
-    mine = list(dict.fromkeys(roots.values()))[part::parts]
-    return [run for run in runs if roots[run.name] in mine]
+    chosen = list(dict.fromkeys(roots.values()))[part::parts]
+    return [run for run in runs if roots[run.name] in chosen]
 
 
 def read_results(output: Path) -> dict[str, dict]:
@@ -91,7 +91,7 @@ def read_results(output: Path) -> dict[str, dict]:
     A run that failed and was done later counts as done.
 
     Raises:
-      InputError: if a line is damaged, or two say that the same run is done; names file and line.
+      InputError: if a line is damaged, or two lines say that the same run is done; names the line.
     """
     outcomes: dict[str, dict] = {}
     places: dict[str, str] = {}
@@ -136,9 +136,10 @@ def carry_out(
 
     Raises:
       InputError: if the folder can't be written; if a run is refused, unless `go_on`; or if a
-        training's data isn't that of earlier ones which name the same.
-      RunError: if a run fails, naming it and its log, unless `go_on`.
-      InfrastructureError: if it failed under a run; the same command continues with that run.
+        training's data differs from the data that the same keys named for an earlier training.
+      RunError: if a run fails, unless `go_on`; names the run.
+      InfrastructureError: if the infrastructure fails during a run; the same command continues with
+        this run.
       StoppedError: if a run was stopped and saved.
     """
     make_folder(output, "--output")
@@ -152,7 +153,7 @@ def carry_out(
                 )
                 continue
             commands.check()
-            done |= finished(read_results(output))  # of the other parts, whose data is compared
+            done |= finished(read_results(output))  # also of other parts: their data is compared
             left = time_left(runs[number - 1 :], done)
             log(f"{number} of {len(runs)}: {run.name} (log: {output / run.name}.log){left}")
             outcome = _outcome_of(run, output, commands, go_on, done)
@@ -205,14 +206,14 @@ def _outcome_of(
 
 def steps_done(log_file: Path) -> tuple[int, int] | None:
     """The optimizer steps that the log of a training last reported, and how many it will take."""
-    with open_inside(log_file) as words:
-        words.seek(max(0, words.seek(0, SEEK_END) - _TAIL))
-        matches = re.findall(rb"^step +(\d+)/(\d+) ", words.read(), re.MULTILINE)
+    with open_inside(log_file) as file:
+        file.seek(max(0, file.seek(0, SEEK_END) - _TAIL))
+        matches = re.findall(rb"^step +(\d+)/(\d+) ", file.read(), re.MULTILINE)
     return (int(matches[-1][0]), int(matches[-1][1])) if matches else None
 
 
 def time_left(runs: Sequence[ExperimentRun], done: dict[str, dict]) -> str:
-    """An estimate for the remaining runs: each takes its verb's mean time so far."""
+    """The estimated time of the remaining runs, from the mean time of each verb; else empty."""
     left = [run for run in runs if run.name not in done]
     taken: dict[str, list[float]] = {run.verb: [] for run in left}
     for outcome in done.values():
@@ -226,8 +227,8 @@ def time_left(runs: Sequence[ExperimentRun], done: dict[str, dict]) -> str:
 
 def _describe_differences(run: ExperimentRun, outcome: dict) -> str:
     """How the arguments behind an outcome differ from the run's current ones, if they do."""
-    then = outcome.get("arguments", run.arguments)
-    changed = [each for each in then if each not in run.arguments]
+    earlier = outcome.get("arguments", run.arguments)
+    changed = [each for each in earlier if each not in run.arguments]
     return f", with {' '.join(changed)}" if changed else ""
 
 
@@ -235,7 +236,8 @@ def read_numbers(run: ExperimentRun, output: Path, printed: str) -> dict:
     """The numbers of an outcome: a training's last evaluation, or what another verb printed.
 
     If the verb printed several lines, each with a name, a key is `name: key`. If `evaluate` printed
-    one for each number of solver steps, there are their losses (`12 steps`) and their mean.
+    a line for each number of solver steps, the numbers are their losses (`12 steps`) and the mean
+    of these (`loss`).
     """
     if run.verb not in _TRAINING:
         lines = [parse_json_object(line) for line in printed.splitlines() if line.startswith("{")]
@@ -270,7 +272,7 @@ def read_numbers(run: ExperimentRun, output: Path, printed: str) -> dict:
 
 
 def training_seconds(rates: Mapping[float, float], tokens: int) -> float:
-    """The time of the optimizer steps alone, given tokens per second by step, and per step."""
+    """The seconds of the optimizer steps alone; `rates` are tokens/s by step, `tokens` per step."""
     spans = zip(rates, (0, *rates), strict=False)
     return sum((step - before) * tokens / rates[step] for step, before in spans)
 
@@ -285,7 +287,6 @@ def _describe_outcome(outcome: dict) -> str:
 
 
 def _add_line(path: Path, outcome: dict) -> None:
-    """Appends an outcome, which is on disk before the next run begins; drops a line cut short."""
-    GrowingFile(path, json_lines.end_of_whole_lines(path)).write(
-        f"{json.dumps(outcome)}\n".encode()
-    )
+    """Appends an outcome, on disk before the next run begins, in place of an incomplete line."""
+    whole = json_lines.end_of_whole_lines(path)
+    GrowingFile(path, whole).write(f"{json.dumps(outcome)}\n".encode())

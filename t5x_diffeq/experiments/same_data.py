@@ -1,8 +1,8 @@
-"""Whether the trainings of an experiment had the same text, without which losses don't compare.
+"""Checks that the trainings of an experiment had the same text: else their losses don't compare.
 
 A text can change under its name: the standard library differs between versions of Python, and a
-file can be edited between two runs. Outcomes have hashes of what named the data and of the data, so
-nothing that an earlier outcome names is opened.
+file can be edited between two runs. Each outcome has a hash of its data and a hash of the keys that
+named the data, so the data of an earlier run is never opened.
 """
 
 import json
@@ -19,8 +19,8 @@ FINGERPRINT, DATA_KEYS = "data_fingerprint", "data_keys"  # in outcomes
 def data_facts(workdir: AnyPath) -> dict[str, str]:
     """For the outcome of a training: hashes of its data, and of the keys that name it.
 
-    These are the `data` section and `init_from`, whose run has the tokenizer. Empty before the
-    workdir has its config and its data.
+    These keys are the `data` section and `init_from`, whose run has the tokenizer. The result is
+    empty before the workdir has its config and its data.
     """
     fingerprint = stored_fingerprint(workdir)
     try:
@@ -37,22 +37,22 @@ def data_facts(workdir: AnyPath) -> dict[str, str]:
 
 
 def check_same_data(workdir: AnyPath, done: Mapping[str, Mapping]) -> None:
-    """Checks that a training has the data of earlier ones whose keys name the same.
+    """Checks that a training has the same data as the earlier trainings with the same keys.
 
     Args:
-      workdir: its workdir. Before it has prepared its data, nothing is checked.
+      workdir: the training's workdir. Before the data is prepared, nothing is checked.
       done: earlier outcomes by the name of their run.
 
     Raises:
       InputError: if the same keys name other data now.
     """
-    mine = data_facts(workdir)
+    facts = data_facts(workdir)
     for name, outcome in done.items():
         theirs = outcome.get(FINGERPRINT)
-        same_keys = mine and outcome.get(DATA_KEYS) == mine[DATA_KEYS]
-        if same_keys and theirs and theirs != mine[FINGERPRINT]:
+        same_keys = facts and outcome.get(DATA_KEYS) == facts[DATA_KEYS]
+        if same_keys and theirs and theirs != facts[FINGERPRINT]:
             raise InputError(
-                f"run {workdir.name}: its data (fingerprint {mine[FINGERPRINT][:12]}) is not that "
+                f"run {workdir.name}: its data (fingerprint {facts[FINGERPRINT][:12]}) is not that "
                 f"of run {name} ({theirs[:12]}), although the same keys name it, so their losses "
                 f"can't be compared; delete {workdir} and restore that data, or give another "
                 "--output"

@@ -22,7 +22,7 @@ _SOURCES = {
     "gpt2.json": "https://huggingface.co/openai-community/gpt2/resolve/main/tokenizer.json",
     "llama.model": "https://huggingface.co/NousResearch/Llama-2-7b-hf/resolve/main/tokenizer.model",
 }
-# Its tokens tell the paper's tokenizers from others with as many tokens.
+# The tokens of this text identify the paper's tokenizers; others may have as many tokens.
 _TEXT = "Hello world"
 TOKENS = {"gpt": [15496, 995], "llama": [15043, 3186]}
 
