@@ -1,7 +1,7 @@
-"""What is checked before a run begins: one ordered list, of which each verb runs its rows.
+"""The checks before a run begins: one ordered list, of which each verb runs the rows it needs.
 
-What concerns one key alone is checked with its section (`config/keys/`), what concerns a model, or
-a model on a mesh, where a `Setup` is made, and the data where it is prepared.
+The other checks stand elsewhere: those of a single key with its section (`config/keys/`), those of
+a model and its mesh where a `Setup` is made, and those of the data where it is prepared.
 """
 
 from collections.abc import Callable, Collection
@@ -79,7 +79,7 @@ def _check_depths(config: Config) -> None:
 
 
 def _check_several_depths(config: Config) -> None:
-    """Checks what needs several depths in one step, and what those need."""
+    """Checks the keys that need several depths in one step, and that they agree."""
     train = config.train
     several = {
         f"train.depths_rows={train.depths_rows}": train.depths_rows != "all",
@@ -160,7 +160,7 @@ def _check_pretrained(config: Config) -> None:
 # ------------------------------------------------------------------------------ the list
 
 _EVERY = frozenset(("train", "finetune", "benchmark", "plan", "convert", "sweep", "launch"))
-_BUT_PLAN = _EVERY - {"plan"}  # which reads no data and takes no steps
+_BUT_PLAN = _EVERY - {"plan"}  # plan reads no data and takes no steps
 _CONFIG, _SETUP, _CORPUS = 1, 2, 3  # how many of config, setup and corpus a check takes
 
 
@@ -168,14 +168,14 @@ class Check(NamedTuple):
     """A row of the list."""
 
     check: Callable[..., None]  # takes what it needs; raises an `InputError`
-    verbs: Collection[str] = _EVERY  # those that it concerns; "launch" is `launch/check_run.py`
+    verbs: Collection[str] = _EVERY  # that run it; "launch" is `launch/check_run.py`
     needs: int = _CONFIG  # with _SETUP also the setup, with _CORPUS also the corpus
-    of_new_runs: bool = False  # runs that began before the check existed may continue
+    of_new_runs: bool = False  # whether a resumed run, which may be older, skips the check
 
 
 CHECKS = (
     Check(_check_unroll, of_new_runs=True),
-    # This one computes on JAX's devices, which a sweep leaves to its runs.
+    # This check computes on JAX's devices, which a sweep leaves to its runs.
     Check(lambda config: check_terms(config.train), _EVERY - {"sweep"}, of_new_runs=True),
     Check(_check_integrals, of_new_runs=True),
     Check(_check_adapters, of_new_runs=True),
@@ -199,10 +199,11 @@ CHECKS = (
 
 
 def run_checks(verb: str, *known: object, new: bool = True) -> None:
-    """Runs the rows that concern a verb and need all that is known now, in their order.
+    """Runs a verb's rows, in their order, that need exactly what is `known`.
 
-    A verb calls it with the config; then, if it makes a setup, with the config and the setup; and
-    at last, if it prepares a corpus, with these and the corpus. `new` says whether the run is.
+    A verb calls this with the config; then, if it makes a setup, with the config and the setup; and
+    at last, if it prepares a corpus, with the config, the setup and the corpus. `new` says whether
+    the run is new.
     """
     for row in CHECKS:
         if row.needs == len(known) and verb in row.verbs and (new or not row.of_new_runs):

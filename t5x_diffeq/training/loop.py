@@ -149,7 +149,8 @@ def _loop(
         done, in_flight = [in_flight], DoneStep(step, batch, metrics, at.batches_consumed)
         stopping = training.stop.should_stop()
         due = [] if stopping else hooks.due(step)
-        # The step before is reported while this one runs; this one, before its state is used.
+        # The step before is reported while this step runs. If the state is used next, this step is
+        # reported first.
         if due or stopping:
             done, in_flight = [*done, in_flight], None
         try:
@@ -180,7 +181,7 @@ def _prepare(
 ) -> tuple[PreparedRun, list[HookClass]]:
     """Checks the config, and prepares the data and the examples to evaluate on.
 
-    What takes longer is checked later. Also returns the hooks: those of `train.hooks` follow the
+    Checks that take longer come later. Also returns the hooks: those of `train.hooks` follow the
     verb's, and `Saves` is last, because a checkpoint comes after all reports of its step.
     """
     new = check_config(config, workdir)  # first, because it trusts the config's plug-ins
@@ -208,9 +209,10 @@ def _prepare(
 
 
 def check(config: Config, workdir: AnyPath, verb_hooks: Sequence[type[Hook]]) -> None:
-    """Checks what `train` checks before it makes a state, with the same errors; says what.
+    """Checks what `train` checks before it makes a state, with the same errors; logs the result.
 
-    The data is prepared, and left in the workdir of a new run, which can still begin with another.
+    The data is prepared, and left in the workdir. A new run can still begin there with another
+    config.
     """
     run, _ = _prepare(config, workdir, verb_hooks)
     log(
@@ -227,14 +229,14 @@ def _open(
     """Opens what the run has while it trains, on a stack: what is opened last ends first.
 
     So trackers end after the last checkpoint, which matters more, and the history after both. Also
-    returns the stack on which trackers are opened, once it is known at which step.
+    returns the stack for the trackers, which are opened later, when their first step is known.
     """
     stack.enter_context(stopwatch.counting_compilation())
     history = stack.enter_context(History(run.workdir, stopwatch))
     watchdog = stack.enter_context(Watchdog(run.workdir))
     trackers_end = stack.enter_context(ExitStack())
     checkpoints = Checkpoints.of(run.workdir, run.config.train)
-    stack.callback(lambda: history.write_saves(checkpoints.finished_saves()))  # the last one
+    stack.callback(lambda: history.write_saves(checkpoints.finished_saves()))  # the last save
     stack.enter_context(checkpoints)
     training = Training(
         **vars(run),

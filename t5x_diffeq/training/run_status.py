@@ -28,7 +28,7 @@ class RunStatus:
 
     @cached_property
     def attempts(self) -> list[goodput.Attempt]:
-        """Its attempts, oldest first; none if it is older than histories."""
+        """Its attempts, oldest first; none if it has no history."""
         return goodput.attempts_of(self.events)
 
     @cached_property
@@ -59,7 +59,7 @@ class RunStatus:
     def state(self) -> str:
         """`done`, `running`, `stopped`, `failed (...)`, `silent for ...` or `converted`."""
         if not self.attempts:
-            is_new = (self.workdir / "checkpoints" / "0").exists()  # which training doesn't save
+            is_new = (self.workdir / "checkpoints" / "0").exists()  # no training saves step 0
             return "converted" if is_new else "unknown"
         last = self.attempts[-1]
         if last.error == goodput.UNKNOWN:
@@ -83,7 +83,7 @@ class RunStatus:
 
     @property
     def rollbacks(self) -> int:
-        """How many rollbacks they caused."""
+        """The number of rollbacks that spikes have caused."""
         return len({each["count"] for each in self.events if each["event"] == "rollback"})
 
     def facts(self) -> dict[str, object]:

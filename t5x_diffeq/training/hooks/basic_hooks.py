@@ -21,7 +21,7 @@ from t5x_diffeq.training.hooks.hook import DoneStep, Hook, LoopPosition, Trainin
 from t5x_diffeq.training.objective import Batch
 from t5x_diffeq.training.progress import eval_line, utilisation
 
-_OF_EMPTY_BATCH = ("learning_rate", "targets", "spikes")  # what a batch without targets has
+_OF_EMPTY_BATCH = ("learning_rate", "targets", "spikes")  # metrics that need no targets
 _STATM = Path("/proc/self/statm")  # of Linux; its second number is the resident pages
 _GIB = 2**30
 SAVE_REQUEST = "save"  # the file in the workdir that asks for a checkpoint
@@ -75,13 +75,13 @@ class MetricsLog(Hook):
         self.full_grid_from = full_grid_from(training.config)
 
     def before_step(self, step: int, state: TrainState, batch: Batch) -> None:
-        """Says from where on the run uses its full grid."""
+        """Logs the step from which on the run uses its full grid."""
         if step == self.full_grid_from:
             num_steps = self.training.config.model.num_steps
             log(f"step {step}: from here on, {num_steps} solver steps")
 
     def report(self, done: DoneStep, values: dict[str, float]) -> None:
-        """Logs the step, if it is one of those to log."""
+        """Logs the step if `train.log_every` says so, or if it is the last."""
         training, step = self.training, done.step
         train_config = training.config.train
         if step == training.start + 1:
@@ -103,12 +103,12 @@ class MetricsLog(Hook):
         log(training.clock.line(step, values))
 
     def go_back(self, step: int) -> None:
-        """Measures rates from there."""
+        """Measures rates from `step` on."""
         self.training.clock.go_back(step)
 
 
 def _memory_in_use() -> dict[str, float]:
-    """GiB that this process holds, and the most that one of its devices holds, and has held."""
+    """This process's memory, and the maxima over its devices of memory in use and its peak; GiB."""
     gibibytes = {}
     if _STATM.exists():
         pages = int(_STATM.read_text("utf-8").split()[1])
@@ -165,7 +165,7 @@ class Saves(Hook):
         training, step = self.training, position.step
         training.stop.save_asked = False
         check_writable(training.workdir)
-        # A checkpoint needs the lines up to its step in the same bucket.
+        # In a bucket, the metrics up to this step must be stored before the checkpoint is.
         training.writer.flush()
         facts = RunFacts(
             fingerprint=training.corpus.fingerprint,

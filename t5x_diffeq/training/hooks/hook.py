@@ -1,8 +1,8 @@
 """Hooks: what a training loop does beside its steps, a class each.
 
-A hook runs every so many optimizer steps, or around each one. The project's own are listed in
-`cli/train.py`; `train.hooks` names others, as "package.module:Name" or with arguments, such as
-those of `examples/own_hook.py`.
+A hook runs every so many optimizer steps, or around each step. The project's own hooks are listed
+in `cli/train.py`; `train.hooks` names others, as "package.module:Name", or with arguments as in
+`examples/own_hook.py`.
 
 Every process calls every hook, in the order of the list (`after_step` in reverse), so that a hook
 may run programs on all devices. An error in a hook ends the run, in a line that names the hook.
@@ -34,14 +34,14 @@ from t5x_diffeq.training.tracking.trackers import RunWriter
 
 @dataclass
 class PreparedRun:
-    """A run that can begin: its config is checked, and its data is there.
+    """A run that can begin: its config is checked, and its data is prepared.
 
     Attributes:
       config: the run's config.
       setup: its model, optimizer and mesh.
       workdir: its workdir.
       corpus: its documents, with the tokenizer.
-      data: what it trains on.
+      data: the batches that it trains on.
       eval_parts: the examples to evaluate on, of each part of the data.
     """
 
@@ -55,20 +55,20 @@ class PreparedRun:
 
 @dataclass
 class Training(PreparedRun):
-    """A run while it trains: what its hooks may use, beside what a `PreparedRun` has.
+    """A run while it trains: what its hooks may use, in addition to a `PreparedRun`.
 
     Attributes:
       checkpoints: its checkpoints.
-      history: what happened to it at what time.
+      history: records the events of the run, with their times.
       stopwatch: divides the time among activities.
       watchdog: ends it if it hangs.
       stop: says when it has to stop.
       start: the optimizer step at which this attempt begins.
       clock: measures the rates of its steps.
-      writer: takes metrics, texts and figures; not there yet when hooks are made.
-      hook_states: returns what all hooks keep; not there yet when hooks are made.
-      requests: what a hook of this process does when a person has put a file of that name into the
-        workdir (see `requests`). A hook adds to it when it is made.
+      writer: takes metrics, texts and figures; not set yet when hooks are made.
+      hook_states: returns what all hooks keep; not set yet when hooks are made.
+      requests: by the name of a file, the function that this process calls when a person has put
+        the file into the workdir (see `requests`). A hook adds to it when it is made.
     """
 
     checkpoints: Checkpoints
@@ -96,7 +96,7 @@ class DoneStep(NamedTuple):
       step: its number, from 1.
       batch: its batch.
       metrics: what the train step returned: scalars and curves, by name.
-      batches_consumed: the batches that were read, its own included.
+      batches_consumed: the number of batches read so far, with the step's own.
     """
 
     step: int
@@ -110,9 +110,9 @@ class LoopPosition:
     """Where the loop is between two optimizer steps.
 
     Attributes:
-      step: the optimizer steps that are done.
-      state: the train state after them.
-      batches_consumed: the batches that were read.
+      step: the number of optimizer steps that are done.
+      state: the train state after these steps.
+      batches_consumed: the number of batches read so far.
       values: what hooks have reported at this step so far, by name.
     """
 
@@ -128,20 +128,21 @@ class LoopPosition:
 
 
 class Hook:
-    """Does nothing; a hook overrides what it needs. It is also a context around the whole loop.
+    """A hook that does nothing; a subclass overrides what it needs.
 
-    It is made while the steps are being compiled, so what times them begins in `before_step`.
+    A hook is also a context around the whole loop. It is made while the steps are being compiled,
+    so a hook that times steps begins in `before_step`.
 
     Attributes:
       name: stands in messages, and before the / in the names of what it reports.
-      activity: what the time of `run` counts as (`runs.goodput`).
+      activity: what the time of `run` counts as (see `training/goodput.py`).
       timeout: the key of `config.train` with the most seconds that `run` or `stop` may take.
       runs_at_0: whether `run` is called before the first step of a new run.
-      runs_later: whether a resumed run first calls `run` if it was due at that step, and nothing
-        named `name/...` was reported there.
+      runs_later: whether a resumed run first calls `run` if the hook was due at the checkpoint's
+        step, and nothing named `name/...` was reported at that step.
       training: the run.
-      every: optimizer steps between two calls of `run`, which also comes after the last step; None:
-        `run` is never called.
+      every: optimizer steps between two calls of `run`, which is also called after the last step;
+        None: `run` is never called.
     """
 
     name: ClassVar[str]
@@ -161,13 +162,13 @@ class Hook:
 
     @classmethod
     def check_corpus(cls, config: Config, setup: Setup, corpus: Corpus) -> None:
-        """Raises an `InputError` if it can't be used with this data and its tokenizer."""
+        """Raises an `InputError` if the hook can't be used with this data and its tokenizer."""
 
     def __enter__(self) -> "Hook":
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
-        """Ends it, whether or not the run has failed."""
+        """Ends the hook, whether or not the run has failed."""
 
     def is_due(self, step: int) -> bool:
         """Whether `run` is to be called after `step`."""
@@ -179,15 +180,16 @@ class Hook:
         """Called before the batch of optimizer step `step` is waited for."""
 
     def before_step(self, step: int, state: TrainState, batch: Batch) -> None:
-        """Called before optimizer step `step`, which donates the state."""
+        """Called before optimizer step `step`, which donates the state: later it can't be read."""
 
     def after_step(self, step: int, state: TrainState, metrics: Mapping[str, jax.Array]) -> None:
-        """Called when the step was given to the devices; arrays needn't be there yet."""
+        """Called when the step was given to the devices, which may still compute the arrays."""
 
     def report(self, done: DoneStep, values: dict[str, float]) -> None:
-        """Called with the numbers of a step, while the next one runs or before `run` and `stop`.
+        """Called with the numbers of a step, while the next step runs or before `run` and `stop`.
 
-        They are its metrics, without `spike`; of steps that are logged, also the run's rates.
+        The numbers are the step's scalar metrics without `spike`. In a step that is logged,
+        `MetricsLog` adds the run's rates, which the hooks of `train.hooks` then see, too.
         """
 
     def run(self, position: LoopPosition) -> Mapping[str, float] | None:
@@ -196,7 +198,7 @@ class Hook:
     def stop(self, position: LoopPosition) -> None:
         """Called once if a signal stops the run after a step of this attempt.
 
-        Hooks that were due at that step may not have run.
+        A hook that was due at that step may not have run.
         """
 
     def go_back(self, step: int) -> None:
@@ -206,8 +208,8 @@ class Hook:
         """Returns what checkpoints keep: anything that JSON can hold."""
 
     def restore(self, saved: Any) -> None:
-        """Called with what `to_save` returned when the checkpoint was saved, if not with None.
+        """Called with what `to_save` returned when the checkpoint was saved, unless it was None.
 
-        That is when a run is resumed, and when it rolls back. If there were fewer processes than
-        now, a process gets what the first one returned.
+        It is called when a run is resumed, and when a run rolls back. If fewer processes saved the
+        checkpoint, an additional process gets what the first process returned.
         """

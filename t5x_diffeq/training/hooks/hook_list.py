@@ -20,8 +20,8 @@ from t5x_diffeq.training.objective import Batch
 class HookClass(NamedTuple):
     """A class of hooks, and how one is made."""
 
-    cls: type[Hook]  # which checks the config
-    make: Callable[[Training], Hook]  # the class, or with arguments that the config gives
+    cls: type[Hook]  # its `check` and `check_corpus` are called before a hook is made
+    make: Callable[[Training], Hook]  # the class, with the arguments that the config gives
 
 
 def load_hooks(names: Sequence[str]) -> list[HookClass]:
@@ -67,8 +67,8 @@ class Hooks:
     def due_at_start(self, reported: Sequence[str]) -> list[Hook]:
         """The hooks to run before the first step of this attempt.
 
-        `reported` is what stands before the / in the names of what was reported at this step; that
-        of process 0 counts.
+        `reported` has the parts before the / of the names that were reported at this step; the list
+        of process 0 decides.
         """
         start = self.training.start
         reported = gather("reports at the start", list(reported))[0]
@@ -107,7 +107,7 @@ class Hooks:
         self.training.watchdog.expect(f"step {done.step + 1}", limit)
 
     def run(self, hooks: Sequence[Hook], position: LoopPosition) -> bool:
-        """Runs these hooks; whether all of them ran to their end, as a signal may stop one."""
+        """Runs these hooks; returns False if a signal interrupted one of them."""
         try:
             for hook in hooks:
                 with self._instead(hook, position.step):
@@ -159,11 +159,11 @@ class Hooks:
 def _named(hook: Hook, step: int | None = None) -> Iterator[None]:
     """A context whose errors get a note that names the hook.
 
-    The project's own hooks raise some errors whose messages need no note.
+    Foreseen errors of the project's own hooks get none, because their messages say enough.
     """
     try:
         yield
-    except BaseException as error:  # also that of a hook that wants to end the process
+    except BaseException as error:  # also the SystemExit of a hook that wants to end the process
         foreseen = isinstance(error, InputError | RunError | InfrastructureError)
         is_builtin = type(hook).__module__.startswith("t5x_diffeq.training.")
         if not (isinstance(error, Interrupted) or (foreseen and is_builtin)):

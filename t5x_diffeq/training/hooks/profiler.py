@@ -1,10 +1,10 @@
-"""Traces some optimizer steps of a run: those of `train.profile`, and others on demand.
+"""Traces some optimizer steps of a run: the steps of `train.profile`, and others on demand.
 
 On demand means a file `profile` in the workdir. Its content is the first and the last step,
 "100:105", or, for a single process, a number of steps; an empty file means `_STEPS_ON_DEMAND`.
 
 JAX returns from a step before the devices have finished it. A trace therefore begins when the step
-before its first one is finished, and ends when its last one is: it holds exactly these steps.
+before its first step is finished, and ends when its last step is: it holds exactly these steps.
 
 XProf shows what it finds in FOLDER/plugins/profile/RUN/, on disk or in a bucket: a file for each
 process that traced. A trace that fails is a warning, and the run goes on.
@@ -46,7 +46,7 @@ class Steps(NamedTuple):
 
     @classmethod
     def of(cls, text: str) -> "Steps":
-        """Those of "100:105"."""
+        """The steps of "100:105"."""
         first, last = map(int, text.split(":"))
         return cls(first, last)
 
@@ -64,7 +64,7 @@ class Profiler(Hook):
         train, workdir = training.config.train, training.workdir
         self.processes, self.folder = train.profile_processes, workdir / FOLDER
         is_chosen = jax.process_index() in self.processes
-        # The thread that takes up requests only appends to it, and the loop only removes.
+        # The thread that takes up requests only appends to this list, and the loop only removes.
         self.planned = [Steps.of(train.profile)] if train.profile and is_chosen else []
         if is_chosen:
             take_up = self._take_up_request
@@ -74,11 +74,11 @@ class Profiler(Hook):
         self.annotation: jax.profiler.StepTraceAnnotation | None = None
         self.step = 0
         self.known: set[str] = set()  # the requests and warnings that this process has seen
-        self.pool = ThreadPoolExecutor(1, "profiler")  # it stores
+        self.pool = ThreadPoolExecutor(1, "profiler")  # stores traces
 
     @classmethod
     def check(cls, config: Config, setup: Setup) -> None:
-        """Checks that the run has these processes."""
+        """Checks that the run has the processes of `train.profile_processes`."""
         count = jax.process_count()
         if missing := [n for n in config.train.profile_processes if n >= count]:
             raise InputError(
@@ -151,8 +151,8 @@ class Profiler(Hook):
     def _take_up_request(self, request: AnyPath) -> None:
         """Plans the steps that the file in the workdir asks for.
 
-        A process alone removes the file at once. Of several, which are to trace the same steps, the
-        first removes it when they are done.
+        A process that traces alone removes the file at once. Several processes trace the same
+        steps, and the first of them removes the file when the steps are done.
         """
         text = read_inside(request).decode("utf-8").strip()
         leads, alone = jax.process_index() == min(self.processes), len(self.processes) == 1
@@ -182,7 +182,7 @@ class Profiler(Hook):
                 self._log(line)
 
     def _log(self, line: str) -> None:
-        """Prints a line of any process."""
+        """Prints a line, whichever process this is."""
         if jax.process_index() == 0:
             console.log(line)
         elif not console.quiet or line.startswith("warning: "):

@@ -1,7 +1,7 @@
 """What a person asks of a run while it trains, by files in its workdir.
 
 A file `profile` asks for a trace (`profiler`), and a file `save` for a checkpoint
-(`basic_hooks.Saves`). They work on every disk and in a bucket, with any launcher.
+(`basic_hooks.Saves`). Such files work on every disk and in a bucket, with any launcher.
 """
 
 import threading
@@ -46,7 +46,7 @@ class Requests(Hook):
                     log(warning)
 
     def _look(self) -> None:
-        """Takes up what is asked for: one listing of the workdir, for all files."""
+        """Takes up the requests in the workdir, which is listed once for all of them."""
         requests = self.training.requests
         for file in self.training.workdir.iterdir():
             if file.name in requests:

@@ -1,7 +1,7 @@
 """How a run handles spikes and values that aren't finite: `train.on_spike`.
 
-It ends, skips their updates, or rolls back to a checkpoint. The train step detects the spike and
-skips its update.
+The run ends, skips the updates of spikes, or rolls back to a checkpoint. The train step detects a
+spike and skips its update.
 """
 
 from collections.abc import Sequence
@@ -46,13 +46,13 @@ class Spikes(Hook):
 
     def __init__(self, training: Training):
         super().__init__(training)
-        self.step = training.start  # the last one that was given to the devices
-        self.state: TrainState | None = None  # after it
-        self.not_finite = 0  # steps in a row
+        self.step = training.start  # the last step that was given to the devices
+        self.state: TrainState | None = None  # after that step
+        self.not_finite = 0  # steps in a row whose values aren't finite
         self.rollbacks, self.furthest = 0, 0  # rollbacks without getting past this step
 
     def after_step(self, step: int, state: TrainState, metrics: object) -> None:
-        """Keeps the state, in which the cause of a value that isn't finite is looked for."""
+        """Keeps the state, to find the cause of a value that isn't finite."""
         self.step, self.state = step, state
 
     def report(self, done: DoneStep, values: dict[str, float]) -> None:
@@ -66,10 +66,10 @@ class Spikes(Hook):
                 raise GoBack(done)
             return
         loss_first = sorted(values, key=lambda name: name != "loss")
-        bad = [f"{name} is {values[name]}" for name in loss_first if not isfinite(values[name])]
-        if bad:
+        faults = [f"{name} is {values[name]}" for name in loss_first if not isfinite(values[name])]
+        if faults:
             start, last = self.training.start, checkpoints.latest_step
-            raise not_finite_error(done.step, bad, last, start, self._find_cause(done))
+            raise not_finite_error(done.step, faults, last, start, self._find_cause(done))
 
     def _record(self, spike: DoneStep, values: dict[str, float]) -> None:
         loss, norm = values["loss"], values["grad_norm"]
@@ -87,7 +87,7 @@ class Spikes(Hook):
     def _find_cause(self, done: DoneStep) -> str | None:
         """Where values that aren't finite begin; errors in this search are reported, not raised.
 
-        The parameters that the step had were given to the next one, which may have changed them.
+        The step's own parameters were donated, so the parameters after the last step are examined.
         """
         assert self.state is not None, "a step was done"
         limit = self.training.config.train.eval_timeout
@@ -100,7 +100,7 @@ class Spikes(Hook):
         return f"{cause} (with the parameters after step {self.step})" if cause and later else cause
 
     def _goes_back(self, step: int, checkpoint: int | None) -> bool:
-        """Whether a spike at `step` sends the run back to this checkpoint, if there is one."""
+        """Whether a spike at `step` sends the run back to `checkpoint`; a RunError if too often."""
         if self.training.config.train.on_spike != "rollback" or checkpoint is None:
             return False
         self.rollbacks = self.rollbacks + 1 if step <= self.furthest else 1
@@ -166,7 +166,7 @@ def find_cause(setup: Setup, params: Params, batch: Batch) -> str | None:
 
 
 def _leaves_not_finite(tree: Params) -> str | None:
-    """The leaf that isn't finite, or how many of all."""
+    """The first leaf that isn't finite, and how many more there are."""
     are_finite = jax.jit(lambda leaves: jax.tree.map(lambda x: jnp.isfinite(x).all(), leaves))
     leaves = flatten_dict(jax.device_get(are_finite(tree)), sep="/")
     names = [name for name, is_finite in leaves.items() if not is_finite]
@@ -202,14 +202,14 @@ def _solver_step_not_finite(setup: Setup, params: Params, batch: Batch) -> str |
 
 
 def not_finite_error(
-    step: int, bad: Sequence[str], last_checkpoint: int | None, start: int, cause: str | None
+    step: int, faults: Sequence[str], last_checkpoint: int | None, start: int, cause: str | None
 ) -> RunError:
     """The error that ends a run whose values are no longer finite; says what to try.
 
-    `bad` says what is wrong with the step: "loss is nan". The run was resumed from the checkpoint
-    `start`, or is new (0). `cause` is where the first such value appears, if that was found.
+    `faults` says what is wrong with the step: "loss is nan". The run was resumed from the
+    checkpoint `start`, or is new (0). `cause` is where the first such value appears, if known.
     """
-    what = f"at step {step} {' and '.join(bad)}{f': {cause}' if cause else ''}"
+    what = f"at step {step} {' and '.join(faults)}{f': {cause}' if cause else ''}"
     if start and step == start + 1:
         return RunError(
             f"{what}, the first step after checkpoint {start} was restored: that checkpoint is "

@@ -58,12 +58,13 @@ class Watcher(Hook):
             with setup.context():
                 self.programs = compile_programs(setup, batch_size)
         except Exception as error:
-            self.failure = error  # said where the programs are needed
+            self.failure = error  # `_wait_for_programs` reports it
 
     def _wait_for_programs(self) -> bool:
         """Whether all processes have their programs.
 
-        One may compile for a minute longer than another, for which Gloo's collectives don't wait.
+        One process may compile for a minute longer than another, and Gloo's collectives don't wait
+        that long.
         """
         self.compiling.join()
         if self.failure is not None:
@@ -75,7 +76,7 @@ class Watcher(Hook):
         return self.watch_every is not None and step % self.watch_every == 0
 
     def before_step(self, step: int, state: TrainState, batch: Batch) -> None:
-        """Looks at the parameters and into a forward pass."""
+        """Computes the curves of the parameters and of a forward pass."""
         self.weights = None
         if not self._is_watched(step):
             return
@@ -83,14 +84,14 @@ class Watcher(Hook):
             self.is_ready = self._wait_for_programs()
         if not self.is_ready:
             return
-        # No other program runs beside these two: CPU devices of several processes pair collectives
-        # in the order in which they come (Gloo's), and one program then waits for the other's.
+        # No other program may run beside these two: with Gloo, processes pair collectives in the
+        # order in which they come, so a program could wait for a collective of the other program.
         assert self.programs is not None
         self.weights, curves = jax.block_until_ready(self.programs.before(state.params, batch))
         self.curves[step] = curves
 
     def after_step(self, step: int, state: TrainState, metrics: Mapping[str, jax.Array]) -> None:
-        """Looks at the update."""
+        """Adds the curves of the update."""
         if not self._is_watched(step):
             return
         curves = {name: x for name, x in metrics.items() if x.ndim}
@@ -101,7 +102,7 @@ class Watcher(Hook):
         self.curves[step] = curves
 
     def go_back(self, step: int) -> None:
-        """Forgets the steps that aren't written."""
+        """Forgets the curves that aren't written."""
         self.curves.clear()
 
     def report(self, done: DoneStep, values: dict[str, float]) -> None:
@@ -133,12 +134,12 @@ class WeightFigures(Hook):
     def __init__(self, training: Training):
         super().__init__(training, training.config.train.figure_every)
         model, mesh = training.setup.model, training.setup.mesh
-        self.moves = not source_of(model.config).constant  # whether W(t) does
+        self.moves = not source_of(model.config).constant  # whether W(t) changes with t
         self.weight_paths = make_weight_paths(model, mesh)
 
     @classmethod
     def check(cls, config: Config, setup: Setup) -> None:
-        """Checks that there is matplotlib."""
+        """Checks that matplotlib is installed, if figures are asked for."""
         if (every := config.train.figure_every) is not None:
             need_package("matplotlib", f"train.figure_every={every}", "leave it out")
 
