@@ -34,7 +34,7 @@ VARIANTS = {
         "scheme": "lie_trotter",
         "step_size": "1",
     },
-    # The ODEs' scheme and step with weights of each layer's own: what W(t) alone has to beat.
+    # The ODEs' scheme and step size with per-layer weights: the control for W(t) alone.
     "euler": {
         "weights": "per_layer",
         "scheme": "euler",

@@ -9,7 +9,7 @@ steps (None: as many as it was trained with), becomes layer weights. The paper t
 and tunes with 9, 12, 18 and 24, and by LoRA also trains the embeddings.
 
 Variants: `:lora` (default), low-rank branches; `:full`, all weights of the grid; `:hypernetwork`,
-no layer weights: the run's own hypernetwork goes on at the new number of steps.
+no layer weights: the run's own hypernetwork is trained further at the new number of steps.
 """
 
 from ml_collections import ConfigDict
@@ -21,7 +21,7 @@ LORA = ("adapters", "embeddings")
 
 
 def get_config(method: str = "lora") -> ConfigDict:
-    """Keys of the model that are None are the run's own.
+    """The config; keys of the model that are None have their values in the pretrained run.
 
     Raises:
       ValueError: if there is no such variant.

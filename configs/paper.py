@@ -1,8 +1,8 @@
 """What the paper's configs have in common (sections 6.1 and C): models in bfloat16, their training.
 
 Sizes that a config does not name are the paper's: GPT reads 1024 tokens with a vocabulary of 50257,
-Llama 2048 with 32000. The tokenizer is trained on the data, at that size; losses per token can then
-not be compared with the paper's. `--config.data.tokenizer=PATH` takes GPT-2's tokenizer.json or
+Llama 2048 with 32000. A tokenizer of this size is trained on the data, so losses per token can't be
+compared with the paper's. `--config.data.tokenizer=PATH` takes GPT-2's tokenizer.json or
 Llama's sentencepiece model, as `launch/reproduce/` does (docs/results.md says where to get them).
 """
 
@@ -46,7 +46,7 @@ def gpt(num_steps: int, embed_dim: int, num_heads: int, time_embed_dim: int) -> 
 
 
 def set_variant(config: ConfigDict, variant: str) -> ConfigDict:
-    """As `default.set_variant`; of the ODE, the embeddings alone decay (appendix C)."""
+    """As `default.set_variant`; in the ODE, only the embeddings decay (appendix C)."""
     default.set_variant(config, variant)
     if variant == "ode":
         config.optimizer.decay = "embeddings"

@@ -5,9 +5,10 @@
 
 The text, the benchmark's 1.1 MB file, is not part of the project. The first 90% are for training,
 the rest for validation. The well-known validation loss of the per-layer baseline is
-1.88 nats per character, at learning rate 1e-3; here each variant has its best of several learning
-rates, ODE and baseline also of several decays (docs/lab/settings.md), the ODE of several T: T = 48
-takes 0.65 of the time, and its loss is 0.007 higher (docs/lab/budgets.md).
+1.88 nats per character, at learning rate 1e-3. Here each variant has the best of several learning
+rates. ODE and baseline also have the best of several decays (docs/lab/settings.md), and the ODE has
+the best of several T. With T = 48 it takes 0.65 of the time, and its loss is 0.007 higher
+(docs/lab/budgets.md).
 
 Variants: `:ode` (default), `:compact`, `:smooth`, `:baseline`, `:shared`.
 """

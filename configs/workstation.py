@@ -2,9 +2,9 @@
 
     python -m studies.equal_time --text=stdlib --text=shakespeare=tinyshakespeare.txt
 
-8192 bytes per optimizer step are few for a model of this width, and enough that the making of W(t)
-is a small part of it: the weights of a step are made once for all of its tokens. They are computed
-in eight microbatches, for the caches of a CPU and for 0.6 GB in place of 3.6.
+8192 bytes per optimizer step are few for a model of this width, but enough that making W(t) is a
+small part of the step, because W(t) is made once for all tokens. The step is computed in eight
+microbatches, which suits the caches of a CPU and takes 0.6 GB instead of 3.6.
 
 Variants: `:ode` (default), `:compact`, `:smooth`, `:baseline`, `:shared`.
 """

@@ -44,7 +44,7 @@ verb("export", "--workdir=workdirs/layers", f"--output={FOLDER}")
 verb("convert", f"--input={FOLDER}", "--workdir=workdirs/ode", "--to_ode", *TEXT)
 ode = td.load("workdirs/ode")
 
-# %% On that grid both compute the same. On others only the ODE exists at all.
+# %% On that grid both compute the same. On other grids only the ODE exists.
 text = "def main():"
 print(f"layers {layers.loss(text):.5f}, ode {ode.loss(text):.5f} nats per token")
 for steps in (3, 4, 5, 8):

@@ -2,8 +2,8 @@
 
     python -m examples.own_basis
 
-e(t) is a linear function of a basis's functions, and W(t) = W0 + P e(t) of e(t). A basis is how
-many functions it has, and what they are; `docs/extending.md` says what else it can say of itself.
+e(t) is a linear function of the basis's functions, and W(t) = W0 + P e(t) is one of e(t). A basis
+says how many functions it has, and computes them; `docs/extending.md` lists what else it can say.
 """
 
 # %%

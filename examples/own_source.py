@@ -20,7 +20,7 @@ from t5x_diffeq.model.ode.weight_source import block_parameters, cast_by_role
 
 
 class OwnEnds(TimeDependentWeights):
-    """W0 + P e(t), but for a step at each end, whose weights are parameters themselves."""
+    """W0 + P e(t), but the first and the last step have parameters as their weights."""
 
     @nn.compact
     def with_embeddings(self, times):
@@ -36,7 +36,7 @@ class OwnEnds(TimeDependentWeights):
             kept = between.reshape(-1, *(1,) * (W.ndim - 1))
             return jnp.where(kept, W, jnp.where(first.reshape(kept.shape), end[0], end[1]))
 
-        # A product with P is left where e(t) is; at the ends there is none.
+        # e(t) is zero at the ends, because no product with P makes their weights.
         embeddings = {name: e * between[:, None] for name, e in embeddings.items()}
         return jax.tree.map(choose, ends, made), embeddings
 
@@ -47,7 +47,7 @@ class OwnEnds(TimeDependentWeights):
 
     @nn.nowrap
     def num_polynomials(self):
-        """None, for the same reason."""
+        """None: W(t) is no polynomial of t."""
         return None
 
     @nn.nowrap

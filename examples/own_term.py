@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import t5x_diffeq as td
 from t5x_diffeq.training.tracking.jsonl import read_metrics
 
-# Where a config finds them. A negative weight makes what is minimised a bonus.
+# Where a config finds them. A negative weight makes a term a bonus.
 NAMES = ("examples.own_term:Entropy(weight=-0.01)", "examples.own_term:Size(weight=0.001, power=4)")
 
 
@@ -23,12 +23,12 @@ class Entropy(td.LogitsTerm):
     name = "entropy"
 
     def value(self, logits):
-        """A number per token. A device may have a part of the vocabulary, hence its `sum`."""
+        """A number per token. A device may have a part of the vocabulary: `vocabulary.sum` adds."""
         log_q = logits.log_probabilities(0)
         return -logits.vocabulary.sum(jnp.exp(log_q) * log_q)
 
     def pull_back(self, logits, d):
-        """The gradient of the logits, given that of the values."""
+        """The gradient of the logits, given the gradient `d` of the values."""
         log_q = logits.log_probabilities(0)
         return -d[:, None] * jnp.exp(log_q) * (log_q + self.value(logits)[:, None])
 

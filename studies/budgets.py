@@ -3,7 +3,7 @@
     python -m studies.budgets --text=shakespeare=tinyshakespeare.txt
     python -m studies.budgets --scale=paper --text=openwebtext=stream:Skylion007/openwebtext
 
-For times, let no other work run beside it.
+The times are comparable only if no other work runs meanwhile.
 """
 
 from collections.abc import Callable
@@ -19,9 +19,9 @@ _T, _N, _STEPS = "model.time_embed_dim", "model.num_steps", "train.total_steps"
 def compare_budgets(config: str | None = None, seeds: int = 3) -> Experiment:
     """The baseline, and four ODEs, after several numbers of steps.
 
-    The config's own ODE, a narrower one, a narrower one whose depth grows during training, and one
-    with as many parameters as the baseline: W0 and the T matrices of P have as many as N layers if
-    T = N - 1. Trainings of several lengths have a full schedule each.
+    The ODEs are the config's own, a narrower one, a narrower one whose depth grows during training,
+    and one with as many parameters as the baseline: W0 and the T matrices of P have as many
+    parameters as N layers if T = N - 1. A training of any length has a full schedule.
     """
 
     def multiply_steps(factor: float) -> Callable[[Keys], Any]:

@@ -3,7 +3,7 @@
     python -m studies.controls --text=stdlib
     python -m studies.controls --scale=paper --text=openwebtext=stream:Skylion007/openwebtext
 
-`sweep_controls` says which they are.
+The docstring of `sweep_controls` lists the models.
 """
 
 from studies.study import run_study
@@ -21,7 +21,7 @@ def _changes(keys: Keys, defaults: Keys) -> bool:
 def sweep_controls(config: str, rates: tuple[float, ...], size: str = "", seeds: int = 3) -> Sweep:
     """Where the lead over the per-layer baseline comes from: models between it and `:compact`.
 
-    The baseline with what `:compact` has beside its weights:
+    First the baseline, with something that `:compact` has besides its weights:
 
         decay 0.5             weight decay of the ODEs
         large embeddings      embeddings of tokens and positions of three times the size
@@ -31,12 +31,12 @@ def sweep_controls(config: str, rates: tuple[float, ...], size: str = "", seeds:
         all but fast vectors  the four others together
         Muon                  Muon instead of Adam; `:compact` and the ODE have it, too
 
-    `:compact` without it, and the models between it and the paper's ODE:
+    Then `:compact` without such a thing, and the models between `:compact` and the paper's ODE:
 
         common rate           e(t) at the common learning rate
         decay 0.1             weight decay of the baseline
         Lie-Trotter           the baseline's scheme and step size
-        frozen e              the baseline as W0 + P e_n with a free table e, which stays as it is
+        frozen e              the baseline as W0 + P e_n with a table e, which isn't trained
         constant e            the ODE with one W, W0 + P e, for all times
         table, frozen table   the ODE with a free table e_n in place of sinusoids and their MLP
 

@@ -1,7 +1,7 @@
 """Speculative decoding by depth: some solver steps of a model draft, all of them verify.
 
-A draft of k tokens and its verification are one compiled program (Leviathan et al. 2023). It is of
-one sequence, and for schemes that evaluate f once a step.
+A draft of k tokens and its verification are one compiled program (Leviathan et al. 2023). It takes
+one sequence, and a scheme that evaluates f once a step.
 """
 
 from collections.abc import Iterator
@@ -22,19 +22,19 @@ from t5x_diffeq.model.ode.solvers import find_scheme
 from t5x_diffeq.model.sub_fields import cached_sub_fields
 from t5x_diffeq.system.errors import InputError
 
-# Which steps draft, of N: `coarse` and `shared` those of the grid of fewer steps, with caches of
-# their own or with those of all N steps; `middle` the middle one of each group of steps, with the
-# caches of all; `exit` the first ones, of the trained size: an early exit.
+# Which of the N steps draft. `coarse`: the steps of a coarser grid, with caches of their own.
+# `shared`: the same steps, with the caches of the N steps. `middle`: the middle step of each group
+# of steps, with the caches of the N steps. `exit`: the first steps, of the trained size.
 DRAFTS = ("coarse", "shared", "middle", "exit")
 
 
 class Drafter(NamedTuple):
-    """What drafts: solver steps of the model, by number, and how large each is.
+    """The solver steps that draft, and how many tokens they draft.
 
     Attributes:
-      steps: which of the model's steps give the weights.
+      steps: the numbers of the model's steps that give the weights.
       step_size: the size of a step.
-      shares: whether it reads and writes the caches of these steps; or has caches of its own.
+      shares: whether it reads and writes the model's caches of these steps; else it has its own.
       tokens: how many tokens it drafts.
     """
 
@@ -86,7 +86,7 @@ def logits_of_steps(
 
 
 def probabilities(logits: Float[Array, "*L V"], temperature: float) -> Float[Array, "*L V"]:
-    """What a token is drawn with; at temperature 0, one token has probability 1."""
+    """The probabilities of a token; at temperature 0, one token has probability 1."""
     if temperature == 0:
         return jax.nn.one_hot(logits.argmax(-1), logits.shape[-1])
     return jax.nn.softmax(logits / temperature)
@@ -105,11 +105,11 @@ def accept(
     temperature: float,
     key: Array,
 ) -> tuple[Int[Array, " _"], Int[Array, ""]]:
-    """The drafted tokens with the token of the fine grid after those that are accepted.
+    """The drafted tokens, with the fine grid's token after the accepted ones; and their number n.
 
-    And how many are accepted, n: tokens 0 to n are the new ones. Token i is accepted with
-    probability min(1, p_i / q_i). The next one is drawn from max(0, p - q), normalised, or from p
-    if all are accepted.
+    Tokens 0 to n are the new tokens. Drafted token i is accepted with probability
+    min(1, p_i / q_i). The token after the accepted ones is drawn from max(0, p - q), normalised, or
+    from p if all are accepted.
     """
     uniform_key, key = jax.random.split(key)
     at = jnp.arange(len(drafted))
@@ -143,7 +143,7 @@ def speculate(
     keys = jax.random.split(key, drafter.tokens + 1)
     chosen = [weights[n] for n in drafter.steps]
     memory = [caches[n] for n in drafter.steps] if drafter.shares else own
-    # The draft before may not have read the token before the last: it is read again.
+    # The drafter's own caches may lack the token before the last, so it is read again.
     tokens, first = (last[1:], position) if drafter.shares else (last, position - 1)
     drafted, q = [], []
     for n in range(drafter.tokens):
@@ -153,7 +153,7 @@ def speculate(
         q.append(probabilities(logits[-1], temperature))
         drafted.append(draw(q[-1], temperature, keys[n]))
         tokens, first = drafted[-1][None], position + n + 1
-    if drafter.shares:  # the pass below replaces what the draft has written
+    if drafter.shares:  # the pass below overwrites the draft's entries
         for n, cache in zip(drafter.steps, memory, strict=True):
             caches[n] = cache
     draft = jnp.stack(drafted)

@@ -1,8 +1,8 @@
 """ODE, compact ODE, baseline and shared weights at their best learning rates, in equal time.
 
-They are compared after equal steps, too, and at a laptop's scale also with a penalty on the
+The models are compared after equal steps, too, and at a laptop's scale also with a penalty on the
 velocity. The batch is one at which a step of the ODE takes about the baseline's time
-(configs/workstation.py). The steps are timed first, for which no other work should run beside it.
+(configs/workstation.py). The steps are timed first; meanwhile no other work should run.
 
     python -m studies.equal_time --text=stdlib --text=shakespeare=tinyshakespeare.txt
     python -m studies.equal_time --scale=paper --text=openwebtext=stream:Skylion007/openwebtext
@@ -24,11 +24,11 @@ _PENALTY = {"train.velocity_penalty": 0.1}
 
 @dataclass(frozen=True, kw_only=True)
 class EqualTime(Sweep):
-    """A sweep of the learning rate, then each model at its best in the time of the baseline.
+    """A sweep of the learning rate, then each model at its best rate in the baseline's time.
 
-    The steps of each model are timed in turns with those of a baseline that has its keys. A model
-    whose step takes r times as long, r > 1, then trains for 1 / r of the steps, with a schedule of
-    that length. If r is at most 1, equal steps are no more than equal time, and stand for it.
+    The steps of each model and of a baseline with the same keys are timed in turns. A model whose
+    step takes r times as long, r > 1, then trains for 1 / r of the steps, with a schedule of that
+    length. If r is at most 1, equal steps take no more than equal time, so nothing more is trained.
 
     Attributes:
       config: the config's file.
@@ -63,7 +63,7 @@ class EqualTime(Sweep):
         return runs
 
     def _timings(self) -> dict[str, ExperimentRun]:
-        """By model, the times of its steps and of those of the baseline with the same keys."""
+        """By model, the run that times its steps and the steps of a baseline with the same keys."""
         size, timings = self.config.removesuffix(".py"), {}
         for training in self.trainings:
             if training.variant != "baseline":

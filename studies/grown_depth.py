@@ -3,9 +3,10 @@
     python -m studies.grown_depth --text=stdlib
 
 Growing from one layer saves compute at equal loss (arXiv 2511.04981). Here a model of 12 steps has
-one step for 0.7 of its training. It then takes 2.8 times the optimizer steps of a model that is
-not grown, for the same FLOPs. The control is one stack of 12 layers, of which one step reads the
-last (`examples.depth.nested_layers`): if W(t) is not ahead of it, a lead is that of growing.
+one step for 0.7 of its training. So for the same FLOPs it takes 2.8 times the optimizer steps of a
+model that is not grown. The control is a stack of 12 layers, of which a model of one step reads
+only the last (`examples.depth.nested_layers`): if W(t) is not ahead of the control, its lead over
+GPT comes from growing.
 """
 
 from studies.study import Models, run_study, sweep_of_widths

@@ -2,14 +2,14 @@
 
     python -m studies.hypotheses --text=stdlib
 
-1. e(t) has a budget: it stays as it was initialised (frozen), or from some optimizer step on.
+1. e(t) is hardly trained: not at all (frozen), or only until some optimizer step.
 2. The norm of each W(t_n) is held, in place of weight decay (Hyperball, arXiv 2606.16899).
 3. The step size is N^-a: a = 1 is the ODE's, a = 1/2 keeps the variance of a sum of N terms.
 4. The first and the last step have weights of their own (Hyperloop, arXiv 2604.21254).
 
-With T = N - 1, or N - 3 if the ends have their own, there are as many kernels as GPT's N layers
-have. Weight decay is 0.1 for all; where norms are held, of the embeddings alone. The optimizers of
-1 and 2 are in `muon_variants`.
+With T = N - 1, or N - 3 if the ends have their own weights, there are as many kernels as in GPT's N
+layers. Weight decay is 0.1 for all; where norms are held, only the embeddings decay. The optimizers
+of hypotheses 1 and 2 are in `muon_variants`.
 """
 
 from studies.study import run_study

@@ -25,7 +25,7 @@ from t5x_diffeq.experiments.runs import ExperimentRun
 from t5x_diffeq.system.files import AnyPath
 
 WIDTHS = (32, 48, 64, 96, 144, 192, 384, 768)  # of configs/ladder.py
-LAYERS = (1, 2, 3, 12)  # of baselines beside that of N layers
+LAYERS = (1, 2, 3, 12)  # of further baselines
 _CONFIG, _RATES = "ladder.py", (8e-3, 1.6e-2)
 _SEEDED_RUNGS = 3  # rungs on which all seeds run
 
@@ -119,12 +119,12 @@ def _labelled(run: ExperimentRun, width: int) -> ExperimentRun:
 def rate_by_rule(first: float, second: float, width: int) -> float:
     """The learning rate at a width beyond the second rung, from the best rates of the first two.
 
-    It falls with the power of the width that both suggest, but no faster than 1 / width, and it
-    never grows: a grid of factors of 2 over a factor of 1.5 says little.
+    It falls with the power of the width that both rates suggest, but no faster than 1 / width, and
+    it never grows: rates on a grid of factors of 2 say little about a factor of 1.5 in width.
 
     Args:
       first: the best rate of the first rung.
-      second: that of the second rung.
+      second: the best rate of the second rung.
       width: the width.
     """
     power = min(0.0, max(-1.0, log(second / first) / log(WIDTHS[1] / WIDTHS[0])))

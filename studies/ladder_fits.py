@@ -56,7 +56,7 @@ class RungRun(NamedTuple):
 
 
 def at_best_rate(outcomes: Sequence[dict]) -> Iterator[dict]:
-    """The outcomes of each text, model and width at the rate with the most seeds, then the best."""
+    """The outcomes of each text, model and width at the best of the rates with the most seeds."""
     groups: dict[tuple, dict[float, list[dict]]] = {}
     for each in outcomes:
         if "width" in each and "loss" in each:
@@ -175,9 +175,9 @@ def fit_phi(unique: Sequence[RungRun], shared: Sequence[RungRun]) -> str:
     """phi with its standard error by the fit's curvature, or why there is none.
 
     The law is that of arXiv 2604.21106, L = E + A n^-a + B D^-b, with a = b: n is the kernels of N
-    layers for the baseline, and of N^phi layers for the other; D is the tokens. On one line of
-    tokens per parameter A and B are not told apart, so some baselines must have other tokens per
-    parameter.
+    layers for the baseline, and of N^phi layers for the other model; D is the tokens. If all runs
+    had the same tokens per parameter, A and B could not be told apart, so some baselines must have
+    other tokens per parameter.
 
     Args:
       unique: baselines.
@@ -225,17 +225,17 @@ def slope(x: Sequence[float], y: Sequence[float]) -> tuple[float, float] | None:
 def _slope_lines(runs: Sequence[RungRun]) -> Iterator[list[str]]:
     yield ["text, model", "log loss, FLOPs", "log loss, parameters", "lead, FLOPs"]
     for text, model in dict.fromkeys((run.text, run.model) for run in runs):
-        mine = [run for run in runs if (run.text, run.model) == (text, model)]
-        if model != BASELINE and _is_baseline(mine[0]):
+        chosen = [run for run in runs if (run.text, run.model) == (text, model)]
+        if model != BASELINE and _is_baseline(chosen[0]):
             continue
         rungs: Mapping[int, list[RungRun]] = {
-            run.width: [x for x in runs if (x.text, x.width) == (text, run.width)] for run in mine
+            run.width: [x for x in runs if (x.text, x.width) == (text, run.width)] for run in chosen
         }
-        leads = [(run, lead(rungs[run.width], run)) for run in mine]
-        losses = [log(run.loss) for run in mine]
+        leads = [(run, lead(rungs[run.width], run)) for run in chosen]
+        losses = [log(run.loss) for run in chosen]
         fits = [
-            slope([log(run.flops) for run in mine], losses),
-            slope([log(run.parameters) for run in mine], losses),
+            slope([log(run.flops) for run in chosen], losses),
+            slope([log(run.parameters) for run in chosen], losses),
             slope(
                 [log(run.flops) / log(10) for run, ahead in leads if ahead is not None],
                 [ahead for _, ahead in leads if ahead is not None],

@@ -2,9 +2,10 @@
 
     python -m studies.make_tasks --workdir=DIR --output=FOLDER
 
-They need no download. own_ending asks which of four endings belongs to a passage, like HellaSwag;
-last_word asks for the last word of a passage, like LAMBADA. Passages are as long as the model
-allows and begin and end at a word. They depend on the text, the tokenizer and the length only.
+The tasks need no download. own_ending asks which of four endings belongs to a passage, like
+HellaSwag; last_word asks for the last word of a passage, like LAMBADA. Passages are as long as the
+model allows and begin and end at a word. They depend on the text, the tokenizer and the length
+only.
 """
 
 import json
@@ -61,7 +62,7 @@ def passage(tokens: TokenSequence, tokenizer: Tokenizer) -> list[str] | None:
 def documents(passages: list[list[str]], seed: int = 0) -> list[dict]:
     """The tasks' documents: passages split at two thirds and at the last word; other endings."""
     random = np.random.default_rng(seed)
-    made = []
+    rows = []
     for number, words in enumerate(passages):
         middle = len(words) * 2 // 3
         sampled = random.choice(len(passages) - 1, _CHOICES - 1, replace=False)
@@ -69,7 +70,7 @@ def documents(passages: list[list[str]], seed: int = 0) -> list[dict]:
         endings = ["".join(other[len(other) * 2 // 3 :]) for other in others]
         label = int(random.integers(_CHOICES))
         endings.insert(label, "".join(words[middle:]))
-        made.append(
+        rows.append(
             {
                 "beginning": "".join(words[:middle]),
                 "endings": endings,
@@ -78,7 +79,7 @@ def documents(passages: list[list[str]], seed: int = 0) -> list[dict]:
                 "last": words[-1],
             }
         )
-    return made
+    return rows
 
 
 def make_tasks(workdir: AnyPath, output: AnyPath) -> None:

@@ -1,12 +1,13 @@
-"""One checkpoint for 2, 4 and 12 solver steps: W(t) against nested layers, and against GPTs apart.
+"""One checkpoint for 2, 4 and 12 solver steps: W(t) against nested layers, and a GPT for each.
 
     python -m studies.many_depths --text=stdlib
 
 Each model is trained at the three numbers of steps at once (pairs of them, distillation 0.5) and
-evaluated at each; its loss is their mean. The control has one stack of 12 layers, of which fewer
-steps take every third or sixth (`examples.depth.nested_layers`). `apart` is a GPT for one number
-of steps alone, trained for a third of the time of the others, so that three of them take as long
-as one model for all. Weight decay is 0.1 for all, and every model has the best rate of its sweep.
+evaluated at each; its loss is the mean of the three. The control has one stack of 12 layers, of
+which fewer steps take every third or sixth (`examples.depth.nested_layers`). `apart` are GPTs for a
+single number of steps each, trained for a third of the time of the others, so that the three take
+as long as one model for all numbers. Weight decay is 0.1 for all, and every model has the best rate
+of its sweep.
 """
 
 from studies.study import run_study

@@ -1,4 +1,4 @@
-"""Muon with a bound on e(t), or with the norms of W(t_n) held: plug-ins for `optimizer.name`.
+"""Muon with e(t) frozen after some steps, or with the norms of W(t_n) held: plug-in optimizers.
 
 Their schedules are those of configs/ladder.py at width 32, which has 720 optimizer steps.
 """
@@ -59,8 +59,8 @@ def _beside_adam(
 ) -> optax.GradientTransformationExtraArgs:
     """The transformation for the block's kernels, Adam for the rest.
 
-    A plug-in's directions are multiplied by each parameter's step multiplier. The kernels' have
-    their size already, so they are divided by it.
+    The package multiplies a plug-in's directions by each parameter's step multiplier. The kernels'
+    directions have their final size already, so here they are divided by the multiplier.
     """
     paths = {path for k in kernels_of_block(declared) for path in (k.path, k.offset)}
     multipliers = flatten_dict(map_parameters(lambda leaf: leaf.step_multiplier, declared))

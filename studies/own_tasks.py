@@ -20,10 +20,10 @@ _MODELS = ("baseline", "euler", "ode", "shared")
 
 
 def ask_texts_tasks(trained: ExperimentRun) -> list[ExperimentRun]:
-    """The two tasks of a text's own, made and then asked."""
-    made = follow(trained, "studies.make_tasks", "tasks")
-    arguments = ("--tasks=own_ending,last_word", f"--include_path={{output}}/{made.name}")
-    return [replace(made, labels={}), follow(trained, "evaluate", "asked", *arguments, shots=0)]
+    """Makes the two tasks of the run's text, then evaluates the model on them."""
+    tasks = follow(trained, "studies.make_tasks", "tasks")
+    arguments = ("--tasks=own_ending,last_word", f"--include_path={{output}}/{tasks.name}")
+    return [replace(tasks, labels={}), follow(trained, "evaluate", "asked", *arguments, shots=0)]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -37,7 +37,7 @@ def compare_pairs(
 
     The variance over documents (of the mean over seeds) and, with several seeds, the variance over
     seeds (of the mean over documents) are added: the claim is about other documents and other
-    seeds. The sum counts the part of a single seed and document twice, so it is conservative.
+    seeds. The variance of a single seed and document is in both, so the sum is conservative.
     """
     d = a - b
     variance = sum(

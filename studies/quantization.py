@@ -2,10 +2,10 @@
 
     python -m studies.quantization --workdir=DIR --bits=8 --bits=4
 
-Prints the validation loss, the loss with rounded weights W(t), as if they had been written out as
-layers to serve them, and that with rounded parameters W0 and P, which make them, as JSON. Kernels
-are rounded to integers with a scale for each output: the largest entry of its column over the
-largest integer, without zero points. Embeddings, biases and norms stay as they are.
+Prints as JSON the validation loss; the loss with rounded W(t), as if the weights were written out
+as layers to serve them; and the loss with rounded W0 and P, from which W(t) is made. Kernels are
+rounded to integers with a scale for each output: the largest entry of its column over the largest
+integer, without zero points. Embeddings, biases and norms stay as they are.
 """
 
 import json

@@ -2,9 +2,10 @@
 
     python -m studies.read_twice --text=stdlib
 
-Four layers are read in six steps: a first one, two in the middle twice, and a last one. Then the
-middle is W(t) = W0 + P e(t) with as many kernels (T = 1). GPT with four layers and 1.5 times the
-optimizer steps has the same parameters and FLOPs; GPT with six layers has the same FLOPs.
+The first model reads four layers in six steps: the first layer, the two middle layers twice, and
+the last layer. The middle of the second model is W(t) = W0 + P e(t) with as many kernels (T = 1).
+GPT with four layers and 1.5 times the optimizer steps has the same parameters and FLOPs; GPT with
+six layers has the same FLOPs.
 """
 
 from studies.study import Models, run_study, sweep_of_widths

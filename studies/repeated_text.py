@@ -4,9 +4,9 @@
 
 Over-parametrised models with strong decay win on fixed data (arXiv 2509.14786), and `:ode` has
 eight times GPT's parameters at equal FLOPs. Models of width 64 read 1 MB of text 18 times. The
-first seed tries the weight decays of each, then the learning rates at its best decay, and the
-optimum of both is inside what was tried. What decides is the lowest validation loss of a training,
-so that all stop early alike. Name a text of half the size, too, to see where the lead goes.
+first seed tries weight decays for each model, then learning rates at its best decay, and goes on
+until neither optimum is at an end of the values tried. The lowest validation loss of a training
+decides, as if all stopped early. Name a text of half the size, too, to see where the lead goes.
 """
 
 from collections.abc import Sequence

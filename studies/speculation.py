@@ -4,9 +4,9 @@
 
 draft_steps of the N solver steps draft k tokens, and one pass of all N verifies them, so that the
 tokens are those of plain generation. Prints a JSON object for each way: how many drafted tokens are
-accepted, what a draft and its verification cost in tokens of `generate` (CPU time), and how fast
-the way is beside it; they take turns. `plain` is a control: plain generation, k + 1 tokens a
-program.
+accepted, how many tokens of `generate` take the CPU time of a draft and its verification, and how
+fast the way is relative to `generate`. The ways take turns. `plain` is a control: plain generation,
+k + 1 tokens a program.
 """
 
 import json
@@ -68,7 +68,7 @@ Way = Callable[[list[int], Array], Iterator[tuple[list[int], int]]]
 
 
 class Measured(NamedTuple):
-    """One continuation: its tokens, and what those after the first yield took."""
+    """One continuation: its tokens, and the time of the tokens after the first yield."""
 
     tokens: list[int]
     passes: int
@@ -95,20 +95,20 @@ def measure(way: Way, prompt: list[int], count: int, key: Array) -> Measured:
 def compare(
     ways: dict[str, Way], prompts: list[list[int]], count: int, drafts: dict[str, int]
 ) -> Iterator[dict[str, Any]]:
-    """A line for each way, beside the first; the ways take turns at every prompt.
+    """A line for each way, with its speed-up over the first; the ways take turns at each prompt.
 
     Args:
       count: how many tokens to add to a prompt.
       drafts: how many tokens a way drafts.
     """
-    found: dict[str, list[Measured]] = {name: [] for name in ways}
+    measured: dict[str, list[Measured]] = {name: [] for name in ways}
     for way in ways.values():  # compiles
         measure(way, prompts[0], count, jax.random.key(0))
     for n, prompt in enumerate(prompts):
         for name, way in ways.items():
-            found[name].append(measure(way, prompt, count, jax.random.key(n)))
-    base = found[next(iter(ways))]
-    for name, each in found.items():
+            measured[name].append(measure(way, prompt, count, jax.random.key(n)))
+    base = measured[next(iter(ways))]
+    for name, each in measured.items():
         line: dict[str, Any] = {
             "way": name,
             "tokens_per_second": 1 / statistics.median(x.seconds for x in each),
@@ -130,9 +130,9 @@ def compare(
 
 
 def acceptance(accepted: float, k: int) -> float:
-    """The a at which k drafted tokens, each accepted with probability a, give so many on average.
+    """The probability a at which `accepted` of k drafted tokens are accepted on average.
 
-    That is a + a^2 + ... + a^k.
+    On average a + a^2 + ... + a^k are accepted, because a token counts only after all before it.
     """
     low, high = 0.0, 1.0
     for _ in range(50):

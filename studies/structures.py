@@ -4,12 +4,12 @@
 
 Each structure of `examples/depth/`, GPT, GPT with Euler's scheme, and `:ode` are trained with Muon
 at widths 32 and 48, with weight decay 0.1 for all. First a step of each is measured: the FLOPs of
-its products, its parameters, and its time in turns with GPT's, for which no other work should run
-beside it. Then there are three budgets:
+its products, its parameters, and its time, in turns with GPT's; meanwhile no other work should run.
+Then there are three budgets:
 
 - equal FLOPs: as many optimizer steps as GPT's FLOPs pay for, at the best rate of a sweep;
-- equal parameters: structures with other numbers of parameters than GPT, at a size at which theirs
-  are GPT's, with GPT's FLOPs and a sweep of their own;
+- equal parameters: structures with another number of parameters than GPT take a size with GPT's
+  number, with GPT's FLOPs and a sweep of their own;
 - equal time: as many optimizer steps as GPT's time pays for, at the best rate at equal FLOPs.
 
 A training has a full schedule of its length, half of that of `configs/ladder.py`.
@@ -189,7 +189,7 @@ def _measurements(width: int) -> dict[tuple[str, str], ExperimentRun]:
 
 
 def _keys_by_budget(each: Structure) -> dict[str, Keys]:
-    """The keys of the sizes at equal FLOPs and, if it has another one, at equal parameters."""
+    """The keys at equal FLOPs and, if the structure then has another size, at equal parameters."""
     keys = {k: v for k, v in each.keys.items() if k != "train.depths"}
     equal = each.with_parameters_of_gpt
     return {BUDGETS[0]: keys, **({} if equal is None else {BUDGETS[1]: {**keys, **equal}})}
@@ -198,7 +198,7 @@ def _keys_by_budget(each: Structure) -> dict[str, Keys]:
 def read_costs(width: int, done: Mapping[str, Mapping[str, Any]]) -> dict[tuple[str, str], Costs]:
     """The costs of a width's structures, by structure and budget, from its measurements.
 
-    Adam's update has no products, so the step with Adam has those of the gradient alone.
+    FLOPs come from the step with Adam, whose update has no products, so only the gradient counts.
     """
     measured = {key: done[run.name] for key, run in _measurements(width).items()}
     gpt = measured["GPT", BUDGETS[0]]

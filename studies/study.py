@@ -28,7 +28,7 @@ def run_study(name: str, doc: str, laptop: Experiment, paper: Experiment) -> Non
 def sweep_of_widths(
     models: Callable[[int], Models], every: Keys, widths: tuple[int, ...] = (48, 64), seeds: int = 3
 ) -> Sweep:
-    """A sweep of Muon's rate for models of configs/ladder.py, alike for all.
+    """The same sweep of Muon's learning rate for each of the models, on configs/ladder.py.
 
     Args:
       models: the models of a width.

@@ -3,8 +3,8 @@
     python -m studies.two_kernels --text=stdlib
 
 Q and K vary smoothly with depth in trained transformers, V does not (arXiv 2605.04971). So
-attention has W0 and one P here (T = 1), and what that saves goes into an MLP of T = 5 that is a
-third wider. GPT with that MLP has the same FLOPs and more parameters; GPT with 1.22 times the
+attention has W0 and one P here (T = 1), and the parameters saved go into an MLP of T = 5 that is a
+third wider. GPT with this MLP has the same FLOPs and more parameters; GPT with 1.22 times the
 optimizer steps has the same FLOPs and the same parameters.
 """
 
@@ -16,7 +16,7 @@ _EVERY: Keys = {
     "optimizer.role_multipliers": (),
 }
 _STEPS = "train.total_steps"
-_MORE_FLOPS = 1.22  # with the wider MLP, over GPT's
+_MORE_FLOPS = 1.22  # FLOPs with the wider MLP, over GPT's
 
 
 def _models(width: int) -> Models:

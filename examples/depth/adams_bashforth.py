@@ -1,4 +1,4 @@
-"""The Adams-Bashforth method of order 2: one evaluation a step, and the field's value before.
+"""The Adams-Bashforth method of order 2: one evaluation a step, and the one of the step before.
 
     --config.model.scheme=examples.depth.adams_bashforth:adams_bashforth
 
@@ -12,7 +12,7 @@ import t5x_diffeq as td
 
 
 def step(field, W, memory, dt):
-    """From (y(n), F(n-1), the weight of F(n-1)) to the next."""
+    """Maps (y(n), F(n-1), the weight of F(n-1)) to the same of the next step."""
     y, before, c = memory
     F = field(W[0], y)
     return y + dt * ((1 + c) * F - c * before), F, jnp.full_like(c, 0.5)

@@ -2,11 +2,11 @@
 
     --config.model.scheme=examples.depth.attention_residuals:attention_residuals
 
-The values are v_0 = y(0) and what f and g have returned so far. What a sub-field reads is
-h = sum over i of a_i v_i with a = softmax over i of q . v_i / rms(v_i), where q is a learned
-vector, zero at first. Each sub-field has its own q, which stands here with the one before it; so
-the second q of the last step makes the state that the head reads. This is the paper's form without
-blocks.
+The values are v_0 = y(0) and what f and g have returned so far. What a sub-field reads is h = sum
+over i of a_i v_i with a = softmax over i of q . v_i / rms(v_i), where q is a learned vector, zero
+at first. Each sub-field has its own q. A step has the q of its g, and then the q of the next step's
+f; so the second q of the last step makes the state that the head reads. This is the paper's form
+without blocks.
 """
 
 import jax

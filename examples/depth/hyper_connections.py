@@ -6,7 +6,7 @@ Each sub-field reads h = sum over i of m_i H_i, a mixture of the streams H, and 
 H_j <- sum over i of R_ij H_i + b_j dt f(h). At first m picks stream k mod n for sub-field k, R is
 the identity and b is 1. These are the paper's static connections. Its streams are summed at the
 end; here they are averaged, which the final norm doesn't see. `constrained=True` makes R doubly
-stochastic by Sinkhorn's iteration, as manifold-constrained ones are (arXiv 2512.24880).
+stochastic by Sinkhorn's iteration, as in manifold-constrained hyper-connections (arXiv 2512.24880).
 """
 
 import jax

@@ -3,8 +3,8 @@
     --config.model.scheme=examples.depth.momentum:momentum
 
 v(n+1) = gamma v(n) + (1 - gamma) F(y(n)) and y(n+1) = y(n) + dt v(n+1), from v(0) = 0. F is f + g,
-both at the same state. The backward pass stores states as for any scheme; the paper's runs the
-steps backwards instead.
+both at the same state. The backward pass stores states as for any scheme; the paper's backward pass
+recomputes them by running the steps backwards.
 """
 
 import t5x_diffeq as td

@@ -4,8 +4,8 @@
 
 With N steps, step n = 1..N takes layer ceil(n K / N) of the K layers. It is the weight sharing of
 LoopFormer (arXiv 2602.11451) and of networks that are trained at several depths, without
-LoopFormer's conditioning on the step size. With `train.depths` it is what a W(t) that works at
-many numbers of steps has to beat.
+LoopFormer's conditioning on the step size. With `train.depths` it is the control for a W(t) that
+works at many numbers of steps.
 """
 
 import jax

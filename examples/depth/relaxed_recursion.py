@@ -2,8 +2,8 @@
 
     --config.model.weights='examples.depth.relaxed_recursion:RelaxedRecursion(layers=2, rank=8)'
 
-Step n reads layer n mod K of K layers, and each of its kernels plus A_n B_n of rank r, as LoRA is;
-B begins at zero. The other leaves are the layer's own. The paper begins with the layers of a
+Step n reads layer n mod K of K layers, with A_n B_n of rank r added to each kernel, as in LoRA; B
+begins at zero. The other leaves are the layer's own. The paper begins with the layers of a
 pretrained model. With `layers=1` these are low-rank corrections of one shared layer.
 """
 

@@ -2,9 +2,9 @@
 
     --config.model.scheme=examples.depth.unet_skips:skips
 
-The first N // 2 steps keep the states that they return. Each step after them takes the newest one
-that is left, times its own gain g (1 at first), adds it to the state, and then acts as a layer, as
-in the nanoGPT speedruns. If N is odd, the last step finds none.
+The first N // 2 steps keep the states that they return. Each later step takes the newest kept state
+that is left, times the step's own gain g (1 at first), adds it to the state, and then acts as a
+layer, as in the nanoGPT speedruns. If N is odd, none is left for the last step.
 """
 
 from flax import linen as nn
