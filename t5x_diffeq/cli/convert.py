@@ -106,23 +106,17 @@ def main() -> None:
 
 def load_folder(config: Config, folder: Path) -> "tuple[Config, Tokenizer, dict]":
     """The config with the folder's model, the tokenizer and the parameters."""
-    from t5x_diffeq.hf.from_pretrained import (
-        check_vocabulary,
-        pretrained_params,
-        read_config_json,
-        with_model,
-        with_tokenizer,
-    )
+    from t5x_diffeq.hf import from_pretrained
     from t5x_diffeq.model.config import ModelConfig
 
-    config_json = read_config_json(folder)
-    config, tables = with_model(config, config_json, _SEQUENCE_LENGTH.value)
-    config, tokenizer = with_tokenizer(config, config_json, folder)
-    if unused_rows := check_vocabulary(tokenizer, tables):
+    config_json = from_pretrained.read_config_json(folder)
+    config, tables = from_pretrained.with_model(config, config_json, _SEQUENCE_LENGTH.value)
+    config, tokenizer = from_pretrained.with_tokenizer(config, config_json, folder)
+    if unused_rows := from_pretrained.check_vocabulary(tokenizer, tables):
         config = config.with_values({"model.embedding_rows": tables.tokens})
         log(f"{unused_rows} rows of the vocabulary that no token has are kept, never predicted")
     model = ModelConfig.of(config.model, tokenizer.vocab_size, config.data.sequence_length)
-    return config, tokenizer, pretrained_params(folder, config_json, model, tables)
+    return config, tokenizer, from_pretrained.pretrained_params(folder, config_json, model, tables)
 
 
 def _perplexity(run, corpus, num_steps: int) -> str:

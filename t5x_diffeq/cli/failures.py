@@ -9,16 +9,7 @@ import traceback
 from contextlib import suppress
 
 from t5x_diffeq.cluster import peers
-from t5x_diffeq.system import console
-from t5x_diffeq.system.errors import (
-    InfrastructureError,
-    InputError,
-    RunError,
-    advice,
-    is_infrastructure_failure,
-    is_of_server,
-    platform_error,
-)
+from t5x_diffeq.system import console, errors
 from t5x_diffeq.system.failed_imports import IMPORT_ERRORS, explain_import
 from t5x_diffeq.system.files import describe_error
 
@@ -53,9 +44,9 @@ def end_of(error: BaseException) -> int:
         return fail_to_write(unwritten)
     if isinstance(error, KeyboardInterrupt):
         return fail(peers.EXIT_INTERRUPTED, "stopped by Ctrl-C")
-    if isinstance(error, InputError | RunError):
-        status = 2 if isinstance(error, InputError) else 1
-        if is_infrastructure_failure(error):
+    if isinstance(error, errors.InputError | errors.RunError):
+        status = 2 if isinstance(error, errors.InputError) else 1
+        if errors.is_infrastructure_failure(error):
             status = peers.EXIT_INFRASTRUCTURE
         return fail(status, _with_notes(str(error), error))
     if not isinstance(error, Exception):
@@ -100,14 +91,14 @@ def _fail_unforeseen(error: Exception) -> int:
     """
     if find_peers():
         time.sleep(_SECONDS_FOR_OTHERS)  # another may have failed first, and will end this one
-    if isinstance(error, InfrastructureError):
+    if isinstance(error, errors.InfrastructureError):
         return fail(peers.EXIT_INFRASTRUCTURE, error)
-    if is_infrastructure_failure(error):
-        who = "a bucket or another server does not answer: " if is_of_server(error) else ""
-        message = f"{who}{describe_error(error)}{advice(error)}"
+    if errors.is_infrastructure_failure(error):
+        who = "a bucket or another server does not answer: " if errors.is_of_server(error) else ""
+        message = f"{who}{describe_error(error)}{errors.advice(error)}"
         return fail(peers.EXIT_INFRASTRUCTURE, f"{message}; the same command continues the run")
     unusable = isinstance(error, IMPORT_ERRORS) and explain_import(error)
-    if refused := platform_error(error) or unusable:
+    if refused := errors.platform_error(error) or unusable:
         return fail(2, refused)
     with suppress(OSError):
         traceback.print_exception(error)

@@ -11,6 +11,7 @@ from flax import linen as nn
 from flax.traverse_util import unflatten_dict
 from jaxtyping import Array, Bool, Float
 
+from t5x_diffeq.model import sub_fields
 from t5x_diffeq.model.adapters import Adapters, merge
 from t5x_diffeq.model.config import ModelConfig
 from t5x_diffeq.model.layers.array_types import (
@@ -32,15 +33,6 @@ from t5x_diffeq.model.ode.running_cost import Rate
 from t5x_diffeq.model.ode.solvers import find_scheme, grid
 from t5x_diffeq.model.ode.sources import source_of
 from t5x_diffeq.model.ode.weight_source import Embeddings, LeafPath, WeightSource, layer_name
-from t5x_diffeq.model.sub_fields import (
-    block_of_shapes,
-    cached_sub_fields,
-    make_block,
-    module_of_weights,
-    need_methods,
-    solve,
-    vector_field,
-)
 from t5x_diffeq.system.errors import InputError
 
 
@@ -51,8 +43,8 @@ def make_source(config: ModelConfig, **module: Any) -> WeightSource:
     """
     return source_of(
         config,
-        block=module_of_weights(config),
-        inputs=block_of_shapes(config).input_shapes(),
+        block=sub_fields.module_of_weights(config),
+        inputs=sub_fields.block_of_shapes(config).input_shapes(),
         num_nodes=config.num_nodes,
         dtype=config.compute_dtype,
         **module,
@@ -117,7 +109,7 @@ class LanguageModel(nn.Module):
         self.embedding_dropout = nn.Dropout(c.dropout_rate)
         self.source = make_source(c)
         if c.adapter_rank:
-            block = block_of_shapes(c)
+            block = sub_fields.block_of_shapes(c)
             self.adapters = Adapters(
                 block,
                 block.input_shapes(),
@@ -233,9 +225,9 @@ class LanguageModel(nn.Module):
     @nn.nowrap
     def empty_caches(self, batch_size: int, length: int) -> list[Cache]:
         """Empty caches, one for each evaluation of f in a pass."""
-        need_methods(self.config, ("extend", "empty_cache"))
+        sub_fields.need_methods(self.config, ("extend", "empty_cache"))
         evaluations_of_f, _ = find_scheme(self.config.scheme).evaluations
-        block = make_block(self.config)
+        block = sub_fields.make_block(self.config)
         count = self.config.num_steps * evaluations_of_f
         return [block.empty_cache(batch_size, length) for _ in range(count)]
 
@@ -258,7 +250,7 @@ class LanguageModel(nn.Module):
         """
         c = self.config
         y, caches = integrate_with_caches(
-            *cached_sub_fields(c, places, real),
+            *sub_fields.cached_sub_fields(c, places, real),
             weights,
             self.embed(tokens, places),
             caches,
@@ -281,14 +273,14 @@ class LanguageModel(nn.Module):
     ) -> tuple[State, list[Float[Array, "B L"]]]:
         """The state at t = 1 from y at t = 0, and the mean over depth of each rate (`solve`)."""
         key = None if deterministic else self.make_rng("dropout")
-        return solve(self.config, weights, y, places, key, rates)
+        return sub_fields.solve(self.config, weights, y, places, key, rates)
 
     def trajectory(self, tokens: Tokens, weights: Weights) -> States:
         """The states at t = 0, dt, ..., 1."""
         c = self.config
         places = in_one_document(tokens)
         return trajectory(
-            partial(vector_field, c),
+            partial(sub_fields.vector_field, c),
             weights,
             self.embed(tokens, places),
             places,

@@ -13,13 +13,9 @@ from jaxtyping import Array
 from t5x_diffeq.model.config import ModelConfig
 from t5x_diffeq.model.layers.array_types import State, Tree
 from t5x_diffeq.model.layers.parameter import map_parameters
+from t5x_diffeq.model.ode import solvers
 from t5x_diffeq.model.ode.integrate import integrate
-from t5x_diffeq.model.ode.solvers import (
-    Scheme,
-    VectorField,
-    count_evaluations,
-    find_scheme,
-)
+from t5x_diffeq.model.ode.solvers import Scheme, VectorField
 from t5x_diffeq.model.ode.weight_source import dtype_in_use, layer_name
 from t5x_diffeq.model.sub_fields import SchemeLeaves
 from t5x_diffeq.system.errors import InputError, describe_foreign
@@ -38,11 +34,11 @@ def check_scheme(config: ModelConfig) -> None:
         a leaf has no gradient.
     """
     small = replace(config, block=None, embed_dim=_WIDTH, num_heads=1, num_kv_heads=None)
-    scheme, N = find_scheme(config.scheme), config.num_steps
+    scheme, N = solvers.find_scheme(config.scheme), config.num_steps
     try:
         W = leaves_of(small)
         y = jax.random.normal(jax.random.key(1), (1, _LENGTH, _WIDTH))
-        counted = count_evaluations(scheme, W, y)
+        counted = solvers.count_evaluations(scheme, W, y)
         _check_memory(small, scheme)
         solve = partial(_integrate, small, config.scheme)
         end, pull_back = jax.vjp(solve, W, y)
@@ -136,7 +132,7 @@ class _Verbatim(str):
 
 def leaves_of(config: ModelConfig) -> Tree:
     """The scheme's leaves as the tree W, plus noise: a leaf may do nothing at its initial value."""
-    if find_scheme(config.scheme).leaves is None:
+    if solvers.find_scheme(config.scheme).leaves is None:
         return {}
     declared = SchemeLeaves(config, parent=None).init(jax.random.key(0))["params"]
 
@@ -150,7 +146,7 @@ def leaves_of(config: ModelConfig) -> Tree:
 def _integrate(config: ModelConfig, scheme: str, W: Tree, y: State) -> State:
     """y(1) of f = tanh(y) and g = sin(2 y)."""
     field = VectorField(lambda W, y: jnp.tanh(y), lambda W, y: jnp.sin(2 * y))
-    nodes = config.num_steps * len(find_scheme(scheme).nodes)
+    nodes = config.num_steps * len(solvers.find_scheme(scheme).nodes)
     # The scan over steps needs an array, also for a scheme without leaves.
     W = {**W, "block": jnp.zeros(())}
     stacked = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (nodes, *leaf.shape)), W)
