@@ -40,7 +40,6 @@ def train(
     workdir: AnyPath,
     verb_hooks: Sequence[type[Hook]],
     make_state: Callable[[Setup], TrainState] = Setup.init_state,
-    finish: Callable[[Setup, TrainState], None] = lambda setup, state: None,
 ) -> int:
     """Trains to `config.train.total_steps`; returns the exit status: 0; 42 or 130 if stopped.
 
@@ -49,7 +48,6 @@ def train(
       workdir: a new workdir, or one whose run is resumed.
       verb_hooks: the hooks of every run.
       make_state: makes the train state of a run that has none yet.
-      finish: called with the last state of a run that is done.
 
     Raises:
       InputError: if the config or data is invalid; detected before training starts.
@@ -87,7 +85,6 @@ def train(
         hooks = Hooks(training, [hook.make(training) for hook in hook_classes])
         due = hooks.due_at_start(kinds_reported_at(workdir, training.start))
         if training.start > total_steps or (training.start == total_steps and not due):
-            finish(setup, first.state)
             log(f"already finished: {training.start} of {total_steps} steps are done")
             progress.log_next_commands(workdir)
             return 0
@@ -110,8 +107,6 @@ def train(
             at, stopped = _loop(training, hooks, at, batches, train_steps, teacher_params)
         stopwatch.turn_to(CHECKPOINT)
         training.watchdog.expect("saving the last checkpoint", config.train.save_timeout)
-        if not stopped:
-            finish(setup, at.state)
 
     # Every context has ended, so all is saved.
     if stopped:
