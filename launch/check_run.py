@@ -3,11 +3,11 @@
     python launch/check_run.py --chip=tpu --count=64 --hosts=16 --slices=2 --example=COMMAND \
         [--missing=WHAT ...] -- --config=FILE --workdir=DIR [--config.KEY=VALUE ...]
 
-The config is built with all its overrides. Its keys and values, where its data and its workdir lie,
-and its mesh on so many devices are checked as `train` checks them; --count=0 leaves out the mesh.
-What can be seen only on the machines (their own folders, the data itself) is not checked. With
---shared, the machines see the files of this one. With --dry_run, a bucket that doesn't answer is a
-note, because nothing is requested.
+The config is built with all its overrides. Its keys and values, the places of its data and its
+workdir, and its mesh on so many devices are checked as `train` checks them; --count=0 leaves out
+the mesh. What only the machines can see (their own folders, the data itself) is not checked.
+--shared says that the machines see the files of this machine. With --dry_run, a bucket that doesn't
+answer is only a note, because nothing is requested.
 """
 
 import argparse
@@ -44,7 +44,7 @@ DATA = "--config.data.source=tokens --config.data.path=gs://BUCKET/tokens"
 
 @dataclass(frozen=True)
 class PlannedDevice:
-    """A device of machines that don't exist yet, as far as the mesh asks for it."""
+    """A device of a machine that is not requested yet: the attributes that the mesh needs."""
 
     platform: str
     process_index: int
@@ -107,7 +107,7 @@ def check_source(data: DataKeys, shared: bool) -> None:
 
     Args:
       data: `config.data`, of one source.
-      shared: whether the machines see the files of this one.
+      shared: whether the machines see the files of this machine.
 
     Raises:
       InputError: if not.
@@ -153,7 +153,7 @@ def check_mesh(config: Config, devices: list[PlannedDevice]) -> None:
     """
     sizes = choose_mesh_sizes(config.mesh, config.train.batch_size, devices)
     config = config.with_values({f"mesh.{axis}": sizes[axis] for axis in AXES})
-    # As many devices of this machine have the same shardings.
+    # The shardings are the same on as many virtual devices of this machine.
     virtual = make_topology(f"cpu:{len(devices)}").devices
     make_setup(config, expected_vocab_size(config), virtual)
     print(f"the mesh: {describe_mesh(sizes)} on {len(devices)} devices", file=sys.stderr)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs Debian's packages of the programs that the slow tests use: launch/test.sh calls this in CI. Where
-# they can't be installed, those tests say why they are skipped.
+# Installs Debian's packages of the programs that the slow tests use: launch/test.sh calls this in CI. If
+# they can't be installed, the tests that need them say why they are skipped.
 
 set -euo pipefail
 packages=(munge slurmctld slurmd slurm-client openssh-server openssh-client procps buildah debootstrap

@@ -3,7 +3,7 @@
 
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
-exec 3>&1 # --dry-run prints here, also where a command's output is taken
+exec 3>&1 # --dry-run prints to it, even inside $(...)
 dry_run=""
 config=""
 # shellcheck disable=SC2034 # the scripts use it
@@ -20,7 +20,7 @@ fail() {
 
 say() { echo "$*" >&2; }
 
-# Words that a shell reads back as they are: spaces, quotes and $(...) included.
+# quoted WORD ...: the words, quoted so that a shell reads them back unchanged.
 quoted() {
   local word line=""
   for word in "$@"; do line+="$(printf '%q' "$word") "; done
@@ -36,7 +36,7 @@ run() {
   fi
 }
 
-# needs PROGRAM ...: they are installed.
+# needs PROGRAM ...: checks that the programs are installed.
 needs() {
   local program
   [ -z "$dry_run" ] || return 0
@@ -45,12 +45,12 @@ needs() {
   done
 }
 
-# between_checks SECONDS: the time between two looks at something; LAUNCH_POLL_SECONDS changes it.
+# between_checks SECONDS: waits between two checks of a state; LAUNCH_POLL_SECONDS changes the time.
 between_checks() { sleep "${LAUNCH_POLL_SECONDS:-$1}"; }
 
 # parse_options "VARIABLE ..." "SWITCH ..." ARGUMENT ...: `--variable=value` sets the variable,
 # `--switch` sets it to true; --config.KEY=VALUE is collected in `arguments`, and the one word
-# without dashes is the config. Dashes inside an option's name do as well as underscores. `--env`,
+# without dashes is the config. An option's name may have dashes in place of underscores. `--env`,
 # `--secret` and `--grid` may be given several times: they are collected in `environment`, `secrets` and
 # `grid`.
 parse_options() {
@@ -86,7 +86,7 @@ parse_options() {
 # The help of a script is the comment at its top.
 usage() { awk 'NR > 1 { if (!/^#/) exit; sub(/^# ?/, ""); print }' "$0"; }
 
-# numbers VARIABLE ...: each holds a positive number.
+# numbers VARIABLE ...: checks that each variable holds a positive number.
 numbers() {
   local key
   for key in "$@"; do
@@ -94,8 +94,8 @@ numbers() {
   done
 }
 
-# Sets `config` to a path that every copy of the project understands, and `own_config` to the file
-# that has to be sent along with it, or to nothing where the file is one of the project's.
+# Sets `config` to a path that every copy of the project understands. Sets `own_config` to the config
+# file if it must be sent along, or to nothing if the file is one of the project's.
 project_config() {
   local file="${config%%:*}" variant="" folder
   [ -n "$config" ] || die "give a config: $0 configs/llama1b.py"
@@ -140,8 +140,8 @@ export_environment() {
   environment=(${names[@]+"${names[@]}"})
 }
 
-# resolve_environment: `--env=KEY` becomes `KEY=VALUE`, as this shell has it. --dry-run, whose output
-# people paste elsewhere, doesn't show such a value.
+# resolve_environment: `--env=KEY` becomes `KEY=VALUE`, with the value in this shell. --dry-run, whose
+# output people paste elsewhere, doesn't show the value.
 resolve_environment() {
   local each key resolved=()
   for each in ${environment[@]+"${environment[@]}"}; do
@@ -170,17 +170,17 @@ seconds_of() {
 }
 
 # check_run CHIP COUNT HOSTS SLICES EXAMPLE: builds the config with all its overrides and checks it, its
-# data and its mesh against machines of `chip` (tpu or gpu). COUNT devices of HOSTS processes make a
-# slice; a slice of GPUs is a node. `missing` holds what the script itself
-# found to be missing; all problems are reported at once.
+# data and its mesh for machines of `chip` (tpu or gpu). COUNT devices of HOSTS processes make a
+# slice; a slice of GPUs is a node. `missing` holds the options that the script misses; all problems
+# are reported at once.
 check_run() {
   [ -z "${unchecked:-}" ] || return 0
   setup data gcs
   checked "$@" || exit
 }
 
-# check_run_here CHIP COUNT HOSTS SLICES EXAMPLE: the same for machines that share this one's files, with the
-# environment that is there. None is made for it: --dry-run makes nothing, and an image needs none.
+# check_run_here CHIP COUNT HOSTS SLICES EXAMPLE: `check_run` for machines that share this machine's files,
+# with an existing environment. No environment is made: --dry-run makes nothing, and an image needs none.
 check_run_here() {
   local status=0
   [ -z "${unchecked:-}" ] || return 0
@@ -206,7 +206,7 @@ checked() {
 # `:variant` of the config, if it has one.
 variant() { [[ "$config" != *:* ]] || printf ':%s' "${config#*:}"; }
 
-# A name for the run, from its config, as clouds allow it: llama1b-ode.
+# A name for the run, made from its config in the form that clouds allow: llama1b-ode.
 name_of_config() {
   local name
   name="$(basename "${config%%:*}" .py)"
@@ -221,9 +221,9 @@ check_name() {
     die "--name=$name must be lower-case letters, digits and dashes, at most 40"
 }
 
-# Whether a run that ended with this status may be started again: it saved on preemption (42), the
-# infrastructure failed, such as another process that was lost (175), or a signal ended it. It may not after
-# 1 (failed), 2 (bad input), and 130 (stopped by a person).
+# restartable STATUS: whether a run that ended with this status may be started again: it saved on preemption
+# (42), the infrastructure failed, such as a lost process (175), or a signal ended it. It may not be started
+# again after 1 (failed), 2 (bad input), and 130 (stopped by a person).
 restartable() {
   [ "$1" -eq 42 ] || { [ "$1" -ge 129 ] && [ "$1" -ne 130 ]; }
 }

@@ -1,9 +1,9 @@
-"""Makes docs/explore.html and its pictures from examples/smooth, or from a run also that.
+"""Makes docs/explore.html and its pictures from examples/smooth; from a run, makes that first.
 
     PYTHONPATH=.:tests/support python launch/explore_page.py [WORKDIR]
 
-examples/smooth gets of WORKDIR what reading takes: config, tokenizer, parameters, validation text,
-and a document of the training text. The pictures need Chromium (tests/support/browser.py).
+examples/smooth gets what reading WORKDIR needs: config, tokenizer, parameters, validation text, and
+one document of the training text. The pictures need Chromium (tests/support/browser.py).
 """
 
 import shutil
@@ -48,7 +48,7 @@ DRAWN = "return document.querySelectorAll('#losses circle').length"
 
 
 def keep_what_reading_needs(workdir: Path) -> None:
-    """Writes examples/smooth but for its README and the text's licence."""
+    """Writes examples/smooth, except its README and the text's licence."""
     for path in MODEL.iterdir():
         if path.name not in ("README.md", "LICENSE.python"):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -70,12 +70,12 @@ def keep_what_reading_needs(workdir: Path) -> None:
     with Checkpoints(MODEL, keep=1) as checkpoints:
         state = TrainState(jnp.asarray(run.step, jnp.int32), run.params, None)
         checkpoints.save(run.step, state, RunFacts(load_corpus(MODEL).fingerprint))
-    for marker in MODEL.rglob("commit_success.txt"):  # which buckets need, and which name MODEL
+    for marker in MODEL.rglob("commit_success.txt"):  # only buckets need them; they name MODEL
         marker.unlink()
 
 
 def take_pictures(page: Path) -> None:
-    """Of what the slider changes, in light and dark, two dots for each CSS pixel."""
+    """Pictures of what the slider changes, in light and dark, with two dots for each CSS pixel."""
     at = urlencode({"a": f"smooth,{STEPS},euler", "at": TOKEN})
     for scheme in ("light", "dark"):
         with browser.open_browser() as opened:
@@ -92,7 +92,7 @@ def take_pictures(page: Path) -> None:
 
 
 def main() -> None:
-    """Makes all of them."""
+    """Makes the model, if a run is given, the page and the pictures."""
     if sys.argv[1:]:
         keep_what_reading_needs(Path(sys.argv[1]))
     page = DOCS / "explore.html"

@@ -3,8 +3,8 @@
 # its compiled programs are kept where all hosts find them, and the pause before a restart grows while
 # starts soon fail.
 
-# next_pause SECONDS: sets `pause`, how long to wait before the next start, from how long the last one
-# lasted: 10 seconds, and twice as long after each that lasted less than ten minutes, up to 320.
+# next_pause SECONDS: sets `pause`, the seconds to wait before the next start, after a start that lasted
+# SECONDS: 10 at first, and twice as many after each start of less than ten minutes, up to 320.
 next_pause() {
   if [ "$1" -ge 600 ] || [ -z "${pause:-}" ]; then
     pause=10
@@ -21,8 +21,8 @@ gpu_variables() {
     export XLA_CLIENT_MEM_FRACTION="${XLA_CLIENT_MEM_FRACTION:-0.92}"
 }
 
-# keep_programs ARGUMENT ...: compiled programs are kept beside the --workdir of these, unless the user
-# has chosen. There every host of the run reads them when it starts anew; its home may be new.
+# keep_programs ARGUMENT ...: compiled programs are kept beside the --workdir among the arguments, unless
+# the user has chosen. There every host of the run finds them after a restart, even with a new home.
 keep_programs() {
   local each folder=""
   for each in "$@"; do
@@ -30,14 +30,14 @@ keep_programs() {
   done
   [ -n "$folder" ] && [ -z "${JAX_COMPILATION_CACHE_DIR:-}" ] || return 0
   folder="${folder%/*}/compilation_cache"
-  if [[ "$folder" != *://* ]]; then # it holds native code: nobody else may have made it
+  if [[ "$folder" != *://* ]]; then # it will hold native code, so nobody else may own it
     { mkdir -p "${folder%/*}" && mkdir -m 700 "$folder"; } 2>/dev/null || [ -O "$folder" ] || return 0
   fi
   export JAX_COMPILATION_CACHE_DIR="$folder"
 }
 
-# forwarding COMMAND ...: runs it, hands SIGTERM on (and USR1 and INT, as SIGTERM: it saves), and
-# returns its exit status.
+# forwarding COMMAND ...: runs the command, and returns its exit status. SIGTERM, USR1 and INT are handed
+# on as SIGTERM, on which the command saves.
 forwarding() {
   "$@" &
   child=$!
@@ -45,8 +45,8 @@ forwarding() {
   wait_for_child
 }
 
-# forwarding_all COMMAND ...: the same, on a terminal: Ctrl-C is handed on as it is, to the processes
-# that the command started too.
+# forwarding_all COMMAND ...: `forwarding` on a terminal: Ctrl-C is handed on as SIGINT, also to the
+# processes that the command has started.
 forwarding_all() {
   set -m # a group of its own, in which SIGINT isn't ignored
   "$@" &
@@ -57,8 +57,8 @@ forwarding_all() {
   wait_for_child
 }
 
-# Returns the exit status of $child, when it has ended: a signal to this script, whose trap sets
-# `signalled`, ends `wait` early.
+# Waits until $child has ended, and returns its exit status. A signal to this script, whose trap sets
+# `signalled`, ends `wait` early; then it waits again.
 wait_for_child() {
   local status
   signalled=true

@@ -1,6 +1,6 @@
 """Checks and times this machine's GPU; see launch/gpu_check.sh.
 
-Each part is a process of its own, which has the GPU to itself, and whose failure leaves the others.
+Each part is a process of its own, which has the GPU to itself; the others run even if it fails.
 """
 
 import argparse
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from t5x_diffeq.planner.comparison import Candidate
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]  # which has the recorded arrays
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]  # the latter has the recorded arrays
 
 
 class Row(NamedTuple):
@@ -38,7 +38,7 @@ class Row(NamedTuple):
 
 
 def check_kernels(small: bool) -> Iterator[Row]:
-    """Values and gradients of the platform's attention in bfloat16, beside XLA's in float32."""
+    """Compares the platform's attention in bfloat16, and its gradients, with XLA's in float32."""
     import jax
     import jax.numpy as jnp
 
@@ -77,7 +77,7 @@ def check_kernels(small: bool) -> Iterator[Row]:
 
 
 def check_recorded_arrays(small: bool) -> Iterator[Row]:
-    """Logits of the official implementation, recorded in tests/support/golden."""
+    """Compares logits with the official implementation's, recorded in tests/support/golden."""
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -98,10 +98,10 @@ def check_recorded_arrays(small: bool) -> Iterator[Row]:
 
 
 def check_resume(small: bool) -> Iterator[Row]:
-    """A training that is stopped with SIGTERM after some 25 steps, resumed, and stopped again."""
+    """Stops a training with SIGTERM after some 25 steps, resumes it, and stops it again."""
     from process_runs import SMALL_MODEL
 
-    place = tempfile.TemporaryDirectory(prefix="gpu_check-")  # until this function is done
+    place = tempfile.TemporaryDirectory(prefix="gpu_check-")  # deleted when this function ends
     folder = Path(place.name)
     text = folder / "text.txt"
     text.write_text("".join(f"{n} and {n * n} are a number and its square\n" for n in range(3000)))
@@ -137,7 +137,7 @@ def check_resume(small: bool) -> Iterator[Row]:
 
 
 def config_to_time(small: bool):
-    """Llama-1B at full width, its time embedding as wide as leaves the GPU room for both models."""
+    """Llama-1B at full width, with the widest time embedding that leaves room for both models."""
     import jax
 
     from configs import llama1b
@@ -152,11 +152,11 @@ def config_to_time(small: bool):
         config.model.update(embed_dim=64, mlp_dim=128, num_heads=2, num_steps=2, time_embed_dim=8)
         config.data.sequence_length = 128
         return Config.of(config)
-    there = (jax.devices()[0].memory_stats() or {}).get("bytes_limit", 0)
+    limit = (jax.devices()[0].memory_stats() or {}).get("bytes_limit", 0)
     for width in (24, 12, 6, 3):
         config.model.time_embed_dim = width
         setup = make_setup(Config.of(config), expected_vocab_size(Config.of(config)))
-        if 2 * least_memory(setup) < there:
+        if 2 * least_memory(setup) < limit:
             break
     return Config.of(config)
 
@@ -207,9 +207,9 @@ def time_gpt_small(small: bool) -> Iterator[Row]:
     models = {v: Config.of(gpt_small.get_config(v)).with_values(keys) for v in variants}
     candidates = take_turns(models)
     tokens = keys["train.batch_size"] * models["ode"].data.sequence_length
-    for name, it in candidates.items():
-        seconds = statistics.median(it.seconds)
-        ratios = map(truediv, it.seconds, candidates["baseline"].seconds)
+    for name, candidate in candidates.items():
+        seconds = statistics.median(candidate.seconds)
+        ratios = map(truediv, candidate.seconds, candidates["baseline"].seconds)
         text = f"{1e3 * seconds:.1f} ms, {tokens / seconds:,.0f} tokens/s"
         if name != "baseline":
             text += f", {statistics.median(ratios):.3f} of the baseline's time"
@@ -217,7 +217,7 @@ def time_gpt_small(small: bool) -> Iterator[Row]:
 
 
 def take_turns(models: "dict[str, Config]") -> "dict[str, Candidate]":
-    """The models after some steps in turns; `seconds` has the times of steps after the warm-up."""
+    """Times the models' steps in turns; `seconds` has the times of the steps after the warm-up."""
     from t5x_diffeq.planner.comparison import Candidate
 
     candidates = {name: Candidate(name, config) for name, config in models.items()}
@@ -250,7 +250,7 @@ def time_generation(small: bool) -> Iterator[Row]:
 
 
 def name_machine(small: bool) -> Iterator[Row]:
-    """What this ran on."""
+    """The device, and JAX's version."""
     import jax
 
     device = jax.devices()[0]

@@ -78,7 +78,7 @@ mkfifo "$scratch/hold"
 ssh=(ssh ${ssh_config:+-F "$ssh_config"} -o BatchMode=yes -o ConnectTimeout=20 -o ServerAliveInterval=15
   -o ServerAliveCountMax=4 --)
 
-# What gpu_rank.sh reads first: on the command line, other users of the host would see the values.
+# What gpu_rank.sh reads first. On the command line, other users of the host would see these values.
 header() {
   local name
   printf '%s\0' "$(basename "$config")" "$(cat "${config%%:*}")"
@@ -86,7 +86,7 @@ header() {
   printf '\0'
 }
 
-# process N: starts it, and notes how it ended. Its standard input is held open: see gpu_rank.sh.
+# process N: runs process N, and notes its exit status. Its standard input is held open: see gpu_rank.sh.
 process() {
   local machine="${machines[$1 / processes_per_host]}" gpu=all status=0
   [ "$processes_per_host" -eq 1 ] || gpu=$(($1 % processes_per_host))
@@ -100,8 +100,8 @@ ended() { find "$scratch" -name 'ended-*'; }
 all_have() { [ "$(ended | wc -l)" -eq "$count" ]; }
 all_went_well() { ! ended | xargs cat | grep -qvxE '0|42'; }
 
-# Runs all processes, and notes how they ended. When one is lost, the others are told at once, and
-# save if they can; when one ended well, they have a minute to do so too.
+# Runs all processes, and notes their exit statuses. When a process is lost, the others are told at once,
+# and save if they can. When a process ended well, the others have a minute to end, too.
 attempt() {
   local number left=60
   rm -f "$scratch"/ended-*
@@ -121,7 +121,7 @@ attempt() {
   trap - INT TERM
 }
 
-# The status that says most: a failure, else a lost one, else saved, else done.
+# Prints the status that matters most: a failure, else a lost process, else saved, else done.
 outcome() {
   local number status worst=0
   for ((number = 0; number < count; number++)); do
@@ -132,7 +132,7 @@ outcome() {
       42) ;;
       *) say "process $number on ${machines[number / processes_per_host]} ended with status $status" ;;
     esac
-    # 1 and 2 are reasons; what a signal ended was often waiting for the one that had the reason.
+    # 1 and 2 are causes. A process that a signal ended was often only waiting for the process at fault.
     if [ "$status" -eq 1 ] || [ "$status" -eq 2 ]; then worst="$status"; fi
     if [ "$worst" -ne 1 ] && [ "$worst" -ne 2 ] && [ "$status" -gt "$worst" ]; then worst="$status"; fi
   done

@@ -5,11 +5,11 @@
 #
 # LOCAL_RANK: the one GPU of this process, or `all`. WATCH: `nothing`; or `stdin`, over ssh. Standard
 # input then begins with words that end in a NUL: the config's name, its text, variables as NAME=VALUE,
-# and an empty one. When standard input ends, which is how this side hears of a broken connection or a
-# Ctrl-C, the run saves and ends.
+# and an empty word. Standard input ends when the connection breaks or at a Ctrl-C: then the run saves
+# and ends.
 
 set -euo pipefail
-# word: the next from standard input; without one the connection is lost.
+# word: reads the next word from standard input into `word`; if there is none, the connection is lost.
 word() { IFS= read -r -d '' word || exit 255; }
 
 if [ "$5" = stdin ]; then

@@ -91,8 +91,8 @@ limit_seconds() {
   }'
 }
 
-# The CPUs of a process: its GPU's share of a node, of the least that the partition has. Nothing if
-# sinfo doesn't tell: the job then shares what it gets.
+# Prints the CPUs of a process: its GPU's share of the node with the fewest CPUs in the partition. Prints
+# nothing if sinfo doesn't tell: the processes of the job then share its CPUs.
 cpus_of_task() {
   run sinfo --noheader --Node --format='%c %G' ${partition:+--partition="$partition"} |
     awk -v wanted="$gpus_per_node" -v tasks="$tasks_per_node" '{
@@ -105,7 +105,7 @@ cpus_of_task() {
     } END { if (least) print least }'
 }
 
-# Checks the grid here, if there is an environment: the runs' commands are made, not carried out.
+# Checks the grid on this machine, if there is an environment: the commands are made, but not run.
 check_sweep_here() {
   [ -z "$unchecked" ] || return 0
   "$VENV/bin/python" -c "import t5x_diffeq.training.setup" 2>/dev/null || return 0

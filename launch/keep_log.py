@@ -1,7 +1,7 @@
 """Keeps a host's log beside the run, where it outlives the host: python keep_log.py LOG TARGET
 
-The file LOG grows; it is written whole to TARGET, in a folder or a bucket, twice a minute and once
-more at the end, on SIGTERM. Of a log larger than 16 MiB the end is kept.
+The file LOG grows. It is written whole to TARGET, in a folder or a bucket, twice a minute, and once
+more on SIGTERM, which ends the program. If the log has more than 16 MiB, only its end is written.
 """
 
 import signal
@@ -41,7 +41,7 @@ def keep(log: Path, target: AnyPath, ended: threading.Event) -> None:
 
 
 def main(log: str, target: str) -> int:
-    """Keeps it until SIGTERM."""
+    """Keeps the log until SIGTERM."""
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
     try:

@@ -23,13 +23,13 @@ find_image() {
   run docker push "$image" >&2 || fail "the image $image can't be pushed; the lines above say why"
 }
 
-# The commit that the image is built from, for its label; `-dirty` where files differ from it.
+# Prints the commit that the image is built from, for its label, with `-dirty` if files differ from it.
 revision() { git -C "$ROOT" describe --always --dirty --abbrev=40 --exclude='*' 2>/dev/null || echo unknown; }
 
 # macOS has shasum instead of sha256sum.
 sha256() { if command -v sha256sum >/dev/null; then sha256sum; else shasum -a 256; fi; }
 
-# What an image is made of.
+# Prints the names and contents of all files that an image is made of.
 sources() {
   local file
   find "$ROOT/t5x_diffeq" "$ROOT/configs" "$ROOT/docker" "$ROOT/launch/forward.sh" \
@@ -58,12 +58,12 @@ describe_pods() {
   for each in ${secrets[@]+"${secrets[@]}"}; do shared+=("SECRET+=$each"); done
 }
 
-# make_room KIND: looks for an earlier run of that name. Kubernetes does not change the pods of one that
-# is there, nor start a finished one again: --replace deletes it first.
+# make_room KIND: looks for an earlier run of this name. Kubernetes neither changes the pods of an existing
+# run nor starts a finished run again: --replace deletes the run first.
 make_room() {
   local object="$1/$name" earlier
   if [ -n "$replace" ]; then
-    # With all that belongs to it: two runs of one name would have pods of the same names.
+    # With all its pods, because the pods of two runs of one name would have the same names.
     kube delete "$object" "configmap/$name-config" --ignore-not-found --wait --cascade=foreground ||
       fail "$object can't be deleted; the lines above say why"
     return
@@ -77,7 +77,7 @@ make_room() {
   esac
 }
 
-# apply: what stands on standard input; --dry-run prints it.
+# apply: applies the manifest on standard input; --dry-run prints it.
 apply() {
   if [ -n "$dry_run" ]; then
     kube apply --filename=-
@@ -88,8 +88,8 @@ apply() {
   fi
 }
 
-# asked WHAT ...: kubectl's answer, tried a few times; the cluster may be out of reach for a moment. What
-# the cluster does not have, be it an object or a kind of resource, is asked for once.
+# asked WHAT ...: prints kubectl's answer. It tries a few times, because the cluster may be out of reach for a
+# moment, but only once if the cluster lacks the object or the kind of resource.
 asked() {
   local attempt
   for attempt in 1 2 3 4 5; do
@@ -131,9 +131,9 @@ follow() {
   done
 }
 
-# show_logs SELECTOR: of each such pod what was not shown yet, until the pod ends or, where the run has
-# `ended`, as far as it is there. `begun` holds the pods of which something was shown, `whole` those whose log
-# came to its end. A log that broke off goes on with its last lines.
+# show_logs SELECTOR: shows the logs of these pods that were not shown yet, each until the pod ends or, if the
+# run has `ended`, as far as the log exists. `begun` has the pods whose logs were shown in part, `whole` the
+# pods whose logs were shown to the end. A log that broke off goes on with its last lines.
 show_logs() {
   local pods pod phase tail follow=--follow
   [ -z "$ended" ] || follow=--follow=false

@@ -2,9 +2,9 @@
 
     python launch/local_processes.py --processes=2 --devices_per_process=4 -- COMMAND ...
 
-`launch/local.sh --processes=2 ...` calls this. If a process dies, the others are ended. The exit
-status is that of the process that failed first by itself, 175 if processes were lost, else that of
-process 0. After 175 all are started again, at most `--restarts` times.
+`launch/local.sh --processes=2 ...` calls this script. If a process dies, the others are ended. The
+exit status is that of the first process that failed by itself, 175 if a process was lost, or else
+that of process 0. After 175 all processes are started again, at most `--restarts` times.
 """
 
 import argparse
@@ -17,8 +17,8 @@ import time
 
 SAVED = (0, 42, 130)  # done; preempted and saved; stopped by Ctrl-C and saved
 LOST = 175  # a process was lost, or a link: start all again
-GRACE_SECONDS = 15  # for the others to end by themselves when one died
-LEAVE_SECONDS = 60  # likewise when one ended well
+GRACE_SECONDS = 15  # for the others to end by themselves when a process died
+LEAVE_SECONDS = 60  # for the others to end by themselves when a process ended well
 
 
 class Parser(argparse.ArgumentParser):
@@ -31,7 +31,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def main() -> int:
-    """Starts them, waits for them; returns the exit status."""
+    """Starts the processes and waits for them; returns the exit status."""
     parser = Parser(allow_abbrev=False, description=__doc__.splitlines()[0])
     parser.add_argument("--processes", type=int, default=2, help="how many")
     parser.add_argument("--devices_per_process", type=int, default=1, help="virtual CPU devices")
@@ -50,7 +50,7 @@ def main() -> int:
 
 
 def run(command: list[str], count: int, devices: int) -> int:
-    """The exit status of one start of them all."""
+    """Starts all processes once, and waits for them; returns the exit status."""
     stopping: list[int] = []
     processes = start(command, count, devices)
 
@@ -87,7 +87,7 @@ def start(command: list[str], count: int, devices: int) -> list[subprocess.Popen
 
 
 def wait(processes: list[subprocess.Popen]) -> int | None:
-    """Waits for all, and ends the others if one dies: returns the number of that one, or None."""
+    """Waits for all, and ends the others if a process dies: returns its number, or None."""
     while all(process.poll() is None for process in processes):
         time.sleep(0.1)
     failed = find_failed(processes)
@@ -96,7 +96,7 @@ def wait(processes: list[subprocess.Popen]) -> int | None:
 
 
 def find_failed(processes: list[subprocess.Popen]) -> int | None:
-    """The number of a process that ended, and neither well nor saved; of a lost one, if any."""
+    """The number of a process that ended neither well nor saved: of a lost one, if there is one."""
     failed = [
         n
         for n, process in enumerate(processes)

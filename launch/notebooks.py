@@ -1,7 +1,7 @@
 """Writes docs/notebooks: each script of examples as a notebook, and as a page of the site.
 
-    python launch/notebooks.py                         those that are missing, or whose script has
-                                                       changed, without what their cells print
+    python launch/notebooks.py                         writes notebooks that are missing, or whose
+                                                       script has changed, without their output
     python launch/notebooks.py --execute [NAME ...]    executes all, or these, which takes minutes
 
 The scripts are in jupytext's percent format. A page shows what its cells print on standard output.
@@ -25,7 +25,7 @@ FOLDER = ROOT / "docs" / "notebooks"
 
 
 def write(script: Path, executed: bool) -> None:
-    """Writes NAME.ipynb and NAME.md; one that was executed stays until its script changes."""
+    """Writes NAME.ipynb and NAME.md; an executed notebook stays until its script changes."""
     file = FOLDER / f"{script.stem}.ipynb"
     notebook = jupytext.reads(with_markdown_cells(script.read_text("utf-8")), "py:percent")
     if executed:
@@ -39,12 +39,12 @@ def write(script: Path, executed: bool) -> None:
 
 
 def sources(notebook: NotebookNode) -> list[str]:
-    """What stands in its cells."""
+    """The sources of its cells."""
     return [cell.source for cell in notebook.cells]
 
 
 def execute(notebook: NotebookNode) -> None:
-    """Gives the cells their outputs."""
+    """Runs the cells in a temporary folder; the notebook then has their outputs."""
     environment = {"JAX_PLATFORMS": "cpu", **os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1"}
     with tempfile.TemporaryDirectory() as folder:
         NotebookClient(
@@ -52,7 +52,7 @@ def execute(notebook: NotebookNode) -> None:
             timeout=None,
             kernel_name="python3",
             resources={"metadata": {"path": folder}},
-        ).execute(env=environment, stderr=subprocess.DEVNULL)  # what cells raise comes here anyway
+        ).execute(env=environment, stderr=subprocess.DEVNULL)  # an error of a cell is raised anyway
 
 
 def with_markdown_cells(script: str) -> str:

@@ -12,7 +12,7 @@
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 NAMED_VENV="${VENV:-}"
 VENV="${VENV:-$ROOT/.venv}"
-export PYTHONSAFEPATH=1 # nothing is imported from the folder where one stands (docs/security.md)
+export PYTHONSAFEPATH=1 # nothing is imported from the current folder (docs/security.md)
 
 die() {
   echo "error: $*" >&2
@@ -36,7 +36,7 @@ find_python() {
   die "no Python 3.11 or later was found; install one, or set PYTHON to it"
 }
 
-# True for an environment that `setup` made, even if the installation failed, or has installed into.
+# True for an environment that `setup` has made or installed into, even if the installation failed.
 made_here() {
   compgen -G "$VENV/.installed-*" >/dev/null
 }
@@ -45,7 +45,7 @@ runs_project() {
   PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}" "$VENV/bin/python" -c 'import t5x_diffeq.training.loop' 2>/dev/null
 }
 
-# True if an installation of what $want says had these extras, or more.
+# has_extras [extra ...]: true if an installation with the versions in $want had these extras, or more.
 has_extras() {
   local file each
   for file in "$VENV"/.installed-*; do
@@ -79,7 +79,7 @@ setup() {
   } 9>"$VENV/.setup-lock" # `.lock` is uv's own
 }
 
-# Locks file 9, so that of two commands that set up at once the second finds what the first has made.
+# Locks file 9. If two commands set up at once, the second waits, and finds what the first has made.
 wait_for_lock() {
   "$1" - <<'END' || true # some network disks have no locks
 import fcntl, sys
@@ -107,8 +107,8 @@ uv_requirement() {
   sed -n '/^uv==/,/[^\\]$/p' "$ROOT/docker/constraints.txt"
 }
 
-# With uv where it is or can be had, else with pip, which takes ten times as long. What builds the project
-# has the versions of versions.txt, too.
+# Installs with uv if it is installed or can be, else with pip, which takes ten times as long. The packages
+# that build the project have the versions of versions.txt, too.
 install() {
   local uv
   set -- --quiet --editable "$1"
@@ -120,6 +120,6 @@ install() {
   if [ -n "$uv" ] && VIRTUAL_ENV="$VENV" "$uv" pip install "$@"; then
     return
   fi
-  # Before version 25.3, pip takes these constraints for what builds the project.
+  # Before version 25.3, pip reads constraints of the building packages from this variable.
   PIP_CONSTRAINT="${PIP_BUILD_CONSTRAINT:-}" "$VENV/bin/python" -m pip install --disable-pip-version-check "$@"
 }

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What gpu_slurm.sh and prepare_data.sh give to sbatch; not called by hand.
+# The job script that gpu_slurm.sh and prepare_data.sh give to sbatch; it isn't called by hand.
 #
 #   slurm_job.sh PROJECT RESTARTS VERB [srun's option ...] -- [the verb's argument ...]
 #
@@ -10,10 +10,10 @@
 set -euo pipefail
 ROOT="$1" restarts="$2" verb="$3"
 shift 3
-# sbatch runs a copy of this file, so that its own folder says nothing.
+# sbatch runs a copy of this file, so the project isn't found by this file's folder.
 source "$ROOT/launch/common.sh"
 source "$ROOT/launch/forward.sh"
-# The last element of a job array has the ID of the whole array, and SLURM would apply an order to all of it.
+# The last element of a job array has the array's own ID, with which SLURM would apply a command to the whole array.
 job="${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}"
 job="${job:-$SLURM_JOB_ID}"
 step=()
@@ -24,8 +24,8 @@ done
 shift
 
 # task COMMAND ...: one task of the step. srun ends with the highest status of its tasks, but a failure
-# (1, or 2) must win over what it does to the other processes: so it becomes 251, or 252.
-# SLURM sends signals to every process of a task, and this one only waits.
+# (1 or 2) must win over the statuses that it causes in the other processes: so it becomes 251 or 252.
+# SLURM sends signals to every process of a task, so this shell only waits.
 task() {
   trap 'signalled=true' TERM USR1 INT
   "$@" &
@@ -73,8 +73,8 @@ back_into_the_queue() {
   scontrol requeue "$job"
 }
 
-# USR1 comes --grace seconds before the time limit. The steps get SIGTERM from SLURM itself: srun would
-# answer it by killing them.
+# USR1 comes --grace seconds before the time limit. scancel sends SIGTERM to the steps; srun would answer
+# a SIGTERM by killing them.
 save() {
   signalled=true
   say "the time limit is near: the run saves"
@@ -102,7 +102,7 @@ case "$status" in
   0) exit 0 ;;
   130) say "stopped and saved; submit it again to go on"; exit 130 ;;
   251 | 252) status=$((status - 250)) ;; # see `task`
-  1) [ "$verb" = prepare_data ] || status=175 ;; # not a task's, but srun's own: it lost a node
+  1) [ "$verb" = prepare_data ] || status=175 ;; # srun's own status, not a task's: srun lost a node
 esac
 restartable "$status" || { echo "error: $verb ended with status $status; the lines above say why" >&2; exit "$status"; }
 [ "$status" -eq 42 ] && why="saved" || why="$verb ended with status $status"

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# The startup script of the TPU machines, which Google runs as root at every boot: a run that was under way
-# when the machine was started anew goes on. tpu_pod.sh hands it over when it requests the TPU.
+# The startup script of the TPU machines, which Google runs as root at every boot: it continues a run that
+# was under way before a restart of the machine. tpu_pod.sh hands it over when it requests the TPU.
 #
-# A home is left alone unless it, its copy of the project and the programs that would run are one user's.
+# A home is left alone unless one user owns it, its copy of the project and the programs that would run.
 
 set -euo pipefail
 
-# belongs_to OWNER PATH ...: whether all are the owner's, none is a link, and not everybody can write there.
+# belongs_to OWNER PATH ...: whether OWNER owns all paths, none is a link, and none is writable by everybody.
 belongs_to() {
   local owner="$1"
   shift
@@ -18,7 +18,7 @@ for home in "${HOMES:-/home}"/*; do
   script="$copy/launch/tpu_host.sh" python="$venv/bin/python"
   [ -e "$script" ] || continue
   owner="$(stat --format=%u "$home")"
-  # The Python of an environment is a link, to one of the owner's or of the system.
+  # The Python of an environment is a link to a Python of the owner or of the system.
   if belongs_to "$owner" "$home" "$copy" "$copy/launch" "$script" "$venv" "$venv/bin" &&
     [ -n "$(find -L "$python" -maxdepth 0 "(" -user "$owner" -o -user 0 ")")" ] && name="$(id -nu "$owner")"; then
     runuser --user "$name" -- env HOME="$home" bash "$script" resume ||

@@ -36,7 +36,7 @@ install_host() {
   trap - EXIT
 }
 
-# needs_registry STATUS: what an installation that failed may lack.
+# needs_registry STATUS: says what an installation that failed may lack.
 needs_registry() {
   echo "$(hostname) could not install the project, which takes packages from PyPI and a Python from GitHub. With" \
     "--internal_ips the network needs Cloud NAT for that, or give mirrors of your own: --env=PIP_INDEX_URL=URL" \
@@ -56,7 +56,7 @@ is_running() {
   return 1
 }
 
-# What is asked for twice, because ssh broke off, is done once.
+# start ID ARG ...: starts the training; does nothing if the ID is the same, as after ssh broke off.
 start() {
   local id="$1"
   shift
@@ -69,14 +69,14 @@ start() {
   echo "$id" >"$state/id"
 }
 
-# begin ARG ...: training in the background.
+# begin ARG ...: trains in the background.
 begin() {
   rm -f "$state/status" "$state/stopped"
   setsid nohup bash "${BASH_SOURCE[0]}" run "$@" >>"$state/log" 2>&1 </dev/null &
   echo $! >"$state/pid"
 }
 
-# At boot: the run was cut off, or it saved because the machine was shut down.
+# At boot: continues a run that was cut off, or that saved because the machine was shut down.
 resume() {
   local arguments=() each
   case "$(status)" in lost | "ended 42") ;; *) return 0 ;; esac
@@ -85,14 +85,14 @@ resume() {
   begin "${arguments[@]}"
 }
 
-# Sets the variables that tpu_pod.sh was told.
+# Sets the variables that were given to tpu_pod.sh.
 read_settings() {
   [ -e "$ROOT/settings" ] || return 0
   # shellcheck disable=SC1091
   set -a && source "$ROOT/settings" && set +a
 }
 
-# Sets the secrets, too.
+# Sets these variables and the secrets.
 set_up_environment() {
   local each value
   read_settings
@@ -103,8 +103,8 @@ set_up_environment() {
   done
 }
 
-# In the background: trains, and leaves the exit status for the other commands to find, also when it
-# ends before the training begins.
+# Runs in the background: trains, and leaves the exit status for the other commands, even if it ends
+# before the training begins.
 run_training() {
   local status=0 restarts=0 keeper="" pause="" began
   trap 'leave_status "$?"' EXIT
@@ -120,7 +120,7 @@ run_training() {
     next_pause $((SECONDS - began))
     again "$status" || break
   done
-  # The keeper of the log may have failed: that is no reason to lose the status.
+  # The status must be left even if the keeper of the log has failed.
   if [ -n "$keeper" ]; then
     kill -TERM "$keeper" 2>/dev/null || true
     wait "$keeper" || true
@@ -145,8 +145,8 @@ keep_log() {
   keeper=$!
 }
 
-# again STATUS: whether every host starts the training again: the infrastructure failed (175), or a signal
-# ended it; unless it was told to end.
+# again STATUS: whether every host starts the training again: if the infrastructure failed (175) or a signal
+# ended the training, unless it was told to end.
 again() {
   [ "$1" -ge 129 ] && [ "$1" -ne 130 ] && [ "$restarts" -lt "${T5X_DIFFEQ_RESTARTS:-100}" ] || return 1
   restarts=$((restarts + 1))
@@ -157,7 +157,7 @@ again() {
   [ "$signalled" = false ] && [ ! -e "$state/stopped" ]
 }
 
-# end_running SECONDS: SIGTERM; SIGKILL after so long.
+# end_running SECONDS: sends SIGTERM to the training, and SIGKILL if it runs for so many seconds more.
 end_running() {
   local left="$1"
   is_running || return 0

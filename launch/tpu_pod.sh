@@ -55,7 +55,7 @@ needs gcloud tar
 where=(${zone:+--zone="$zone"} ${project:+--project="$project"})
 scratch="$(mktemp -d)"
 trap 'rm -rf "$scratch"' EXIT
-known="" # whether gcloud has told a state of the TPU
+known="" # true once gcloud has told a state of the TPU
 
 # ---------------------------------------------------------------- gcloud, and hosts through it
 
@@ -69,7 +69,7 @@ slice_names() {
   if [ "$slices" -eq 1 ]; then echo "$name"; else seq -f "$name-%.0f" 0 $((slices - 1)); fi
 }
 
-# machines VERB ...: ssh or scp. Only gcloud's alpha version knows the way through IAP.
+# machines VERB ...: ssh or scp to the machines. Only gcloud's alpha version knows the way through IAP.
 machines() {
   local command="$1"
   shift
@@ -80,35 +80,36 @@ machines() {
   fi
 }
 
-# gcloud gives ssh no keep-alive, without which a host that froze is never noticed.
+# gcloud sets no keep-alive for ssh, so a frozen host would never be noticed.
 alive=("-o ServerAliveInterval=15" "-o ServerAliveCountMax=4")
 
-# on SLICE WORKERS COMMAND: a shell's command on these of its workers.
+# on SLICE WORKERS COMMAND: runs a shell command on these workers of a slice.
 on() { machines ssh "$1" --worker="$2" "${alive[@]/#/--ssh-flag=}" --command="$3" </dev/null; }
 
-# hosts COMMAND: on all.
+# hosts COMMAND: runs a shell command on all hosts.
 hosts() {
   local slice failed=0
   for slice in $(slice_names); do on "$slice" all "$1" || failed=$?; done
   return "$failed"
 }
 
-# first COMMAND: on process 0's host.
+# first COMMAND: runs a shell command on process 0's host.
 first() { on "$(slice_names | sed -n 1p)" 0 "$1"; }
 
-# What process 0's host says of the run. gcloud prints there, too, when it makes its key.
+# Prints the status of the run on process 0's host: the last line, because gcloud prints when it makes a key.
 status_of_run() { first "$(here status)" | tail -n 1; }
 
-# invocation VERB: this script's for this TPU, as a user types it.
+# invocation VERB: prints this script's command for this TPU, as a user types it.
 invocation() {
   quoted "$0" "$1" --name="$name" ${where[@]+"${where[@]}"}
   [ "$slices" -eq 1 ] || printf ' --slices=%s' "$slices"
 }
 
-# here WORD ...: the host's script, each word as it is.
+# here WORD ...: prints the command that calls the host's script with these words.
 here() { quoted bash t5x_diffeq/launch/tpu_host.sh "$@"; }
 
-# thrice MESSAGE COMMAND ...: a host that can't be reached may come back; not forever.
+# thrice MESSAGE COMMAND ...: tries a command three times, because a host may be out of reach for a moment;
+# then fails with the message.
 thrice() {
   local message="$1" attempt
   shift
@@ -121,7 +122,7 @@ thrice() {
 
 # ---------------------------------------------------------------- the TPU
 
-# Prints its state; nothing if there is none.
+# Prints the TPU's state; nothing if there is no TPU of this name.
 tpu_state() {
   if resource describe --format="value(state.state)" 2>"$scratch/said"; then return; fi
   grep -q NOT_FOUND "$scratch/said" || { cat "$scratch/said" >&2; return 1; }
@@ -156,7 +157,7 @@ request_tpu() {
   local nodes=(--node-id="$name") track=() duration=""
   [ "$slices" -eq 1 ] || nodes=(--node-count="$slices" --node-prefix="$name")
   if [ -n "$flex_start" ]; then
-    # Only gcloud's alpha version knows these two.
+    # Only gcloud's alpha version knows the two options of flex-start.
     track=(alpha)
     duration="$(seconds_of max_run_duration "$max_run_duration")s"
   fi
@@ -185,8 +186,8 @@ find_zone() {
   where+=(--zone="$zone")
 }
 
-# find_state: sets `state`; to `unknown` where gcloud has told it before, and can't now. One failed
-# question must not end the wait for a TPU that would then run, and be billed, unattended.
+# find_state: sets `state`, to `unknown` if gcloud has told a state before but can't now. One failed question
+# must not end the wait for a TPU, which would then run, and be billed, unattended.
 find_state() {
   if state="$(tpu_state)"; then
     known=true
@@ -197,7 +198,7 @@ find_state() {
   fi
 }
 
-# Returns when the TPU is there; requests it first if it isn't, anew if it was taken away.
+# Returns when the TPU is active. Requests it if there is none, and again if it was taken away.
 wait_for_tpu() {
   local state before="" deadline=$((SECONDS + wait_hours * 3600))
   while :; do
@@ -220,7 +221,7 @@ wait_for_tpu() {
 
 # ---------------------------------------------------------------- the run
 
-# What the hosts are told, a file beside the project; only its owner reads it.
+# Writes the settings for the hosts, a file beside the project that only its owner can read.
 write_settings() {
   local each
   umask 077
@@ -250,7 +251,7 @@ copy_project() {
   done
 }
 
-# gcloud refuses to copy to several hosts where an ssh-agent holds keys, but not its own.
+# gcloud refuses to copy to several hosts if an ssh-agent holds keys, but not gcloud's own.
 offer_key() {
   local key="$HOME/.ssh/google_compute_engine"
   [ -n "${SSH_AUTH_SOCK:-}" ] && [ -e "$key" ] || return 0
@@ -269,13 +270,13 @@ begin() {
     "$(here start "$(date +%s)-$attempt" --config="$config" --workdir="$workdir" ${arguments[@]+"${arguments[@]}"})"
 }
 
-# Shows the log until the run ends; starts it again where that helps.
+# Shows the log until the run ends; starts the run again if it is `restartable`.
 supervise() {
   local ended lines=+1 dropped=0 began started="$SECONDS" pause=""
   trap 'say "the run goes on; stop it with: $(invocation stop)"; exit 130' INT # gcloud gets it, too, and may end with any status
   while :; do
     began="$SECONDS"
-    first "$(here follow "$lines" "$(date +%s)-$RANDOM")" || true # that it ended, or that ssh did, is asked next
+    first "$(here follow "$lines" "$(date +%s)-$RANDOM")" || true # whether the run or only ssh ended is asked next
     [ -z "$dry_run" ] || return 0
     ended="$(status_of_run)" || ended=unreachable
     lines=20
@@ -303,7 +304,7 @@ supervise() {
   done
 }
 
-# give_up STATUS: says what every host says.
+# give_up STATUS: prints every host's report, and fails.
 give_up() {
   hosts "$(here report)" >&2 || true
   fail "the run ended with status $1; the last line of every host stands above"

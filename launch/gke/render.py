@@ -4,8 +4,8 @@ ARGUMENT ...]
 `${NAME}` becomes the value as a YAML scalar; a line whose value is empty is left out. The lines
 from `# if NAME` to `# end` are left out too when the value of NAME is empty. The lines from `#
 each NAME` to `# end` are repeated for every `NAME+=KEY=VALUE`, with `${KEY}` and `${VALUE}`. `#
-each ARGUMENTS` repeats for what follows `--`. Nothing in a value has a meaning for YAML, nor
-`$(...)` in an argument or a variable for Kubernetes, which would put variables in its place.
+each ARGUMENTS` repeats its lines for each ARGUMENT. Values are quoted for YAML. In arguments and
+variables, `$(...)` is escaped: Kubernetes would replace it by a variable's value.
 """
 
 import json
@@ -20,7 +20,7 @@ EACH = {"KEY", "VALUE"}
 
 
 def quote(value: str) -> str:
-    """A text of YAML: JSON's escapes are YAML's too, but for letters beyond two bytes."""
+    """A quoted text of YAML. YAML has JSON's escapes, except those of letters beyond two bytes."""
     return json.dumps(value, ensure_ascii=False)
 
 
@@ -48,7 +48,7 @@ def item(text: str) -> dict[str, str]:
 
 
 def block(lines: list[str]) -> tuple[list[str], list[str]]:
-    """The lines up to the `# end` of the block that was just opened, and those behind it.
+    """The lines up to the `# end` of the block that was just opened, and the lines after it.
 
     Raises:
       ValueError: if the block has no end.
@@ -105,7 +105,7 @@ def render(
 
 
 def main(file: str, *words: str) -> None:
-    """Prints it."""
+    """Prints the manifest."""
     end = words.index("--") if "--" in words else len(words)
     values, lists = {}, {}
     for word in words[:end]:
