@@ -108,7 +108,7 @@ class Agreement:
                     if len(self._asked) == 1:
                         self._peers.send_to_all({"request": "count"})
             case {"request": "count"}:
-                with self._changed:
+                with self._changed:  # one lock, so that no place is counted in between
                     self._held, places = True, self._places
                 self._peers.send_to(0, {"request": "answer", "places": places})
             case {"request": "answer", "places": places}:

@@ -65,7 +65,7 @@ def new_folder(path: Path, flag: str) -> Iterator[Path]:
     partial = Path(made)
     lock = os.open(partial, os.O_RDONLY)
     try:
-        _lock(lock)
+        _lock(lock)  # else other processes would take this folder for an abandoned one
         _remove_abandoned(absolute)
         yield partial
         _settle(partial)

@@ -71,7 +71,7 @@ def with_tokenizer(config: Config, config_json: dict, folder: Path) -> tuple[Con
     data, file = config.data, tokenizer_file(folder)
     from_folder = data.tokenizer == _TRAINED
     imported = read_imported(folder, config_json)
-    if data.end_of_text is not None:
+    if data.end_of_text is not None:  # the config's token replaces the folder's
         for keys in imported.values():
             keys.pop("eos_token_id", None)
     if from_folder:

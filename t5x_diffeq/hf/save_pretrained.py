@@ -98,6 +98,7 @@ def save_pretrained(
         (folder / "README.md").write_text(card, "utf-8")
         (model_class,) = written["architectures"]
         adapter = folder / ADAPTER_FOLDER if peft else None
+        # While the folder has a temporary name: with other logits it never gets its own.
         compared = compare_logits(folder, model_class, config, run.params, adapter)
     return Summary(model_class, parameters, compared, notes)
 

@@ -47,6 +47,7 @@ def enable_cache() -> ProgramCounts:
     """
     programs = _count_programs()
     folder = Path(_FOLDER).expanduser()
+    # By default, JAX keeps only programs that took a second or more to compile.
     if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     if jax.default_backend() == "cpu" and jax.device_count() > 1:

@@ -264,7 +264,7 @@ def atomic_file(path: AnyPath) -> Iterator[Path]:
         with tempfile.TemporaryDirectory() as folder:
             partial = Path(folder) / path.name
             yield partial
-            check_writable(path)
+            check_writable(path)  # now, because the lease may have been lost meanwhile
             with bucket_errors(f"{path} can't be written", RunError):
                 bucket_files().put_file(str(partial), str(path), consistency="md5")
         return

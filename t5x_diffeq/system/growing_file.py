@@ -71,7 +71,7 @@ class GrowingFile:
     def try_flush(self) -> None:
         """Calls `flush`; a failure is only a warning, since the rest can be appended later."""
         try:
-            GrowingFile.flush(self)
+            GrowingFile.flush(self)  # a subclass's `flush` may call this method
         except (RunError, InfrastructureError) as error:
             log(f"warning: {error}; trying again later")
 

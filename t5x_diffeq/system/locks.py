@@ -166,7 +166,7 @@ class _Lease:
                             f"another process is writing {self.what} ({before.holder()}); wait for "
                             "it or stop it"
                         )
-                self._delete(before.generation)
+                self._delete(before.generation)  # nothing, if somebody has written it meanwhile
             except FileNotFoundError:
                 pass  # its holder has just released it
 

@@ -29,6 +29,6 @@ def end_with_parent(environment: MutableMapping[str, str]) -> None:
     del environment[PARENT.name]
     with suppress(AttributeError, OSError):  # another system
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:
+    if os.getppid() != parent:  # after the request: the parent may have ended before it
         log(f"error: {PARENT.name}={parent}: that process has ended, and this one ends with it")
         os.kill(os.getpid(), signal.SIGTERM)

@@ -186,7 +186,7 @@ def _prepare(
     hooks = [HookClass(cls, cls) for cls in verb_hooks]
     hooks += [*load_hooks(config.train.hooks), HookClass(Saves, Saves)]
     setup = make_setup(config, expected_vocab_size(config))
-    run_checks("train", config, setup)
+    run_checks("train", config, setup)  # before the data, which may take hours to prepare
     for hook in hooks:
         hook.cls.check(config, setup)
     stated, tuned = config.model.vocab_size, bool(config.init_from)
@@ -194,6 +194,7 @@ def _prepare(
         lambda first: prepare_corpus(config.data, workdir, new and first, stated, tuned),
         "the data is prepared",
     )
+    # A tokenizer that was trained on a short text has fewer tokens than the config asks for.
     if corpus.tokenizer.vocab_size != setup.model.config.vocab_size:
         setup = make_setup(config, corpus.tokenizer.vocab_size)
     run_checks("train", config, setup, corpus)

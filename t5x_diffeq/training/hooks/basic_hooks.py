@@ -155,6 +155,7 @@ class Saves(Hook):
         """Checks the workdir's lease and earlier saves, and binds the workdir to the config."""
         training = self.training
         check_writable(training.workdir)
+        # Before a first step is done, another config may still use the workdir.
         if done.step == training.start + 1:
             save_config(training.config, training.workdir, training.checkpoints.run_id)
         training.checkpoints.check()

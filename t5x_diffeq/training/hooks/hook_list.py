@@ -36,7 +36,7 @@ def load_hooks(names: Sequence[str]) -> list[HookClass]:
         if not getattr(cls, "name", None):
             raise InputError(f"{where}: the class has no name; give it one")
         try:
-            inspect.signature(make).bind(None)
+            inspect.signature(make).bind(None)  # None stands for the Training
         except (TypeError, ValueError) as error:
             takes = inspect.signature(cls)
             raise InputError(
@@ -54,7 +54,7 @@ class Hooks:
         training.hook_states = self.states
 
     def __enter__(self) -> "Hooks":
-        with ExitStack() as stack:
+        with ExitStack() as stack:  # if a hook fails here, the hooks before it are ended
             for hook in self.hooks:
                 with _named(hook):
                     stack.enter_context(hook)
@@ -94,7 +94,7 @@ class Hooks:
         self._each(step, lambda hook: hook.before_step(step, state, batch))
 
     def after_step(self, step: int, state: TrainState, metrics: Mapping[str, jax.Array]) -> None:
-        """Calls `after_step` of each hook, the last one first."""
+        """Calls `after_step` of each hook, the last hook first: hooks nest, as contexts do."""
         self._each(step, lambda hook: hook.after_step(step, state, metrics), backwards=True)
 
     def report(self, done: DoneStep) -> None:
