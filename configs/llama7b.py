@@ -3,7 +3,7 @@
     python -m t5x_diffeq.plan --config=configs/llama7b.py --topology=v5p:8x8x8 \\
         --config.model.remat=keep:qkv,attention,mlp
 
-Shapes and batch are those of Llama 7B (Touvron et al. 2023): 4M tokens per step, in sequences of
+Shapes and batch are Llama 7B's (Touvron et al. 2023): 4M tokens per step, in sequences of
 2048. Its learning rate, 3e-4, was not tuned for the ODE. With T = 96 the ODE has 20B parameters,
 from which it makes as many weights as the baseline has, 6.5B.
 

@@ -3,8 +3,8 @@
     python launch/local_processes.py --processes=2 --devices_per_process=4 -- COMMAND ...
 
 `launch/local.sh --processes=2 ...` calls this script. If a process dies, the others are ended. The
-exit status is that of the first process that failed by itself, 175 if a process was lost, or else
-that of process 0. After 175 all processes are started again, at most `--restarts` times.
+exit status is the status of the first process that failed by itself, 175 if a process was lost, or
+else process 0's. After 175 all processes are started again, at most `--restarts` times.
 """
 
 import argparse

@@ -21,7 +21,7 @@ def _changes(keys: Keys, defaults: Keys) -> bool:
 def sweep_controls(config: str, rates: tuple[float, ...], size: str = "", seeds: int = 3) -> Sweep:
     """Where the lead over the per-layer baseline comes from: models between it and `:compact`.
 
-    First the baseline, with something that `:compact` has besides its weights:
+    First the baseline with one of `:compact`'s choices, except its weights:
 
         decay 0.5             weight decay of the ODEs
         large embeddings      embeddings of tokens and positions of three times the size
@@ -31,7 +31,7 @@ def sweep_controls(config: str, rates: tuple[float, ...], size: str = "", seeds:
         all but fast vectors  the four others together
         Muon                  Muon instead of Adam; `:compact` and the ODE have it, too
 
-    Then `:compact` without such a thing, and the models between `:compact` and the paper's ODE:
+    Then `:compact` with one of the baseline's choices, and models between `:compact` and `:ode`:
 
         common rate           e(t) at the common learning rate
         decay 0.1             weight decay of the baseline

@@ -52,15 +52,15 @@ def generation_rates(model: LanguageModel, rounds: int) -> dict[str, float]:
     and all states for each token; `reread_weights_kept` recomputes only the states.
     """
     length = model.config.max_length
-    key, whole = jax.random.key(0), jnp.zeros((1, length), jnp.int32)
-    params = unbox(jax.jit(model.init)(key, whole)["params"])
+    key, tokens = jax.random.key(0), jnp.zeros((1, length), jnp.int32)
+    params = unbox(jax.jit(model.init)(key, tokens)["params"])
     weights = jax.jit(partial(model.apply, method="weights"))({"params": params})
 
     @jax.jit
     def reread(params: dict, weights: Weights | None) -> jax.Array:
         with_params = model.bind({"params": params})
-        made = with_params.weights() if weights is None else weights
-        return with_params.logits(with_params.hidden(whole, made)[:, -1:]).argmax(-1)
+        W = with_params.weights() if weights is None else weights
+        return with_params.logits(with_params.hidden(tokens, W)[:, -1:]).argmax(-1)
 
     def start_generation() -> Callable[[], object]:
         greedy = Sampling(temperature=0)

@@ -118,7 +118,7 @@ def _baselines(rung: Sequence[RungRun], seed: int) -> list[RungRun]:
 
 
 def lead(rung: Sequence[RungRun], run: RungRun) -> float | None:
-    """The loss of the baseline with as many layers and the same seed, less that of the run."""
+    """The loss of the baseline with as many layers and the same seed, less the run's loss."""
     same = [each for each in _baselines(rung, run.seed) if each.steps == run.steps]
     return same[0].loss - run.loss if same else None
 
@@ -174,7 +174,7 @@ def _means(runs: Sequence[RungRun]) -> list[RungRun]:
 def fit_phi(unique: Sequence[RungRun], shared: Sequence[RungRun]) -> str:
     """phi with its standard error by the fit's curvature, or why there is none.
 
-    The law is that of arXiv 2604.21106, L = E + A n^-a + B D^-b, with a = b: n is the kernels of N
+    The law of arXiv 2604.21106 is L = E + A n^-a + B D^-b, here with a = b: n is the kernels of N
     layers for the baseline, and of N^phi layers for the other model; D is the tokens. If all runs
     had the same tokens per parameter, A and B could not be told apart, so some baselines must have
     other tokens per parameter.

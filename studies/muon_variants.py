@@ -1,6 +1,6 @@
 """Muon with e(t) frozen after some steps, or with the norms of W(t_n) held: plug-in optimizers.
 
-Their schedules are those of configs/ladder.py at width 32, which has 720 optimizer steps.
+They have the schedule of configs/ladder.py at width 32, which has 720 optimizer steps.
 """
 
 from functools import partial

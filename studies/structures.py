@@ -12,7 +12,7 @@ Then there are three budgets:
   number, with GPT's FLOPs and a sweep of their own;
 - equal time: as many optimizer steps as GPT's time pays for, at the best rate at equal FLOPs.
 
-A training has a full schedule of its length, half of that of `configs/ladder.py`.
+A training has a full schedule of its length, which is half of the length in `configs/ladder.py`.
 """
 
 from collections.abc import Mapping, Sequence

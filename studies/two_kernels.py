@@ -12,7 +12,7 @@ from studies.study import Models, run_study, sweep_of_widths
 from t5x_diffeq.experiments.experiment import Keys
 
 _EVERY: Keys = {
-    # e(t) stays as it was initialised, as that of `:ode` does with Muon.
+    # e(t) stays as it was initialised, as it does in `:ode` with Muon.
     "optimizer.role_multipliers": (),
 }
 _STEPS = "train.total_steps"

@@ -1,4 +1,4 @@
-"""The Adams-Bashforth method of order 2: one evaluation a step, and the one of the step before.
+"""The Adams-Bashforth method of order 2: one evaluation a step, and the value of the step before.
 
     --config.model.scheme=examples.depth.adams_bashforth:adams_bashforth
 

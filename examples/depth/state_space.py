@@ -5,7 +5,7 @@
 W(t) = W0 + P e(t) with e = C x and dx/dt = A x, where A is diagonal and complex with the
 eigenvalues -1/2 + i pi k, as S4D-Lin begins (arXiv 2206.11893). A stays as it is, and C and P are
 learned, so this is a time basis of K functions: the real parts of x(t) from k = 0, and the
-imaginary parts from k = 1 (that of k = 0 is zero).
+imaginary parts from k = 1 (at k = 0 it is zero).
 """
 
 from dataclasses import dataclass

@@ -174,7 +174,7 @@ def parse(argv: list[str], verb_flags: flags.FlagValues) -> None:
         for name in ("config", "branch_from")
     )
     if is_branch and not has_config:
-        argv.insert(1, f"--config={CONFIGS / 'default.py'}")  # the config is that of the run
+        argv.insert(1, f"--config={CONFIGS / 'default.py'}")  # a stand-in: the run's config counts
     _check_repeated(argv, verb_flags)
     mistakes.check_arguments(argv, verb_flags)
     try:

@@ -92,8 +92,8 @@ def finetune(given: Mapping[str, object], workdir: AnyPath) -> int:
     """Tunes to `config.train.total_steps`; returns the exit status, as `train` does.
 
     Args:
-      given: the values of the config file by dotted key; the other values are those of the run in
-        `init_from`.
+      given: the values of the config file by dotted key; the run in `init_from` has the other
+        values.
       workdir: a new workdir, or one whose run is resumed.
 
     Raises:

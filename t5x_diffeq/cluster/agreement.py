@@ -13,7 +13,7 @@ that no process has reached yet. All of this happens in the threads that listen 
 process answers even while it compiles or waits for a device.
 
 JAX's own service for this (`reached_preemption_sync_point`) holds the GIL while it waits, and so
-blocks the threads that it depends on: those that send this process's heartbeats and relay its
+blocks the threads that it depends on, which send this process's heartbeats and relay its
 connections.
 """
 

@@ -142,7 +142,7 @@ class Peers:
         self.send(_DONE)
 
     def send(self, message: dict, others: set[int] | None = None) -> None:
-        """Sends a message to those of `others` (None: all) that still listen."""
+        """Sends a message to the `others` that still listen; None stands for all processes."""
         line = json.dumps(message).encode() + b"\n"
         listening = self.connections.keys() - self.done
         with self.sending:

@@ -51,7 +51,7 @@ _ALL_HERE, _REFUSED = b"all are here", b"refused: "
 _SECONDS_BETWEEN_LINES = 60  # while processes are waited for
 _Result = TypeVar("_Result")
 peers: Peers | None = None  # this process's connections, if there are several processes
-agreement: Agreement | None = None  # likewise
+agreement: Agreement | None = None  # of the processes, if there are several
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def initialise() -> None:
     """Joins the processes of this run; does nothing if there is only one.
 
     Raises:
-      InputError: if the environment gives only part of what is needed.
+      InputError: if the environment gives only a part of the process's rank.
       InfrastructureError: if processes did not arrive in time, which it names; if JAX can't join.
     """
     global peers, agreement

@@ -1,8 +1,8 @@
 """The number of a TPU host among the hosts of its run, from GKE's variables or Cloud TPU metadata.
 
 JAX finds the number too, but only on TPU machines. Because it is read here, a run can name the
-hosts that did not arrive, and the same variables start a run anywhere. The hosts of all slices are
-numbered together, first those of the first slice, then those of the second.
+hosts that did not arrive, and the same variables start a run anywhere. Hosts are numbered across
+all slices, the first slice's hosts before the second's.
 
     GKE        TPU_WORKER_HOSTNAMES, TPU_WORKER_ID, and with several slices MEGASCALE_NUM_SLICES,
                MEGASCALE_SLICE_ID, MEGASCALE_COORDINATOR_ADDRESS

@@ -1,4 +1,4 @@
-"""Experiments: trainings, what follows each of them, and what is shown of the outcomes.
+"""Experiments: trainings, the runs that follow each of them, and the tables of the outcomes.
 
 In a `Sweep` each model is at its best learning rate.
 """

@@ -1,4 +1,4 @@
-"""The runs of a sweep, and what is shown of them: every point of a grid, with several seeds."""
+"""The runs of a sweep, every point of a grid with several seeds; their table and their figure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -99,7 +99,7 @@ def summarise(
 
 
 def best_of(summaries: Sequence[PointSummary]) -> PointSummary | None:
-    """The point with the lowest mean of the last loss, among those with the most seeds done.
+    """The point with the lowest mean of the last loss, among the points with the most seeds done.
 
     None if no point has more than one seed done: two runs may differ because of their seeds.
     """

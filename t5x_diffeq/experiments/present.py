@@ -95,7 +95,7 @@ def _with_common_seeds(columns: dict[Label, Tried]) -> dict[Label, Tried]:
 
 
 def best_choice(tried: Tried, value: str) -> Label | None:
-    """The value of `best_of` with the lowest mean, among those with the most seeds."""
+    """The value of `best_of` with the lowest mean, among the values with the most seeds."""
     seeds = max(map(len, tried.values()))
     most = [at for at, outcomes in tried.items() if len(outcomes) == seeds]
     return min(most, key=lambda at: mean(each[value] for each in tried[at]))

@@ -226,7 +226,7 @@ def time_left(runs: Sequence[ExperimentRun], done: dict[str, dict]) -> str:
 
 
 def _describe_differences(run: ExperimentRun, outcome: dict) -> str:
-    """How the arguments behind an outcome differ from the run's current ones, if they do."""
+    """How the arguments of an outcome differ from the run's current arguments, if they do."""
     earlier = outcome.get("arguments", run.arguments)
     changed = [each for each in earlier if each not in run.arguments]
     return f", with {' '.join(changed)}" if changed else ""
@@ -288,5 +288,5 @@ def _describe_outcome(outcome: dict) -> str:
 
 def _add_line(path: Path, outcome: dict) -> None:
     """Appends an outcome, on disk before the next run begins, in place of an incomplete line."""
-    whole = json_lines.end_of_whole_lines(path)
-    GrowingFile(path, whole).write(f"{json.dumps(outcome)}\n".encode())
+    kept = json_lines.end_of_whole_lines(path)
+    GrowingFile(path, kept).write(f"{json.dumps(outcome)}\n".encode())

@@ -53,7 +53,7 @@ def check_tokenizer_files(runs: Sequence[ExperimentRun]) -> None:
 
 
 def is_papers(tokenizer: Tokenizer | None, architecture: str) -> bool:
-    """Whether the tokenizer is the one that the paper uses for the architecture."""
+    """Whether the tokenizer is the paper's for the architecture."""
     if tokenizer is None:
         return False
     (tokens,) = tokenizer.encode([_TEXT])

@@ -77,7 +77,7 @@ _NO_BIAS = {"attention_bias": (False,), "mlp_bias": (False,)}
 _LONG = {"length": 32768, "num_kv_heads": 32}
 
 # Keys of `config.json` that don't change what a model computes: who wrote it, how it is trained,
-# how tokens are drawn. Every class has them (transformers 4.53 and 5.24, and files of older ones).
+# how tokens are drawn. Every class has them (transformers 4.53, 5.24, and files of older versions).
 HARMLESS = {
     *("model_type", "architectures", "transformers_version", "dtype", "torch_dtype"),
     *("_name_or_path", "name_or_path", "_commit_hash", "unsloth_version", "unsloth_fixed"),

@@ -59,10 +59,12 @@ def new_folder(path: Path, flag: str) -> Iterator[Path]:
     absolute = path.absolute()
     try:
         absolute.parent.mkdir(parents=True, exist_ok=True)
-        made = tempfile.mkdtemp(prefix=f".{absolute.name}.", suffix=".partial", dir=absolute.parent)
+        created = tempfile.mkdtemp(
+            prefix=f".{absolute.name}.", suffix=".partial", dir=absolute.parent
+        )
     except OSError as error:
         raise InputError(f"--{flag}={path} can't be written: {error.strerror}") from error
-    partial = Path(made)
+    partial = Path(created)
     lock = os.open(partial, os.O_RDONLY)
     try:
         _lock(lock)  # else other processes would take this folder for an abandoned one

@@ -47,7 +47,7 @@ class LibraryForm:
 class LayersForm:
     """The weights of a grid, with a PyTorch file of this package or of the block.
 
-    Its attributes are those of `LibraryForm`.
+    It has the attributes of `LibraryForm`.
     """
 
     is_own: ClassVar[bool] = True

@@ -183,8 +183,8 @@ def check_names(layout: Layout, config: ModelConfig, params: dict) -> None:
 def tensors_of(layout: Layout, config: ModelConfig, params: dict, weights: dict) -> Tensors:
     """The names and arrays of a folder's tensors.
 
-    The tensors outside the block are those of `params`. The block's are those of `weights`: its
-    tree, with leaves `[N, ...]`, of which those that write to the residual stream include dt.
+    The tensors outside the block come from `params`, and the block's from `weights`: the block's
+    tree, with leaves `[N, ...]`. Leaves that write to the residual stream include dt.
     """
     outer = flatten_dict(params)
     for path in outer_leaves(config):

@@ -424,7 +424,7 @@ class DiffEqForCausalLM(DiffEqPreTrainedModel, GenerationMixin):
     ) -> CausalLMOutputWithPast | tuple:
         """Logits of each token's successor, and the loss where `labels` are given.
 
-        Args, beside those of `DiffEqModel`:
+        Args, in addition to the arguments of `DiffEqModel`:
           labels: `[B, L]`, the tokens again; -100 does not count.
           logits_to_keep: of how many last tokens logits are wanted, 0: of all; or their places.
           kwargs: of `DiffEqModel`, of the attention's backend, and of the loss.
@@ -456,7 +456,7 @@ class DiffEqForCausalLM(DiffEqPreTrainedModel, GenerationMixin):
 
 
 def positions(attention_mask: Tensor | None, places: Tensor, x: Tensor) -> Tensor:
-    """`[B, L]`: each new token's place among those that are no padding."""
+    """`[B, L]`: each new token's place among the tokens that are no padding."""
     if attention_mask is None or attention_mask.dim() != 2:
         return places.expand(x.shape[:2])
     return (attention_mask.long().cumsum(-1) - 1).clamp(min=0)[:, places]

@@ -26,7 +26,7 @@ Matrix = Float[np.ndarray, "_ _"]
 
 
 def ode_keys(layers: ModelKeys) -> ModelKeys:
-    """`config.model` of the ODE, from that of the per-layer model."""
+    """`config.model` of the ODE, from `config.model` of the per-layer model."""
     return replace(
         layers,
         weights="time_dependent",
@@ -39,7 +39,7 @@ def ode_keys(layers: ModelKeys) -> ModelKeys:
 
 
 def to_ode(config: ModelConfig, params: dict) -> dict:
-    """Parameters of the ODE from those of the per-layer model, which are removed leaf by leaf."""
+    """The ODE's parameters from the per-layer model's, which are removed leaf by leaf."""
     layers, declared = flatten_dict(params["source"]["weights"]), declared_leaves(config)
     del params["source"]
     N = config.num_steps

@@ -38,8 +38,8 @@ def read_json_lines(
 
     Args:
       check: raises a ValueError, which says what is wrong, for an object that can't be used.
-      way_out: what to do about a line that holds no object, or one that can't be used. Without it,
-        such lines are left out, with a warning at the end.
+      way_out: what to do about a line that holds no object, or an object that can't be used.
+        Without it, such lines are left out, with a warning at the end.
       key: if it is given, objects without this key are skipped, most of them without parsing.
 
     Raises:

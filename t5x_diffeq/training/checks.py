@@ -1,7 +1,7 @@
 """The checks before a run begins: one ordered list, of which each verb runs the rows it needs.
 
-The other checks stand elsewhere: those of a single key with its section (`config/keys/`), those of
-a model and its mesh where a `Setup` is made, and those of the data where it is prepared.
+Other checks stand elsewhere: a single key is checked with its section (`config/keys/`), a model and
+its mesh where a `Setup` is made, and the data where it is prepared.
 """
 
 from collections.abc import Callable, Collection

@@ -60,7 +60,7 @@ def train(
         training, trackers_end = _open(run, stopwatch, stop, stack)
         programs = enable_cache()
 
-        # Restore. From here on, a failure is compared with that of the attempt before.
+        # Restore. From here on, a failure is compared with the failure of the attempt before.
         restored = _restore(training)
         stack.enter_context(comparing_failures(workdir, training.start))
 
@@ -176,8 +176,8 @@ def _prepare(
 ) -> tuple[PreparedRun, list[HookClass]]:
     """Checks the config, and prepares the data and the examples to evaluate on.
 
-    Checks that take longer come later. Also returns the hooks: those of `train.hooks` follow the
-    verb's, and `Saves` is last, because a checkpoint comes after all reports of its step.
+    Checks that take longer come later. Also returns the hooks: the hooks of `train.hooks` follow
+    the verb's, and `Saves` is last, because a checkpoint comes after all reports of its step.
     """
     new = check_config(config, workdir)  # first, because it trusts the config's plug-ins
     if not new:
@@ -194,7 +194,7 @@ def _prepare(
         lambda first: prepare_corpus(config.data, workdir, new and first, stated, tuned),
         "the data is prepared",
     )
-    # A tokenizer that was trained on a short text has fewer tokens than the config asks for.
+    # A tokenizer's file has its own size, and a short text trains fewer tokens than asked for.
     if corpus.tokenizer.vocab_size != setup.model.config.vocab_size:
         setup = make_setup(config, corpus.tokenizer.vocab_size)
     run_checks("train", config, setup, corpus)
@@ -222,7 +222,7 @@ def check(config: Config, workdir: AnyPath, verb_hooks: Sequence[type[Hook]]) ->
 def _open(
     run: PreparedRun, stopwatch: Stopwatch, stop: StopSignals, stack: ExitStack
 ) -> tuple[Training, ExitStack]:
-    """Opens what the run has while it trains, on a stack: what is opened last ends first.
+    """Opens the run's history, watchdog and checkpoints on a stack: what is opened last ends first.
 
     So trackers end after the last checkpoint, which matters more, and the history after both. Also
     returns the stack for the trackers, which are opened later, when their first step is known.

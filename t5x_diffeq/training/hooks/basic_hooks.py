@@ -54,12 +54,12 @@ class Evaluation(Hook):
         training, train_config = self.training, self.training.config.train
         sequences = sum(map(len, training.eval_parts))
         rows = training.setup.eval_batch_size(min(train_config.eval_batch_size, sequences))
-        whole = train_config.eval_all_at_end and step == train_config.total_steps
+        all_batches = train_config.eval_all_at_end and step == train_config.total_steps
         batches = eval_batches(
             training.eval_parts,
             rows,
             training.setup.batch_sharding,
-            None if whole else train_config.eval_batches,
+            None if all_batches else train_config.eval_batches,
             f"evaluating at step {step}",
         )
         return evaluate_loss(self.eval_step, params, training.stop.interruptible(batches))
