@@ -3,13 +3,13 @@
 #
 #   launch/lock.sh    needs uv; test what it wrote with launch/test.sh before you commit it
 #
-# versions.txt has those that the scripts install beside a clone, for every Python and platform;
-# docker/constraints.txt those of the images, for their Python, with the hashes of their files.
+# versions.txt has the versions that the scripts install for a clone, for every Python and platform;
+# docker/constraints.txt has the images' versions, for their Python, with the hashes of their files.
 
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 compile() { uv pip compile --quiet --upgrade --no-header --no-annotate "$@"; }
-# Beside what the project names: what installs it, and what builds it.
+# In addition to the project's requirements: the program that installs it, and those that build it.
 tools() { printf '%s\n' uv hatchling editables; }
 tools | compile --universal --python-version 3.11 --all-extras pyproject.toml - --output-file launch/versions.txt
 tools | compile --generate-hashes --python-version 3.12 --python-platform x86_64-manylinux_2_31 \

@@ -12,9 +12,8 @@ goes no further until it hears the decision. The decision is the largest count p
 that no process has reached yet. All of this happens in the threads that listen to the peers, so a
 process answers even while it compiles or waits for a device.
 
-JAX's own service for this (`reached_preemption_sync_point`) holds the GIL while it waits, and so
-blocks the threads that it depends on, which send this process's heartbeats and relay its
-connections.
+JAX's own service for this (`reached_preemption_sync_point`) holds the GIL while it waits. So it
+blocks threads that it depends on: the senders of this process's heartbeats, and the relay.
 """
 
 import threading

@@ -40,10 +40,10 @@ def enable_cache() -> ProgramCounts:
     """Enables JAX's persistent compilation cache, or says in one line why it can't be used.
 
     The cache is in JAX_COMPILATION_CACHE_DIR, which may be in a bucket, or else in a folder that
-    only this user can write to: it holds native code, so whoever can write to it can run code here.
-    It is never in a workdir, which others may write to, unless the variable names one. With several
-    CPU devices the cache is off: a program that was read runs its collectives in a different order
-    on each device, and they deadlock (jax 0.10.2).
+    only this user can write to. A cache holds native code: whoever can write to it can run code
+    here. So it is never in a workdir, which others may write to, unless the variable says so. With
+    several CPU devices the cache is off: a program that was read runs its collectives in a
+    different order on each device, and they deadlock (jax 0.10.2).
     """
     programs = _count_programs()
     folder = Path(_FOLDER).expanduser()

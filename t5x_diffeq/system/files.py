@@ -199,8 +199,8 @@ def check_links(files: Iterable[AnyPath], name: str) -> None:
 
 # ------------------------------------------------------------------------------ writing
 
-# Folders that this process has locked (`locks`), and functions that raise an error if it lost the
-# lock.
+# Folders that this process has locked, each with a function that raises an error if the lock is
+# lost (see `locks`).
 write_guards: list[tuple[AnyPath, Callable[[], None]]] = []
 
 
