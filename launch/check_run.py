@@ -170,7 +170,7 @@ def check_model(config: Config) -> None:
 
 
 def find_problems(options: argparse.Namespace, arguments: list[str]) -> list[str]:
-    """All problems."""
+    """All problems of the workdir, the config, its data and its mesh, a line each."""
     problems = list(options.missing)
 
     def collect(check: Callable[[], object]) -> None:

@@ -70,7 +70,7 @@ def run(command: list[str], count: int, devices: int) -> int:
 
 
 def start(command: list[str], count: int, devices: int) -> list[subprocess.Popen]:
-    """The processes, each with its rank in its environment."""
+    """Starts the processes, each with its rank in its environment."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]

@@ -30,14 +30,14 @@ _contract = partial(jnp.tensordot, axes=1, precision="highest")
 def frozen_after_warm_up(
     optimizer: OptimizerKeys, declared: dict
 ) -> optax.GradientTransformationExtraArgs:
-    """Muon; e(t) moves in the first 36 optimizer steps alone."""
+    """Muon; e(t) is trained only in the first 36 optimizer steps."""
     return optax.chain(_muon(optimizer, declared), _moves_until(36, declared))
 
 
 def frozen_after_a_quarter(
     optimizer: OptimizerKeys, declared: dict
 ) -> optax.GradientTransformationExtraArgs:
-    """Muon; e(t) moves in the first 180 optimizer steps alone."""
+    """Muon; e(t) is trained only in the first 180 optimizer steps."""
     return optax.chain(_muon(optimizer, declared), _moves_until(180, declared))
 
 

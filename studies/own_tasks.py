@@ -31,7 +31,7 @@ class OwnTasks(Experiment):
     """Trainings whose models answer the same questions."""
 
     def notes(self, outcomes: Sequence[dict], output: AnyPath) -> list[str]:
-        """The paired tests, beside what other experiments show."""
+        """The paired tests, after the notes that every experiment has."""
         return [*super().notes(outcomes, output), *paired_table(outcomes, output)]
 
 

@@ -83,7 +83,7 @@ def run(
 
 
 def _work(verb: Callable[[], int | None], verb_flags: flags.FlagValues, several: bool) -> int:
-    """The status with which the verb returns."""
+    """Checks the environment, parses the flags and runs the verb; returns its status."""
     for variable in environment.OF_EVERY_VERB:
         variable.read()
     end_with_parent(os.environ)
@@ -128,7 +128,7 @@ def _may_have_others(variables: Mapping[str, str]) -> bool:
 
 
 def add_common_flags(verb_flags: flags.FlagValues) -> None:
-    """The flags that every verb has."""
+    """Defines the flags that every verb has."""
     if "quiet" not in verb_flags:
         text = "Print results, warnings and errors only."
         flags.DEFINE_bool("quiet", False, text, flag_values=verb_flags)

@@ -78,7 +78,7 @@ def _check_schemes(schemes: Sequence[str | None]) -> None:
 
 
 def _parse_num_steps(values: list[str] | None) -> list[int | None]:
-    """The numbers of `--num_steps`; [None] for the trained one."""
+    """The numbers of `--num_steps`; without the flag [None], which means the trained number."""
     for value in values or ():
         if not (value.isdecimal() and 1 <= int(value) <= STEPS):
             raise InputError(f"--num_steps={value!r} is not a number of steps, from 1 to {STEPS}")

@@ -58,7 +58,7 @@ def follow(
 
 
 def analyse_spectra(trained: ExperimentRun) -> list[ExperimentRun]:
-    """The analysis of a model's spectra."""
+    """A follow-up that analyses a model's spectra."""
     return [follow(trained, "analyze", "spectra", "spectra", "--times=201")]
 
 
@@ -76,7 +76,7 @@ def analyse_lyapunov(
 
 
 def ask_papers_tasks(trained: ExperimentRun) -> list[ExperimentRun]:
-    """The paper's eleven tasks, zero-shot and five-shot."""
+    """Follow-ups that evaluate a model on the paper's eleven tasks, zero-shot and five-shot."""
     return [
         follow(
             trained,

@@ -68,7 +68,7 @@ class GridSweep:
 
 @dataclass(frozen=True)
 class PointSummary:
-    """What is known of a point."""
+    """The outcomes of a point."""
 
     labels: tuple[Label, ...]  # its value on each axis
     outcomes: tuple[dict, ...]  # the outcome of each of its seeds; {} of one that was not run

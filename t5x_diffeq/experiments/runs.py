@@ -52,7 +52,7 @@ class ExperimentRun:
     needs: str | None = None  # the name of a run that must come before it, in the same part
 
     def command(self, output: Path) -> list[str]:
-        """The whole command."""
+        """The words of the command; `output` is the experiment's folder."""
         workdir = [f"--workdir={output / self.name}"] if self.verb in _TRAINING else []
         arguments = [argument.replace("{output}", str(output)) for argument in self.arguments]
         module = self.verb if "." in self.verb else f"t5x_diffeq.{self.verb}"

@@ -30,7 +30,7 @@ ReadTensor = Callable[[str, tuple[int, ...]], Float[np.ndarray, "..."]]
 
 @dataclass(frozen=True)
 class Layout:
-    """A kind of folder."""
+    """The names and the form of the tensors in a kind of folder."""
 
     layer: str  # prefix of the names of layer n's tensors, with `{n}` for n
     leaves: Mapping[LeafPath, str]  # the name of each leaf of the block

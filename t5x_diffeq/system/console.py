@@ -143,7 +143,7 @@ def results_error() -> OSError | None:
 
 
 def print_table(title: str, rows: dict[str, str]) -> None:
-    """A title and aligned rows."""
+    """Prints a title, and a line with each row's name and value, aligned."""
     width = max(map(len, rows))
     log(title, *(f"  {name:<{width}}  {value}" for name, value in rows.items()))
 

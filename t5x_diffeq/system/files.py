@@ -116,13 +116,13 @@ def _local_path(text: str, name: str) -> Path:
 
 
 def describe_error(error: BaseException) -> str:
-    """An error as one short line."""
+    """An error as one line of at most 300 characters, without its class if it has a text."""
     reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return " ".join(reason.split())[:300]
 
 
 def absolute_path(path: AnyPath) -> AnyPath:
-    """The absolute path."""
+    """The absolute path; a path in a bucket is absolute already."""
     return path if is_in_bucket(path) else path.absolute()
 
 

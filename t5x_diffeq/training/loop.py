@@ -162,7 +162,6 @@ def _loop(
 
 
 def _batches_after(training: Training, at: RestoredCheckpoint) -> Iterator[Batch]:
-    """The batches after a checkpoint."""
     return training.data.batches(
         training.setup.batch_sharding, at.batches_consumed, at.facts.position
     )

@@ -162,7 +162,7 @@ class Saves(Hook):
         training.history.write_saves(training.checkpoints.finished_saves())
 
     def run(self, position: LoopPosition) -> None:
-        """Saves."""
+        """Saves a checkpoint, which is written in the background."""
         training, step = self.training, position.step
         training.stop.save_asked = False
         check_writable(training.workdir)
@@ -180,5 +180,5 @@ class Saves(Hook):
         training.history.write_time(step, at_once=True)
 
     def stop(self, position: LoopPosition) -> None:
-        """Saves."""
+        """Saves a checkpoint of the step at which the run stops."""
         self.run(position)

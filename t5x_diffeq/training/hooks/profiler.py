@@ -106,7 +106,7 @@ class Profiler(Hook):
                 self._attempt(self._stop)
 
     def go_back(self, step: int) -> None:
-        """Ends a trace now."""
+        """Ends a trace now, with the steps so far."""
         if self.tracing is not None:
             self.tracing = Steps(self.tracing.first, self.step)
             self._attempt(self._stop)
