@@ -148,6 +148,9 @@ def forget_flags(verb) -> None:
     if "config" in verb.FLAGS:
         vars(verb.FLAGS["config"]).get("_override_values", {}).clear()
     verb.FLAGS.unparse_flags()
+    if "config" in verb.FLAGS and isinstance(given := verb.FLAGS["config"].value, str):
+        # A verb that was imported while `sys.argv` had a --config keeps the default's name.
+        verb.FLAGS["config"].value = verb.FLAGS["config"].parser.parse(given)
 
 
 def parse(verb, arguments: Sequence[str]) -> None:
