@@ -33,7 +33,7 @@ def both(tmp_path_factory):
 
 @pytest.mark.slow
 def test_each_process_reads_its_part(both):
-    first, second = (found["one replica"] for found in both[0])
+    first, second = (found["unverified"] for found in both[0])
     assert first["right"] and second["right"]
     assert 0.4 * KERNEL < first["read"] < 0.6 * KERNEL
     assert 0.4 * KERNEL < second["read"] < 0.6 * KERNEL

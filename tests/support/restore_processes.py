@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import tensorstore
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from t5x_diffeq.checkpoints import checksums
 from t5x_diffeq.checkpoints.checkpoint import Checkpoints
@@ -30,59 +30,31 @@ from t5x_diffeq.system.errors import InfrastructureError
 FINGERPRINT = "of the data"
 
 
-def expected(step):
-    """The arrays of a state, and how they are split on a mesh with the axes `data` and `fsdp`."""
-    chance = np.random.default_rng(step)
-    kernel = chance.normal(size=(512, 128)).astype(np.float32)
-    kernel[0, :2] = -0.0, np.nan
-    params = {
-        "kernel": (kernel, ("fsdp",)),
-        "half": (chance.normal(size=(96, 4)).astype(jnp.bfloat16), (None, "fsdp")),
-        "small": (chance.integers(-128, 128, (64,), np.int8), ("fsdp",)),
-        "flags": (chance.integers(0, 2, (7,)).astype(bool), ()),
-    }
-    moments = {"kernel": (chance.normal(size=(64, 4)).astype(np.float32), ("fsdp",))}
-    return TrainState((np.int32(step), ()), params, moments)
+def kernel_of(step):
+    return np.random.default_rng(step).normal(size=(512, 128)).astype(np.float32)
 
 
-def on_mesh(step, data, make):
-    """The state of a step, with `data` replicas; `make(values, sharding)` makes each array."""
-    devices = np.array(jax.devices()).reshape(data, -1)
-    mesh = Mesh(devices, ("data", "fsdp"), axis_types=(AxisType.Auto,) * 2)
-    return jax.tree.map(
-        lambda each: make(each[0], NamedSharding(mesh, PartitionSpec(*each[1]))),
-        expected(step),
-        is_leaf=lambda each: isinstance(each, tuple),
-    )
+def state_of(step, make):
+    """The state of a step, whose kernel is split; `make(values, sharding)` makes each array."""
+    mesh = jax.make_mesh((len(jax.devices()),), ("fsdp",), axis_types=(AxisType.Auto,))
+    whole, split = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in ((), ("fsdp",)))
+    kernel = make(kernel_of(step), split)
+    return TrainState(make(np.asarray(step, np.int32), whole), {"kernel": kernel}, {})
 
 
-def arrays_of(step, data):
-    def make(values, sharding):
-        return jax.make_array_from_callback(values.shape, sharding, lambda index: values[index])
-
-    return on_mesh(step, data, make)
+def array(values, sharding):
+    return jax.make_array_from_callback(values.shape, sharding, lambda index: values[index])
 
 
-def shapes_of(data):
-    def make(values, sharding):
-        return jax.ShapeDtypeStruct(values.shape, values.dtype, sharding=sharding)
-
-    return on_mesh(0, data, make)
+def shape(values, sharding):
+    return jax.ShapeDtypeStruct(values.shape, values.dtype, sharding=sharding)
 
 
 def is_right(state):
     """Whether every part that this process holds has the bits that were saved, in its place."""
-    step = int(state.step)
-    return all(
-        np.asarray(shard.data).tobytes() == np.asarray(values[shard.index]).tobytes()
-        and shard.data.dtype == values.dtype
-        for leaf, (values, _) in zip(
-            jax.tree.leaves(state),
-            jax.tree.leaves(expected(step), is_leaf=lambda each: isinstance(each, tuple)),
-            strict=True,
-        )
-        for shard in leaf.addressable_shards
-    )
+    kernel = kernel_of(int(state.step))
+    shards = state.params["kernel"].addressable_shards
+    return all(np.array_equal(shard.data, kernel[shard.index]) for shard in shards)
 
 
 def bytes_read():
@@ -92,12 +64,12 @@ def bytes_read():
     return sum(value["value"] for metric in metrics for value in metric["values"])
 
 
-def restore(workdir, data, **options):
+def restore(workdir, **options):
     """What came of it: the step and how many bytes were read, or the error."""
     before = bytes_read()
     with Checkpoints(workdir, keep=9, **options) as checkpoints:
         try:
-            found = checkpoints.restore(shapes_of(data), FINGERPRINT)
+            found = checkpoints.restore(state_of(0, shape), FINGERPRINT)
         except InfrastructureError as error:
             return {"error": str(error)}
     read = bytes_read() - before
@@ -124,23 +96,23 @@ def restore_in_all_ways(folder):
     first, workdir, found = jax.process_index() == 0, folder / "run", {}
     with Checkpoints(workdir, keep=9) as checkpoints:
         for step in (2, 4):
-            checkpoints.save(step, arrays_of(step, data=2), RunFacts(FINGERPRINT))
-    found["one replica"] = restore(workdir, 1, verify=False)
+            checkpoints.save(step, state_of(step, array), RunFacts(FINGERPRINT))
+    found["unverified"] = restore(workdir, verify=False)
     for process in (0, 1):
-        found[f"{process} lacks a file"] = restore(own_view(workdir, process), 2)
+        found[f"{process} lacks a file"] = restore(own_view(workdir, process))
     view = workdir.with_name("view_of_0") if first else workdir
-    found["0 lacks a file, unverified"] = restore(view, 2, verify=False)
-    found["1 sees nothing"] = restore(workdir if first else workdir.with_name("nowhere"), 2)
+    found["0 lacks a file, unverified"] = restore(view, verify=False)
+    found["1 sees nothing"] = restore(workdir if first else workdir.with_name("nowhere"))
     sums_of = checksums.sums_of
     if not first:
         checksums.sums_of = refuse
-    found["1 lacks a permission"] = restore(workdir, 2)
+    found["1 lacks a permission"] = restore(workdir)
     checksums.sums_of = sums_of
     if first:
         path = max((workdir / "checkpoints" / "4" / "state").rglob("d/*"))
         path.write_bytes(bytes(path.stat().st_size))
     processes.wait_for_all("the checkpoint is damaged")
-    found["damaged"] = restore(workdir, 2)
+    found["damaged"] = restore(workdir)
     return found
 
 
