@@ -230,7 +230,8 @@ def test_a_source_that_says_it_is_smooth_is_believed():
 
 @pytest.mark.slow
 def test_made_weights_are_made_in_the_dtype_of_the_run():
-    model = small_model(weights=SOURCES_OF_OTHERS["looped"][0], num_steps=4, dtype="bfloat16")
+    relaxed = "examples.depth.relaxed_recursion:RelaxedRecursion(layers=2, rank=3)"
+    model = small_model(weights=relaxed, num_steps=4, dtype="bfloat16")
     params = random_params(model)
     layers = LanguageModel(dataclasses.replace(model.config, weights="per_layer"))
     taken = {**params, "source": {"weights": discretise(model.config, params)}}

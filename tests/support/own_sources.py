@@ -2,7 +2,6 @@
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import linen as nn
 from flax.traverse_util import unflatten_dict
 
@@ -20,8 +19,8 @@ from t5x_diffeq.model.ode.weight_source import (
 OWN = {
     "kernels": ("own_sources:KernelsOfTime", 3, (2, 3)),
     "all embeddings": ("own_sources:KernelsOfTime(every_layer=True)", 3, (2, 3)),
-    "nested": ("own_sources:NestedLayers(layers=3)", 3, (2, 3)),
-    "looped": ("own_sources:LoopedLayers(middle=1)", 4, ()),
+    "nested": ("examples.depth.nested_layers:NestedLayers(layers=3)", 3, (2, 3)),
+    "looped": ("examples.depth.own_ends:OwnEnds(middle=1)", 4, ()),
     "first step": ("own_sources:FirstStep", 3, (2, 3)),
     "ends": ("examples.own_source:OwnEnds", 3, (2, 3)),
 }
@@ -73,42 +72,6 @@ class KernelsOfTime(td.WeightSource):
             if self.every_layer or "kernel" in leaves:
                 embeddings[layer_name(path)] = e
         return cast_by_role(unflatten_dict(made), declared, self.dtype), embeddings
-
-
-class NestedLayers(td.WeightSource):
-    """K layers that serve any number of steps: at t it is layer ceil(t K)."""
-
-    layers: int = 6
-
-    @nn.compact
-    def __call__(self, times):
-        """The layer of each time."""
-        K = self.layers
-        stack = self.param("weights", lambda key: init_stacked(self.block, self.inputs, K, key))
-        layer = jnp.clip(jnp.ceil(jnp.asarray(times) * K - 1e-4).astype(int) - 1, 0, K - 1)
-        picked = jax.tree.map(lambda w: w[layer], stack)
-        return cast_by_role(picked, block_parameters(self.block, self.inputs), self.dtype)
-
-
-class LoopedLayers(td.WeightSource):
-    """A first and a last layer, and between them `middle` layers that are read twice."""
-
-    any_time = False
-    middle: int = 2
-
-    @nn.compact
-    def __call__(self, times):
-        """The layers, the middle ones twice; the middle's second reading is half the first."""
-        m = self.middle
-        order = np.array([0, *[*range(1, m + 1)] * 2, m + 1])
-        if len(times) != len(order):
-            raise ValueError(f"{len(times)} times, not {len(order)}")
-        stack = self.param("weights", lambda key: init_stacked(self.block, self.inputs, m + 2, key))
-        cast = cast_by_role(stack, block_parameters(self.block, self.inputs), self.dtype)
-        again = np.where(np.arange(len(order)) > m, 1 / 3, 1.0)
-        return jax.tree.map(
-            lambda w: w[order] * again.reshape(-1, *(1,) * (w.ndim - 1)).astype(w.dtype), cast
-        )
 
 
 class FirstStep(td.WeightSource):
