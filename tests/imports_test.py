@@ -106,7 +106,7 @@ def test_the_package_does_not_know_the_studies():
 
 
 def test_tests_have_the_rooms_of_what_they_test():
-    rooms = {*ROOMS, "docs", "examples", "launch"}
+    rooms = {*ROOMS, "docs", "example_models", "launch"}
     assert {path.parent.name for path in TESTS.glob("*/*_test.py")} == rooms
     assert {path.parent.name for path in TESTS.glob("*/*.py")} == {*rooms, "support"}
 
