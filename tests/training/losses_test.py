@@ -111,10 +111,12 @@ def weighted(teacher, chunk):
     return jax.jit(jax.grad(total, argnums=(0, 1), has_aux=True))
 
 
-@pytest.mark.slow
+SHAPES = ((2, 2, 1, 2), (1, 1, 1, 8), (1, 8, 1, 1))
+
+
 @pytest.mark.parametrize(
     ("chunk", "shape"),
-    [(7, None), (1000, None), (3, (2, 2, 1, 2)), (3, (1, 1, 1, 8)), (3, (1, 8, 1, 1))],
+    [(7, None), *(pytest.param(3, shape, marks=pytest.mark.slow) for shape in SHAPES)],
 )
 def test_divergences_and_their_gradient(chunk, shape):
     divergences, gradients = plain_divergences()
