@@ -7,13 +7,12 @@ W = run.weights([0.0, 0.5, 1.0])
 """
 
 import html
-import importlib
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
+from typing import Any, Literal, NoReturn, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -41,9 +40,6 @@ from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.files import AnyPath, parse_path
 from t5x_diffeq.training.load import Run, load_run
 from t5x_diffeq.training.tracking.jsonl import read_metrics
-
-if TYPE_CHECKING:
-    import pandas
 
 _Texts = TypeVar("_Texts", str, list[str])
 
@@ -144,22 +140,14 @@ class TrainedRun:
         return Figures(
             self.run,
             (trained.scheme, trained.num_steps),
-            lambda: {self.workdir.name: self.metric_lines()},
+            lambda: {self.workdir.name: self.metrics()},
             self.trajectory,
             perplexity,
         )
 
-    def metric_lines(self) -> list[dict[str, float]]:
+    def metrics(self) -> list[dict[str, float]]:
         """The reports of the training, oldest first: the lines of `metrics.jsonl`."""
         return list(read_metrics(self.workdir))
-
-    def metrics(self) -> "pandas.DataFrame | list[dict[str, float]]":
-        """`metric_lines`, as a table of pandas if that is installed."""
-        try:
-            pandas = importlib.import_module("pandas")
-        except ImportError:
-            return self.metric_lines()
-        return pandas.DataFrame(self.metric_lines())
 
     def at_depth(self, num_steps: int | None, scheme: str | None = None) -> "TrainedRun":
         """The same run, with the same parameters, on another grid; see `ModelConfig.at_depth`."""

@@ -169,13 +169,11 @@ def unreadable(workdir, name):
     raise InputError("it can't be read")
 
 
-def test_what_is_known_of_a_run(run, monkeypatch):
+def test_what_is_known_of_a_run(run):
     assert (run.num_steps, run.step, run.config.train.total_steps) == (2, 20, 20)
     assert run.at_depth(5).num_steps == 5 and run.at_depth(5).config.model.num_steps == 2
     assert "".join(run.pieces("line 1")) == "line 1"
-    assert run.metrics()["step"].max() == 20
-    monkeypatch.setitem(sys.modules, "pandas", None)
-    assert run.metrics() == run.metric_lines()
+    assert run.metrics()[-1]["step"] == 20
 
 
 @pytest.mark.parametrize(
@@ -235,7 +233,7 @@ def test_grids_of_a_training():
     tiny = td.load_config("configs/tiny.py", {"train.depths": (2, 4)})
     assert describe_trained_grids(tiny) == "2, 4 and 6 steps of euler"
     assert is_trained_grid(tiny, "euler", 4) and not is_trained_grid(tiny, "heun", 4)
-    assert not is_trained_grid(tiny, "euler", 3) and not is_trained_grid(tiny, "dopri5", None)
+    assert not is_trained_grid(tiny, "euler", 3)
     assert [is_smooth(td.load_config(f"configs/tiny.py{v}")) for v in ("", ":smooth")] == [0, 1]
 
 
