@@ -201,10 +201,7 @@ GOOD = {
     "generate": (["--workdir={run}"], ["training.load.load_run"]),
     "status": (["--workdir={run}"], ["training.run_status.RunStatus"]),
     "prepare_data": (["--config={config}", "--output={new}"], ["data.named_source.load_source"]),
-    "benchmark": (
-        ["--config={config}"],
-        ["planner.comparison.compare_models", "cli.benchmark.show_generation"],
-    ),
+    "benchmark": (["--config={config}"], ["planner.comparison.compare_models"]),
     "explore": (["--workdir={run}", "--port=0"], ["inference.trained_run.load"]),
     "plan": (["--config={config}", "--topology=cpu:1"], ["cli.plan.show_plans", "cli.plan.sweep"]),
     "analyze": (
