@@ -29,10 +29,12 @@ def test_a_second_ctrl_c_acts_at_once():
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGUSR1])
 def test_a_closed_terminal_and_a_warning_stop_as_sigterm_does(number):
+    before = signal.signal(number, signal.SIG_DFL)  # nohup of these tests ignores SIGHUP
     with StopSignals() as stop:
         os.kill(os.getpid(), number)
         assert stop.should_stop()
     assert stop.reason == (42, signal.Signals(number).name)
+    signal.signal(number, before)
 
 
 def test_nohup_is_respected():
