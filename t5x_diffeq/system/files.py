@@ -10,6 +10,7 @@ import glob
 import hashlib
 import json
 import os
+import re
 import shutil
 import stat
 import tempfile
@@ -51,7 +52,9 @@ def parse_path(text: str, name: str) -> AnyPath:
     """
     if not text:
         raise InputError(f"{name} is empty; give a path, such as . for the current folder")
-    scheme, is_url, _ = text.partition("://")
+    scheme, is_url, bucket = text.partition("://")
+    if re.match("gs:/?(?!/)", text) or (is_url and not bucket.strip("/")):
+        raise InputError(f"{name}={text} names no bucket; write {BUCKETS}BUCKET/PATH")
     if not is_url:
         return _local_path(text, name)
     if scheme + is_url != BUCKETS:
