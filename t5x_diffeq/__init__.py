@@ -73,7 +73,10 @@ if not TYPE_CHECKING:  # else each misspelt name would have a type
     def __getattr__(name: str) -> object:
         """Imports a name of the interface when it is first used, and nothing heavy before."""
         if name not in _HOMES:
-            raise AttributeError(f"module 't5x_diffeq' has no attribute {name!r}")
+            raise AttributeError(
+                f"module 't5x_diffeq' has no attribute {name!r}; it has {', '.join(__dir__())}; "
+                "and load(WORKDIR) returns a run that can generate and evaluate"
+            )
         module, attribute = _HOMES[name]
         try:
             return getattr(import_module(f"t5x_diffeq.{module}"), attribute)

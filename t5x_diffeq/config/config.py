@@ -9,9 +9,10 @@ key is checked whether or not the run uses it.
 import ast
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import FrozenInstanceError, asdict, dataclass, field, replace
 from difflib import get_close_matches
 from operator import attrgetter
+from os import PathLike, fspath
 from typing import Any
 
 from t5x_diffeq.config.keys.data import DataKeys
@@ -19,7 +20,7 @@ from t5x_diffeq.config.keys.model import ModelKeys
 from t5x_diffeq.config.keys.optimizer import OptimizerKeys
 from t5x_diffeq.config.keys.run import MeshKeys, RunKeys
 from t5x_diffeq.config.keys.train import TrainKeys
-from t5x_diffeq.config.keys.values import Section, Values, check_value, keys_of
+from t5x_diffeq.config.keys.values import Section, Values, check_value, dotted, keys_of
 from t5x_diffeq.config.other_names import OTHER_NAMES
 from t5x_diffeq.system.errors import InputError
 
@@ -36,6 +37,15 @@ class Config(RunKeys):
     optimizer: OptimizerKeys = field(default_factory=OptimizerKeys)
     mesh: MeshKeys = field(default_factory=MeshKeys)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, section in SECTIONS.items():
+            if not isinstance(value := getattr(self, name), section):
+                raise InputError(
+                    f"{name}={value!r:.60}; it must be a {section.__name__}; load_config(file, "
+                    f"{{'{name}.KEY': VALUE}}) sets its keys"
+                )
+
     @classmethod
     def of(cls, nested: Any) -> "Config":
         """The config of a ConfigDict or a `config.json`; an InputError if a key is invalid."""
@@ -47,6 +57,7 @@ class Config(RunKeys):
         """The config with other values for some dotted keys."""
         by_section: dict[str, dict[str, Any]] = {}
         for key, value in values.items():
+            check_key(key)
             section, _, name = key.rpartition(".")
             by_section.setdefault(section, {})[name] = plain_value(value)
         run_keys = by_section.pop("", {})
@@ -62,9 +73,18 @@ class Config(RunKeys):
         return json.loads(json.dumps(asdict(self)))
 
 
+def _refuse_change(config: Section, name: str, value: object) -> None:
+    raise FrozenInstanceError(
+        f"a Config can't be changed; config.with_values({{'{dotted(config.section, name)}': "
+        f"{value!r:.60}}}) returns one with the other value"
+    )
+
+
 SECTIONS: dict[str, type[Section]] = {
     each.section: each for each in (ModelKeys, DataKeys, TrainKeys, OptimizerKeys, MeshKeys)
 }
+for _kind in (Config, *SECTIONS.values()):
+    _kind.__setattr__ = _refuse_change  # type: ignore[assignment]
 KEYS = keys_of(RunKeys)
 for _section in SECTIONS.values():
     KEYS |= keys_of(_section)
@@ -180,9 +200,14 @@ def _parse_as(values: Values, text: str) -> Any:
 
 
 def plain_value(value: Any) -> Any:
-    """The value with tuples in place of JSON's lists, and Python's types of NumPy's and JAX's."""
+    """The value with tuples in place of JSON's lists, and Python's types of NumPy's and JAX's.
+
+    A path becomes its text.
+    """
     if isinstance(value, list | tuple):
         return tuple(map(plain_value, value))
     if hasattr(value, "dtype"):  # np.float32, jnp.bfloat16; a number or an array of such a type
         return value.__name__ if isinstance(value, type) else plain_value(value.tolist())
+    if isinstance(value, PathLike):
+        return fspath(value)
     return value.name if hasattr(value, "itemsize") else value  # of np.dtype

@@ -4,7 +4,7 @@ import importlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
 import numpy as np
@@ -80,6 +80,9 @@ class WeightsOverTime(dict):
     ):
         super().__init__(tree)
         self.t, self._names = t, names
+
+    def __missing__(self, name: object) -> NoReturn:
+        raise KeyError(f"{name!r}: there are {', '.join(self)}")
 
     @property
     def axes(self) -> dict[str, tuple[str | None, ...]]:

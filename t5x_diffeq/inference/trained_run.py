@@ -25,6 +25,7 @@ from jaxtyping import Array, Float, Int
 from t5x_diffeq.checkpoints.workdir import read_config
 from t5x_diffeq.config.config import Config
 from t5x_diffeq.config.keys.model import ModelKeys
+from t5x_diffeq.config.keys.values import SEEDS
 from t5x_diffeq.data.corpus import Corpus, load_corpus
 from t5x_diffeq.data.tokenizer import Tokenizer
 from t5x_diffeq.inference import validation
@@ -165,9 +166,7 @@ class TrainedRun:
         """
         times = np.asarray(t, np.float32)
         if times.ndim > 1 or not times.size:
-            raise InputError(
-                f"t={t!r} has the shape {times.shape}; give a number or a list of numbers"
-            )
+            raise InputError(f"t has the shape {times.shape}; give a number or a list of numbers")
         if not ((times >= 0) & (times <= 1)).all():
             raise InputError(f"t={t!r}: times must be in [0, 1], where W(t) was trained")
         if not source_of(self._model).any_time and not (
@@ -267,6 +266,12 @@ class TrainedRun:
             )
         if max_tokens < 1:
             raise InputError(f"max_tokens={max_tokens}; it must be at least 1")
+        if not 0 <= seed < SEEDS:
+            raise InputError(f"seed={seed}; it must be at least 0 and below {SEEDS}")
+        if sampling and (temperature, top_k, top_p) != (0.8, None, 1.0):
+            raise InputError(
+                f"sampling={sampling!r} says it all; leave temperature, top_k, top_p out"
+            )
         sampling = sampling or Sampling(temperature, top_k, top_p)
         tokens = [self.tokens(text).tolist() for text in texts]
         room = self._model.max_length - max(map(len, tokens))

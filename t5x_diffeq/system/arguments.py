@@ -57,10 +57,12 @@ def _checked_function(function: Any, doc: str | None) -> Any:
         try:
             arguments = signature.bind(*given, **named).arguments
         except TypeError as error:
-            names = [
-                str(parameter).partition(":")[0] for parameter in signature.parameters.values()
-            ]
-            takes = ", ".join(name for name in names if name != "self")
+            takes = ", ".join(
+                f"{name}=" if parameter.kind is parameter.KEYWORD_ONLY else name
+                for name, parameter in signature.parameters.items()
+                if name != "self"
+            )
+            takes = takes or "no arguments"
             raise TypeError(f"{function.__qualname__}(): {error}; it takes {takes}") from None
         for name, value in arguments.items():
             hint = signature.parameters[name].annotation

@@ -1,9 +1,11 @@
 """What the functions of the Python interface are given wrongly."""
 
 import pickle
+import re
 import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import FrozenInstanceError
 from os import PathLike
 from pathlib import Path
 from typing import Literal
@@ -94,6 +96,22 @@ def test_an_argument_that_does_not_exist():
         TypeError, match=r"example\(\): got an unexpected keyword argument 'name'; "
     ):
         example(name="a")
+    with pytest.raises(TypeError, match=r"it takes workdir, num_steps=, scheme=, checkpoint=, "):
+        td.load("w", 6)
+    with pytest.raises(AttributeError, match=r"has no attribute 'generate'; it has .*load\(WORKD"):
+        td.generate("a")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda config: setattr(config, "seed", 3), "config.with_values({'seed': 3}) returns"),
+        (lambda config: setattr(config.train, "total_steps", 3), "with_values({'train.total_st"),
+    ],
+)
+def test_a_config_says_how_to_change_it(change, said):
+    with pytest.raises(FrozenInstanceError, match=re.escape(said)):
+        change(td.Config())
 
 
 @pytest.mark.parametrize(
@@ -106,6 +124,12 @@ def test_an_argument_that_does_not_exist():
             "'train' is a section of the con",
         ),
         (lambda: td.train(td.Config(), None), "workdir=None; it must be a text or a path"),
+        (lambda: td.train(td.Config(), "gs:/b/w"), "workdir=gs:/b/w names no bucket; write gs://"),
+        (lambda: td.Config(train={"seed": 3}), "train={'seed': 3}; it must be a TrainKeys; load_c"),
+        (
+            lambda: td.Config().with_values({"train.total_step": 3}),
+            "config key 'train.total_step' does not exist; did you mean train.total_steps?",
+        ),
         (lambda: td.train(td.Config(), ""), "workdir is empty; give a path"),
         (lambda: td.train("configs/tiny.py", "w"), "it must be a Config or a ConfigDict"),
         (lambda: td.load(""), "workdir is empty; give a path"),
@@ -140,6 +164,10 @@ def test_values_of_other_types():
     config = td.load_config(Path("configs/tiny.py"), values)
     assert (config.train.total_steps, config.model.dtype) == (5, "bfloat16")
     assert type(config.train.total_steps) is int
+    config = td.load_config(
+        "configs/tiny.py", {"data.source": "text_files", "data.path": Path("a")}
+    )
+    assert config.data.path == "a"
     values = {"model.dtype": np.dtype("float32"), "train.depths": np.array([2, 4])}
     config = td.load_config("configs/tiny.py", values)
     assert (config.model.dtype, config.train.depths) == ("float32", (2, 4))
@@ -149,8 +177,25 @@ def test_a_run_can_not_be_pickled(run_on_lines):
     run = td.load(run_on_lines)
     with pytest.raises(TypeError, match=f"pass its workdir, '{run_on_lines}', and call td.load "):
         pickle.dumps(run)
-    with pytest.raises(InputError, match=r"prompts=3; it must be a text or a list of texts"):
-        run.generate(3)
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda run: run.generate(3), "prompts=3; it must be a text or a list of texts"),
+        (lambda run: run.generate("a", seed=2**70), "it must be at least 0 and below 4294967296"),
+        (
+            lambda run: run.generate("a", sampling=td.Sampling(), temperature=0.1),
+            "sampling=Sampling(temperature=1.0, top_k=None, top_p=1.0) says it all; leave temp",
+        ),
+        (lambda run: run.weights(np.ones((2, 1))), "t has the shape (2, 1); give a number or a"),
+        (lambda run: run.weights(0.5)["nope"], "'nope': there are attention, "),
+    ],
+)
+def test_a_run_checks_what_it_gets(call, said, run_on_lines):
+    with pytest.raises((InputError, KeyError)) as caught:
+        call(td.load(run_on_lines))
+    assert said in str(caught.value.args[0])
 
 
 def test_an_interrupt_is_raised_again_once_the_run_is_saved(tmp_path, monkeypatch):
