@@ -72,8 +72,9 @@ def _check_schemes(schemes: Sequence[str | None]) -> None:
         if scheme and scheme not in ADAPTIVE_SOLVERS and values.fault(scheme):
             near = get_close_matches(scheme, (*SCHEMES, *ADAPTIVE_SOLVERS), n=1)
             raise InputError(
-                f"--scheme={scheme} is unknown; {f'did you mean {near[0]}? ' if near else ''}There "
-                f"are {', '.join(values.choices)}, and the adaptive {', '.join(ADAPTIVE_SOLVERS)}"
+                f"--scheme={scheme} is unknown; "
+                f"{f'did you mean {near[0]}? T' if near else 't'}here are "
+                f"{', '.join(values.choices)}, and the adaptive {', '.join(ADAPTIVE_SOLVERS)}"
             )
 
 
@@ -96,6 +97,8 @@ def main() -> None:
             f"--scheme={adaptive[0]} chooses its own steps: give it alone, without --num_steps "
             "and --plot"
         )
+    if _RTOL.present and not adaptive:
+        raise InputError(f"--rtol needs --scheme={ADAPTIVE_SOLVERS[0]} or another adaptive one")
     flag_values.check_plot(_PLOT)
     _check_tasks(bool(adaptive))
     grids = list(product(schemes, _parse_num_steps(_NUM_STEPS.value)))

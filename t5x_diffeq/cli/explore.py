@@ -72,9 +72,11 @@ def _bind(host: str, port: int) -> socket.socket:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family)
     except (OSError, ValueError) as error:  # an invalid host name is a ValueError
+        way_out = "--port=0 takes a port that is free"
+        if isinstance(error, socket.gaierror | ValueError):
+            way_out = "give an address of this machine, such as --host=127.0.0.1 or 0.0.0.0"
         raise InputError(
-            f"--host={host} --port={port} can't be used: {describe_error(error)}; --port=0 takes a "
-            "port that is free"
+            f"--host={host} --port={port} can't be used: {describe_error(error)}; {way_out}"
         ) from error
 
 

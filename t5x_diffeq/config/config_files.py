@@ -153,14 +153,15 @@ def read_config_file(file: str) -> ConfigDict:
         raise InputError(f"{file}: a config file is written in Python, as configs/tiny.py is")
     try:
         get_config = getattr(_import_file(path), "get_config", None)
-        if get_config is None:
+        if not callable(get_config):
             raise InputError(f"{file} has no function get_config(), as configs/tiny.py has")
         if colon and not signature(get_config).parameters:
             raise InputError(f"{file}: this file has no variants; leave out the colon and the rest")
         config = get_config(variant) if colon else get_config()
     except SyntaxError as error:
         where = path if error.filename in (None, str(path.absolute())) else error.filename
-        raise InputError(f"{where}, line {error.lineno}: {error.msg}") from error
+        line = f", line {error.lineno}" if error.lineno else ""
+        raise InputError(f"{where}{line}: {error.msg}") from error
     except InputError:
         raise
     except Exception as error:

@@ -41,6 +41,8 @@ def explain_argument(argument: str, verb_flags: flags.FlagValues) -> str:
         argument.partition("=")[0],
         argument.lstrip("-\u2010\u2011\u2012\u2013\u2014\u2212"),
     )
+    if argument.startswith("--"):
+        return f"argument {argument!r} comes after -- alone, which ends the flags; leave the -- out"
     if bare != argument:  # a dash of another kind, such as a word processor makes of two
         return f"argument {argument!r} begins with another kind of dash; write --{bare}"
     if name != argument and (name in verb_flags or name.startswith("config.")):
@@ -49,6 +51,10 @@ def explain_argument(argument: str, verb_flags: flags.FlagValues) -> str:
         hint = f"did you mean --config={argument}?"
     elif ("/" in argument or isdir(argument)) and "workdir" in verb_flags:
         hint = f"did you mean --workdir={argument}?"
+    elif "prompt" in verb_flags:
+        hint = "flags are --name=value, and a text with spaces is put in quotes: --prompt='TEXT'"
+    elif "experiment" in verb_flags:
+        hint = f"did you mean --experiment={argument}?"
     return f"argument {argument!r} is not understood; {hint}"
 
 
@@ -79,6 +85,8 @@ def check_arguments(argv: list[str], verb_flags: flags.FlagValues) -> None:
         without = without and not re.match("--?config(=|$)", argument)
         if key := re.fullmatch(r"--?config\.([\w.-]+)(=.*)?", argument, re.DOTALL):
             check_key(key[1])
+            if key[2] == "=None" and KEYS[key[1]].values.optional:
+                raise InputError(f"{argument}: only a config file can set a key to None")
             if without:
                 raise InputError(
                     f"--config.{key[1]} changes a config, and none is given before it; give "
@@ -91,6 +99,8 @@ def explain_parse_error(message: str) -> str:
     message = " ".join(message.split())
     if missing := re.fullmatch(r"Missing value for flag (--\S+)", message):
         return f"{missing[1]} has no value; write {missing[1]}=VALUE"
+    if switch := re.match(r"flag (--\w+=.*?): \('Non-boolean", message):
+        return f"{switch[1]} must be true or false, or without a value"
     value = re.match(r"flag --config\.([\w.]+)=(.*?): ", message)
     if not value or value[1] not in KEYS:
         return message

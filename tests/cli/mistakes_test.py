@@ -134,6 +134,17 @@ def said(capsys, monkeypatch, tmp_path):
         ("analyze spectrum --workdir=w", "takes spectra, lyapunov, clustering or all, not 'spec"),
         (f"sweep {TINY} --output=o --grid=num_steps=2,4", "did you mean model.num_steps?"),
         ("convert --input=gpt2 --workdir=w", "hf download gpt2 --local-dir=DIR"),
+        (f"train {TINY} --workdir=w -- --config.seed=1", "comes after -- alone, which ends the fl"),
+        (f"train {TINY} --workdir=w --dry_run=maybe", "--dry_run=maybe must be true or false"),
+        (f"train {TINY} --config.train.eval_batches=None", "only a config file can set a key to N"),
+        (f"train {TINY} --config.data.path=None", "only a config file can set a key to None"),
+        (f"train {TINY} --workdir=gs:/bucket/w", "--workdir=gs:/bucket/w names no bucket; write g"),
+        ("evaluate --workdir=gs://", "--workdir=gs:// names no bucket; write gs://BUCKET/PATH"),
+        ("evaluate --workdir=w --rtol=1e-3", "--rtol needs --scheme=bosh3 or another adaptive"),
+        ("evaluate --workdir=w --scheme=x", "--scheme=x is unknown; there are euler, "),
+        ("generate --workdir=w --prompt two words", "a text with spaces is put in quotes: --prom"),
+        ("explore --workdir=runs/mine --host=a..b", "give an address of this machine, such as --"),
+        ("reproduce figure5 --output=o", "did you mean --experiment=figure5?"),
     ],
 )
 def test_a_mistake_is_named_with_the_way_out(words, named, said, tmp_path):
@@ -210,4 +221,8 @@ def test_a_config_file_of_another_kind(said, tmp_path):
     (tmp_path / "own.py").write_text("seed = 3")
     assert "own.yaml: a config file is written in Python" in said("train --config=own.yaml")
     assert "own.py has no function get_config()" in said("train --config=own.py")
+    (tmp_path / "own.py").write_text("get_config = 3")
+    assert "own.py has no function get_config()" in said("train --config=own.py")
+    (tmp_path / "own.py").write_text("seed = 3", encoding="utf-16")
+    assert "own.py: source code string cannot contain null" in said("train --config=own.py")
     assert "--config is empty" in said("train --config= --workdir=w")
