@@ -32,6 +32,7 @@ project="$ROOT" ssh_config="" unchecked=""
 parse_options "hosts rank size coordinator local_rank processes_per_host port restarts project ssh_config
   env" unchecked "$@"
 numbers processes_per_host port restarts
+[ "$port" -le 65535 ] || die "--port=$port must be at most 65535"
 [ -n "$config" ] || die "give a config: launch/gpu_nodes.sh configs/llama1b.py --workdir=DIR --hosts=a,b"
 absolute_config
 [ -n "$workdir" ] || die "give --workdir=DIR, on a file system that all machines see"
@@ -46,6 +47,7 @@ if [ -z "$hosts" ]; then
     die "give --hosts=a,b, or --rank, --size and --coordinator"
   fi
   numbers size
+  [ "$rank" -lt "$size" ] || die "--rank=$rank must be less than --size=$size; the first is 0"
   [ -n "$dry_run" ] || setup gpu data gcs trackers
   [[ "$coordinator" == *:* ]] || coordinator="$coordinator:$port"
   run exec "$ROOT/launch/gpu_rank.sh" "$rank" "$size" "$coordinator" "$local_rank" nothing \

@@ -23,15 +23,20 @@ dry_run=""
 while [ $# -gt 0 ]; do
   case "$1" in
     -h | --help) sed -n '2,12s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
+    --workdir=) die "--workdir= is empty; give a folder, or leave it out" ;;
     --workdir=*) workdir="${1#--workdir=}" ;;
     --workdir) [ $# -ge 2 ] || die "--workdir needs a folder"; workdir="$2"; shift ;;
     --dry-run | --dry_run) dry_run=true ;;
-    --processes=* | --devices_per_process=* | --restarts=*) several+=("$1") ;;
+    --processes=* | --devices_per_process=* | --restarts=*)
+      [[ "$1" =~ =[0-9]+$ ]] || die "$1 must be a number"
+      several+=("$1")
+      ;;
     --config=*) set -- "$1" "${1#--config=}" "${@:2}" ;; # the name is optional here
     --config) ;;
     –* | —*) die "$1 begins with another kind of dash; write --${1#[–—]}" ;;
     *://*) die "$1 is an address; download the file, and give its path" ;;
     -*) arguments+=("$1") ;;
+    *.*=*) die "$1 is no config file; did you mean --config.${1#config.}?" ;;
     *) [ -z "$config" ] || die "two configs are given: $config and $1"; config="$1" ;;
   esac
   shift

@@ -110,6 +110,15 @@ def test_one_process_under_a_launcher(stand_ins):
         ("gpu_nodes.sh", [*RUN, "--hosts= "], "--hosts names no host"),
         ("gpu_nodes.sh", [*NODES, "--ssh_config=/none"], "--ssh_config=/none: there is no such"),
         ("gpu_nodes.sh", RUN, "give --hosts=a,b, or --rank"),
+        ("gpu_nodes.sh", [*NODES, "--port=99999"], "--port=99999 must be at most 65535"),
+        (
+            "gpu_nodes.sh",
+            [*RUN, "--rank=2", "--size=2", "--coordinator=a"],
+            "--rank=2 must be less than --size=2",
+        ),
+        ("local.sh", [RUN[0], "--workdir="], "--workdir= is empty; give a folder"),
+        ("local.sh", [RUN[0], "--processes=two"], "--processes=two must be a number"),
+        ("local.sh", [RUN[0], "config.seed=3"], "did you mean --config.seed=3?"),
     ],
 )
 def test_what_is_refused(stand_ins, script, arguments, message):
