@@ -38,7 +38,9 @@ def raise_explained(error: Exception) -> None:
 
 
 def _is_elsewhere(name: str, folder: str) -> bool:
-    """Whether another folder of the path has a module of this name."""
+    """Whether Python or another folder of the path has a module of this name."""
+    if name in sys.stdlib_module_names:  # which may be no .py file, as math
+        return True
     others = {os.path.abspath(each) for each in sys.path if name != "t5x_diffeq"} - {folder}
     return any(os.path.exists(f"{each}/{name}{end}") for each in others for end in ("", ".py"))
 

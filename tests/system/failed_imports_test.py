@@ -17,7 +17,13 @@ LOADS = ["-c", "import t5x_diffeq as td; td.load"]
 
 @pytest.mark.parametrize(
     ("name", "arguments", "status"),
-    [("random", VERB, 2), ("logging", VERB, 2), ("types", SCRIPT, 1), ("numpy/__init__", LOADS, 1)],
+    [
+        ("random", VERB, 2),
+        ("logging", VERB, 2),
+        ("math", VERB, 2),
+        ("types", SCRIPT, 1),
+        ("numpy/__init__", LOADS, 1),
+    ],
 )
 def test_a_file_that_hides_a_module_is_named(name, arguments, status, tmp_path):
     file = tmp_path / f"{name}.py"
