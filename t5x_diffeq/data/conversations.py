@@ -105,8 +105,10 @@ def _fault_of(message: object) -> str | None:
         return f"is {message!r:.60}, not an object with role and content"
     if not isinstance(message.get("role"), str):
         return f"has no role, but only {', '.join(message)[:200] or 'nothing'}"
-    if not isinstance(message.get("content", "" if "tool_calls" in message else None), str):
-        return f"has the content {message.get('content')!r:.60}, not text"
+    if "content" not in message and "tool_calls" not in message:
+        return f"has no content, but only {', '.join(message)[:200]}"
+    if not isinstance(message.get("content", ""), str):
+        return f"has the content {message['content']!r:.60}; it must be one text"
     return None
 
 
@@ -132,7 +134,8 @@ def find_conversation_fault(conversation: dict) -> str | None:
         return "with an empty completion" if not conversation["completion"].strip() else None
     answers = [each for each in conversation["messages"] if each["role"] == ANSWERER]
     if not answers:
-        return f"without a message of the {ANSWERER}"
+        roles = sorted({each["role"] for each in conversation["messages"]})
+        return f"without a message of the role {ANSWERER}, but of {', '.join(roles)[:60]}"
     full = [each for each in answers if each.get("content", "").strip() or "tool_calls" in each]
     return None if len(full) == len(answers) else f"with an empty message of the {ANSWERER}"
 

@@ -22,7 +22,7 @@ from t5x_diffeq.data.conversations import fields_of
 from t5x_diffeq.data.rows import Skipped, document_of, document_of_line, document_of_text
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.extras import need_package
-from t5x_diffeq.system.files import digest, file_digest
+from t5x_diffeq.system.files import describe_error, digest, file_digest
 
 if TYPE_CHECKING:
     import pyarrow
@@ -276,7 +276,10 @@ def _open_parquet(path: Path) -> "pyarrow.parquet.ParquetFile":
     try:
         return pyarrow.parquet.ParquetFile(path)
     except (OSError, pyarrow.ArrowException) as error:
-        raise InputError(f"data.path: {path} is not a parquet file: {error}") from error
+        raise InputError(
+            f"data.path: {path} is not a parquet file: {describe_error(error)}; "
+            "restore it, or leave it out"
+        ) from error
 
 
 def _read_rows(chunk: Chunk, field: str | None) -> list[str]:

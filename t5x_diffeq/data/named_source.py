@@ -53,6 +53,10 @@ def part_configs(data: DataKeys) -> list[DataKeys]:
                 "(0.7, 'tokens', '/shards/web'), and its weight at least "
                 f"{_LEAST_SHARE:g} of the sum of all weights"
             )
+        if entry[1] == "mixture":
+            raise InputError(
+                f"data.mixture has {entry!r}; give the parts of that mixture themselves"
+            )
     return [replace(data, source=source, path=path) for _, source, path in data.mixture]
 
 

@@ -137,8 +137,8 @@ def merge_shards(folder: AnyPath, count: int, facts: dict, max_unreadable: float
     skipped.check(documents + skipped.total(), max_unreadable)
     if not manifest["train"]["documents"]:
         raise InputError(
-            f"{facts['source']} has no document to train on (skipped: {skipped}); check "
-            "what data.path names"
+            f"{facts['source']} has no document to train on (skipped: {skipped}; to validate on: "
+            f"{documents}); check what data.path names"
         )
     for left_over in folder.glob(".*.partial"):  # from killed processes
         left_over.unlink()

@@ -4,6 +4,7 @@ A source has two splits, each a random access sequence of documents (text), in a
 depends only on the data; and a fingerprint, by which a resumed run recognises its data.
 """
 
+import glob
 import os
 import platform
 import re
@@ -186,7 +187,16 @@ def find_text_files(key: str, path: str) -> list[Path]:
         kinds += f"; {others}" if others else ""
     else:
         files = files_matching(root)
-        kinds = "is no file or folder of that name, and nothing that matches it as a glob"
+        kinds = "is no file or folder of that name, and no file that matches it as a glob"
+        folders = [] if "**" in path else glob.glob(os.path.join(str(root), ""))
+        if isinstance(root, Path) and root.exists():
+            kinds = "is a pipe or a device of that name; save its text in a file"
+        elif folders and files:
+            log(f"data.{key}={path}: {len(folders)} folder(s) left out, such as {folders[0]}")
+        elif folders:
+            kinds += f", but {len(folders)} folder(s); {path.rstrip('/')}/**/* reads their files"
+        elif re.search(r"[,{\s]", path):
+            kinds += "; several files are a folder, or a glob with * or ?"
         if re.fullmatch(r"[\w.-]+/[\w.-]+", path):
             kinds += "; --config.data.source=stream reads a dataset of the Hugging Face Hub"
     if not files:

@@ -138,7 +138,11 @@ def test_records_in_the_formats_that_people_have():
             {"messages": [TWO_TURNS[0], {"content": "a"}]},
             "message 1 .* has no role, but only content",
         ),
-        ({"messages": [{"role": "u", "content": [{}]}]}, "message 0 .* content .*, not text"),
+        ({"messages": [{"role": "u", "content": [{}]}]}, "message 0 .* content .*; it must be one"),
+        (
+            {"messages": [{"role": "u", "text": "a"}]},
+            "message 0 .* has no content, but only role, text",
+        ),
     ],
     ids=str,
 )
@@ -203,7 +207,10 @@ def test_parquet_and_datasets_hold_conversations_too(tmp_path):
         ({"prompt": "a", "completion": " "}, "with an empty completion"),
         ({"prompt": "a\0", "completion": "b"}, "with a NUL character"),
         ({"prompt": "a\udcff", "completion": "b"}, "not UTF-8"),
-        ({"messages": TWO_TURNS[:2]}, "without a message of the assistant"),
+        (
+            {"messages": [*TWO_TURNS[:2], {"role": "AI", "content": "a"}]},
+            "without a message of the role assistant, but of AI, system, user",
+        ),
         (
             {"messages": [*TWO_TURNS, {"role": "assistant", "content": "\n"}]},
             "with an empty message of the assistant",

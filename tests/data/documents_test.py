@@ -79,7 +79,7 @@ def test_lines_that_are_no_documents(tmp_path, line, message):
 def test_damaged_files_are_named(tmp_path, name):
     path = write(tmp_path, name)
     path.write_bytes(path.read_bytes()[:-9])
-    with pytest.raises(InputError, match=rf"{name}"):
+    with pytest.raises(InputError, match=rf"{name}.*; restore it, or leave it out"):
         FileDocuments([path], "text")
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import sys
 
@@ -51,6 +52,23 @@ def test_last_tenth_of_the_text_validates(tmp_path):
 def test_a_name_of_the_hub_is_no_file():
     with pytest.raises(InputError, match=r"--config.data.source=stream reads a dataset of the Hug"):
         source_of("owner/dataset")
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("a.txt,b.txt", "several files are a folder, or a glob with"),
+        ("f*", "no file that matches it as a glob, but 1 folder(s); f*/**/* reads their files"),
+    ],
+)
+def test_paths_of_several_files_that_are_none(path, said, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(InputError, match=re.escape(said)):
+        find_text_files("path", path)
+    (tmp_path / "file.txt").write_text("a text")
+    assert len(find_text_files("path", "f*")) == 1
+    assert "1 folder(s) left out, such as" in capsys.readouterr().err
 
 
 def test_what_a_folder_has_besides_is_counted(tmp_path, capsys):
@@ -137,7 +155,7 @@ def test_paths_that_lead_nowhere(tmp_path, small):
         load_source(Config.of(small).data)
     os.mkfifo(tmp_path / "pipe")
     for path in (str(tmp_path / "pipe"), os.devnull):
-        with pytest.raises(InputError, match="there is no file or folder of that name"):
+        with pytest.raises(InputError, match="there is a pipe or a device of that name; save its"):
             find_text_files("path", path)
     small.data.source = "books"
     with pytest.raises(InputError, match="'books'; it can be stdlib, text_files, tfds"):
