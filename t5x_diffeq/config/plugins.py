@@ -17,7 +17,7 @@ import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import cache, partial
 from importlib import metadata
@@ -27,7 +27,12 @@ from types import UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from t5x_diffeq.config.config import KEYS
-from t5x_diffeq.system.errors import InputError
+from t5x_diffeq.system.errors import (
+    InfrastructureError,
+    InputError,
+    RunError,
+    describe_foreign,
+)
 
 _OWN = "t5x_diffeq"  # its version is recorded anyway
 _OWN_NAMES = ("t5x_diffeq.model.parallel_block:ParallelBlock",)
@@ -92,6 +97,16 @@ def make_plugin(key: str, name: str, *kinds: type[_Made], **given: Any) -> _Made
             f"{key}={name} returns a {type(instance).__name__}; it must return a {names}"
         )
     return instance
+
+
+def call_plugin(key: str, name: str, plugin: Callable, *arguments: Any) -> Any:
+    """What another package's function returns; an InputError that says what it raises."""
+    try:
+        return plugin(*arguments)
+    except (InputError, RunError, InfrastructureError):
+        raise
+    except Exception as error:
+        raise InputError(f"{key}={name} fails: {describe_foreign(error)}") from error
 
 
 def offer_current_folder() -> None:

@@ -1,10 +1,11 @@
 """From `config.data` to the source that it names, or the parts of a mixture."""
 
+from collections.abc import Sized
 from dataclasses import replace
 from math import fsum
 
 from t5x_diffeq.config.config import DataKeys
-from t5x_diffeq.config.plugins import check_returns, is_plugin, load_plugin
+from t5x_diffeq.config.plugins import call_plugin, check_returns, is_plugin, load_plugin
 from t5x_diffeq.data.sources import SOURCES, STREAM, Source, source_of_texts
 from t5x_diffeq.system.errors import InputError
 
@@ -92,10 +93,13 @@ def _from_function(data: DataKeys) -> Source:
     """The source that a function of another package returns: a `Source`, or both splits."""
     make = load_plugin("data.source", data.source)
     check_returns("data.source", data.source, make, Source, tuple, list)
-    source = make(data)
+    source = call_plugin("data.source", data.source, make, data)
     if not isinstance(source, Source):
         pair = isinstance(source, tuple | list) and len(source) == 2
-        if not pair or any(isinstance(split, str | bytes) or not len(split) for split in source):
+        if not pair or any(
+            isinstance(split, str | bytes) or not (isinstance(split, Sized) and len(split))
+            for split in source
+        ):
             raise InputError(
                 f"data.source={data.source} returns a {type(source).__name__}; it must return a "
                 "t5x_diffeq.data.sources.Source, or two nonempty sequences of texts, for training "

@@ -151,6 +151,8 @@ class _Check:
 
     def numbers(self, value: Array, shape: tuple[int, ...]) -> None:
         """A finite float32 number for each token."""
+        if not hasattr(value, "dtype"):
+            raise self.refuse(f"it returns {value!r:.60}, not an array")
         if (value.shape, value.dtype) != (shape, jnp.float32) or not np.isfinite(value).all():
             raise self.refuse(
                 f"it returns {value.dtype}{list(value.shape)} where each of {shape[-1]} tokens has "

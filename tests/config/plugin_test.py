@@ -131,6 +131,8 @@ def test_the_packages_scheme():
         find_scheme(f"{PARTS}:unannotated")
     with pytest.raises(InputError, match=r"evaluates f and g \(1, 1\) times, .* \(2, 2\) times"):
         find_scheme(f"{PARTS}:miscounted")
+    with pytest.raises(InputError, match=r"can't take a step: IndexError: tuple index .*parts.py"):
+        find_scheme(f"{PARTS}:reads_too_much")
 
 
 def test_the_packages_documents():
@@ -142,6 +144,8 @@ def test_the_packages_documents():
         ("splits_by_name", "all", "returns a dict; it must return .* two nonempty sequences"),
         ("two_texts", "all", "returns a tuple; it must return .* two nonempty sequences"),
         ("numbers", "all", "its documents are of type int, not str"),
+        ("generators", "all", "returns a tuple; it must return .* two nonempty sequences"),
+        ("failing", "all", r"failing fails: ZeroDivisionError: .*parts.py, line \d+"),
         ("documents", "completion", "data.loss_on=completion doesn't fit .*, which returns texts"),
     ):
         other = dataclasses.replace(data, source=f"{PARTS}:{name}", loss_on=loss_on)

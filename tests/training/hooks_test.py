@@ -1,13 +1,15 @@
 """Hooks of a config's own: when they are called, what they report, and how they fail."""
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 from helpers import metrics_of, stop_after
 
 from t5x_diffeq.cli.train import train_to_end
 from t5x_diffeq.config.config import Config
-from t5x_diffeq.system.errors import InputError
+from t5x_diffeq.system.errors import InputError, RunError
 from t5x_diffeq.training.hooks import Hook
-from t5x_diffeq.training.hooks.hook_list import _named
+from t5x_diffeq.training.hooks.hook_list import _check_numbers, _named
 
 
 class Calls(Hook):
@@ -101,6 +103,13 @@ def test_a_hook_that_fails_ends_the_run_by_its_name(small, tmp_path, capsys):
     with pytest.raises(ValueError, match="a fault of its own") as raised:
         train_to_end(config, tmp_path)
     assert raised.value.__notes__ == ["in the hook failing at step 0"]
+
+
+@pytest.mark.parametrize("values", [3, {3: 1.0}, {"a": "x"}, {"a": [1, 2]}])
+def test_a_hook_returns_numbers_by_name(values):
+    with pytest.raises(RunError, match=r"`run` returns .*; it must return a dict of numbers, or"):
+        _check_numbers(values)
+    _check_numbers({"a": 1, "b": np.float32(2), "c": jnp.ones(())})
 
 
 def test_a_hook_that_wants_to_end_the_process_is_named():

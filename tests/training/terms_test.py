@@ -103,6 +103,11 @@ class NotFinite(Squares):
         return jnp.log(logits.normalisers[0] - 1e3)
 
 
+class Valueless(Squares):
+    def value(self, logits):
+        logits.normalisers[0].mean()
+
+
 class FromTeacher(Squares):
     def value(self, logits):
         return logits.normalisers[1]
@@ -159,6 +164,7 @@ class Narrow(StatesTerm):
         ("OfThisPart(weight=1.0)", r"sum over it by logits\.vocabulary\.sum"),
         ("OfAll(weight=1.0)", r"returns float32\[\] where each of 5 tokens has a finite number"),
         ("NotFinite(weight=1.0)", r"each of 5 tokens has a finite number"),
+        ("Valueless(weight=1.0)", r"(returns|value:) None"),
         ("FromTeacher(weight=1.0)", "can't be computed: IndexError"),
         ("Nameless(weight=1.0)", "its name is None; give its class a `name`"),
         ("Taken(weight=1.0)", "its name is 'loss'; .* other than loss, distillation"),

@@ -27,7 +27,7 @@ from t5x_diffeq.config.keys.values import STEPS
 from t5x_diffeq.config.plugins import is_plugin, make_plugin
 from t5x_diffeq.model.layers.array_types import Tree, Vector
 from t5x_diffeq.system.arguments import checked
-from t5x_diffeq.system.errors import InputError
+from t5x_diffeq.system.errors import InputError, describe_foreign
 
 SubField = Callable[[Tree, Vector], Vector]
 Memory = Any  # what a scheme carries from step to step: the state, or a tree of arrays
@@ -172,9 +172,10 @@ def _load_scheme(name: str) -> Scheme:
         return scheme
     try:
         counted = count_evaluations(scheme, {}, np.zeros((), np.float32))
-    except (TypeError, ValueError) as error:
+    except Exception as error:  # another package's code may raise anything
         raise InputError(
-            f"model.scheme={name} with {len(scheme.nodes)} nodes can't take a step: {error}"
+            f"model.scheme={name} with {len(scheme.nodes)} nodes can't take a step: "
+            f"{describe_foreign(error)}"
         ) from error
     if counted != tuple(scheme.evaluations):
         raise InputError(

@@ -6,6 +6,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from t5x_diffeq.checkpoints.stored import TrainState
 from t5x_diffeq.cluster import recurrence
@@ -44,6 +45,13 @@ def load_hooks(names: Sequence[str]) -> list[HookClass]:
             ) from error
         hooks.append(HookClass(cls, make))
     return hooks
+
+
+def _check_numbers(values: Any) -> None:
+    """Raises a RunError unless these are numbers by name, which aren't fetched from a device."""
+    items = values.items() if isinstance(values, Mapping) else [(None, 0)]
+    if any(not isinstance(n, str) or isinstance(x, str) or np.ndim(x) for n, x in items):
+        raise RunError(f"`run` returns {values!r:.60}; it must return a dict of numbers, or None")
 
 
 class Hooks:
@@ -113,6 +121,7 @@ class Hooks:
                 with self._instead(hook, position.step):
                     values = hook.run(position)
                     if values:
+                        _check_numbers(values)
                         self.training.writer.write_scalars(position.step, values)
                         position.values |= values
         except Interrupted:

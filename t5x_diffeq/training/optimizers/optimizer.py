@@ -22,7 +22,7 @@ from jaxtyping import Array
 
 from t5x_diffeq.config.config import OptimizerKeys
 from t5x_diffeq.config.keys.values import MOMENTS
-from t5x_diffeq.config.plugins import check_returns, is_plugin, load_plugin
+from t5x_diffeq.config.plugins import call_plugin, check_returns, is_plugin, load_plugin
 from t5x_diffeq.model.layers.parameter import ROLES, map_parameters
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.training.optimizers.moments import scale_by_bfloat16_moments
@@ -180,7 +180,7 @@ def _plugin(optimizer: OptimizerKeys, declared: dict, multipliers: dict) -> Dire
     """The transformation of another package that `optimizer.name` names."""
     make = load_plugin("optimizer.name", optimizer.name)
     check_returns("optimizer.name", optimizer.name, make, optax.GradientTransformation)
-    transformation = make(optimizer, declared)
+    transformation = call_plugin("optimizer.name", optimizer.name, make, optimizer, declared)
     if not isinstance(transformation, optax.GradientTransformation):
         raise InputError(
             f"optimizer.name={optimizer.name} returns a {type(transformation).__name__}; it must "

@@ -86,6 +86,9 @@ ralston = td.Scheme(ralston_step, nodes=(0.0, 2 / 3), order=2, evaluations=(2, 2
 
 
 miscounted = td.Scheme(ralston_step, nodes=(0.0, 2 / 3), order=2, evaluations=(1, 1))
+reads_too_much = td.Scheme(
+    lambda field, W, y, dt: field(W[1], y), nodes=(0.0,), order=1, evaluations=(1, 1)
+)
 
 
 def make_nothing() -> td.Scheme:
@@ -107,6 +110,14 @@ def two_texts(data) -> tuple:
 
 def numbers(data) -> tuple:
     return [1, 2], [3]
+
+
+def generators(data) -> tuple:
+    return (text for text in "abc"), (text for text in "d")
+
+
+def failing(data) -> tuple:
+    return 1 / 0
 
 
 def documents(data, count=200) -> tuple[list[str], list[str]]:
