@@ -40,6 +40,9 @@ def run_verb(verb: str, name: str = "__main__") -> None:
     Raises:
       ImportError: if the module is imported by its name, because `t5x_diffeq.train` is a function.
     """
+    if name == f"t5x_diffeq.{verb}" and sys.argv[0] == "-m":  # Python looks for what is in it
+        sys.stderr.write(f"error: {name} is a verb, and no package; write python -m {name}\n")
+        sys.exit(2)
     if name == f"t5x_diffeq.{verb}":
         raise ImportError(f"{name} is only for `python -m`; import t5x_diffeq.cli.{verb} instead")
     if name != "__main__":

@@ -240,6 +240,12 @@ def test_a_verbs_file_is_no_script():
     assert (ended.returncode, ended.stdout, ended.stderr) == (2, "", told)
 
 
+def test_a_verb_is_no_file():
+    ended = run("t5x_diffeq.status.py", "--help")
+    told = "error: t5x_diffeq.status is a verb, and no package; write python -m t5x_diffeq.status\n"
+    assert (ended.returncode, ended.stdout, ended.stderr) == (2, "", told)
+
+
 def test_of_a_save_that_failed_one_line_is_shown(monkeypatch):
     """TensorStore's threads find a closed event loop, as often as there are files left."""
     shown = []
