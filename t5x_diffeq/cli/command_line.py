@@ -202,7 +202,7 @@ def parse(argv: list[str], verb_flags: flags.FlagValues) -> None:
         ) from error
     except Exception as error:  # raised by ml_collections
         line = " ".join(str(error).split()) or type(error).__name__
-        raise InputError(line if line.startswith("--config") else f"--config: {line}") from error
+        raise InputError(line if line.startswith("--") else f"--config: {line}") from error
     if rest:
         raise InputError(mistakes.explain_argument(rest[0], verb_flags))
 

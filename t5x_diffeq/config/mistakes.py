@@ -92,6 +92,8 @@ def check_arguments(argv: list[str], verb_flags: flags.FlagValues) -> None:
                     f"--config.{key[1]} changes a config, and none is given before it; give "
                     "--config=configs/tiny.py, or another file, first"
                 )
+        elif re.match(r"--?config[.\[]", argument):
+            raise InputError(f"{argument} is no key; write it as --config.model.num_steps=VALUE")
 
 
 def explain_parse_error(message: str) -> str:

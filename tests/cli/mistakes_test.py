@@ -144,6 +144,9 @@ def said(capsys, monkeypatch, tmp_path):
         ("evaluate --workdir=w --scheme=x", "--scheme=x is unknown; there are euler, "),
         ("generate --workdir=w --prompt two words", "a text with spaces is put in quotes: --prom"),
         ("explore --workdir=runs/mine --host=a..b", "give an address of this machine, such as --"),
+        (f"train {TINY} --workdir=w --nodry_run=1", "error: --nodry_run=1 does not take an argume"),
+        (f"train {TINY} --config.model:num_steps=3", "is no key; write it as --config.model.num_"),
+        (f"train {TINY} --config['seed']=3", "is no key; write it as --config.model.num_steps=VA"),
         ("reproduce figure5 --output=o", "did you mean --experiment=figure5?"),
     ],
 )
