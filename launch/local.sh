@@ -28,7 +28,7 @@ while [ $# -gt 0 ]; do
     --workdir) [ $# -ge 2 ] || die "--workdir needs a folder"; workdir="$2"; shift ;;
     --dry-run | --dry_run) dry_run=true ;;
     --processes=* | --devices_per_process=* | --restarts=*)
-      [[ "$1" =~ =[0-9]+$ ]] || die "$1 must be a number"
+      [[ "$1" =~ =[1-9][0-9]*$ || "$1" = --restarts=0 ]] || die "$1 must be a number, at least 1"
       several+=("$1")
       ;;
     --config=*) set -- "$1" "${1#--config=}" "${@:2}" ;; # the name is optional here

@@ -118,6 +118,7 @@ def test_one_process_under_a_launcher(stand_ins):
         ),
         ("local.sh", [RUN[0], "--workdir="], "--workdir= is empty; give a folder"),
         ("local.sh", [RUN[0], "--processes=two"], "--processes=two must be a number"),
+        ("local.sh", [RUN[0], "--processes=0"], "--processes=0 must be a number, at least 1"),
         ("local.sh", [RUN[0], "config.seed=3"], "did you mean --config.seed=3?"),
     ],
 )
