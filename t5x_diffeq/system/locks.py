@@ -54,7 +54,9 @@ def hold_local_lock(lock: AnyPath, what: str, wait: bool = False) -> Iterator[No
         lock.parent.mkdir(parents=True, exist_ok=True)
         file = os.fdopen(files.open_to_write(lock, os.O_RDWR), "rb")
     except OSError as error:
-        raise InputError(f"{what} can't be written: {describe_error(error)}") from error
+        is_file = isinstance(error, FileExistsError | NotADirectoryError)
+        way_out = "; that is a file, so name a folder" if is_file else ""
+        raise InputError(f"{what} can't be written: {describe_error(error)}{way_out}") from error
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -132,6 +132,7 @@ def test_a_config_says_how_to_change_it(change, said):
         ),
         (lambda: td.train(td.Config(), ""), "workdir is empty; give a path"),
         (lambda: td.train("configs/tiny.py", "w"), "it must be a Config or a ConfigDict"),
+        (lambda: td.train(td.Config(), __file__), "that is a file, so name a folder"),
         (lambda: td.load(""), "workdir is empty; give a path"),
         (lambda: td.load("w", checkpoint="1000"), "it must be a whole number, 'best' or None"),
         (lambda: td.compare("examples/smooth"), "it must be a list of texts, paths or TrainedRuns"),
