@@ -133,6 +133,8 @@ def test_the_packages_scheme():
         find_scheme(f"{PARTS}:miscounted")
     with pytest.raises(InputError, match=r"can't take a step: IndexError: tuple index .*parts.py"):
         find_scheme(f"{PARTS}:reads_too_much")
+    with pytest.raises(InputError, match=r"take the weights of one node, W\[i\], and not all of W"):
+        find_scheme(f"{PARTS}:reads_all")
 
 
 def test_the_packages_documents():

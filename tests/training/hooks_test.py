@@ -129,9 +129,22 @@ class Nameless(Hook):
     """Has no name for messages."""
 
 
+class Idle(Hook):
+    """Has none of a hook's methods."""
+
+    name = "idle"
+
+    def __init__(self, training, every=2):
+        super().__init__(training, every)
+
+
 @pytest.mark.parametrize(
     ("hook", "message"),
-    [("Nameless", "the class has no name"), ("Calls(evry=2)", "its arguments are invalid")],
+    [
+        ("Nameless", "the class has no name"),
+        ("Idle", "the class does nothing; give it a `run"),
+        ("Calls(evry=2)", "its arguments are invalid"),
+    ],
 )
 def test_a_hook_that_cannot_be_made_is_refused_before_the_run(small, tmp_path, hook, message):
     small.train.hooks = (f"{__name__}:{hook}",)

@@ -190,7 +190,13 @@ def count_evaluations(scheme: Scheme, W: Tree, y: Vector) -> tuple[int, int]:
     calls: list[str] = []
 
     def sub_field(name: str) -> SubField:
-        return lambda W, y: calls.append(name) or y  # type: ignore[func-returns-value]
+        def note(W: Tree, y: Vector) -> Vector:
+            if isinstance(W, tuple):
+                raise TypeError("f and g take the weights of one node, W[i], and not all of W")
+            calls.append(name)
+            return y
+
+        return note
 
     field = VectorField(sub_field("f"), sub_field("g"))
     scheme.step(field, (W,) * len(scheme.nodes), scheme.begin(y, 1), 1.0)

@@ -36,6 +36,9 @@ def load_hooks(names: Sequence[str]) -> list[HookClass]:
             raise InputError(f"{where} is not a class derived from t5x_diffeq.Hook")
         if not getattr(cls, "name", None):
             raise InputError(f"{where}: the class has no name; give it one")
+        own = {n for kind in cls.__mro__ if kind not in Hook.__mro__ for n in vars(kind)}
+        if not any(callable(vars(Hook).get(name)) for name in own - {"__init__"}):
+            raise InputError(f"{where}: the class does nothing; give it a `run(self, position)`")
         try:
             inspect.signature(make).bind(None)  # None stands for the Training
         except (TypeError, ValueError) as error:

@@ -89,6 +89,9 @@ miscounted = td.Scheme(ralston_step, nodes=(0.0, 2 / 3), order=2, evaluations=(1
 reads_too_much = td.Scheme(
     lambda field, W, y, dt: field(W[1], y), nodes=(0.0,), order=1, evaluations=(1, 1)
 )
+reads_all = td.Scheme(
+    lambda field, W, y, dt: field(W, y), nodes=(0.0,), order=1, evaluations=(1, 1)
+)
 
 
 def make_nothing() -> td.Scheme:
