@@ -140,6 +140,11 @@ def test_a_config_says_how_to_change_it(change, said):
         (lambda: td.grid("euler", 10**12), "integration takes 1 to 10000 steps"),
         (lambda: td.Scheme(None, (1.0,), 1, (1, 1)), "step=None; it must be a function"),
         (lambda: integrate(field=td.VectorField(None, None)), "its f and g must be functions"),
+        (lambda: integrate(field=lambda t, y: None), "field gives None, where dy/dt has the shape"),
+        (
+            lambda: integrate(field=lambda t, y: jnp.ones(3)),
+            "field gives ShapeDtypeStruct(shape=(3,), dtype=float32), where dy/dt has the",
+        ),
         (lambda: integrate(weights=None), "the weights None have no leaf"),
         (lambda: integrate(y="one"), "y='one'; it must be a number, a list of numbers or an array"),
     ],

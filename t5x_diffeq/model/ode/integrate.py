@@ -342,6 +342,12 @@ def integrate_field(
         raise InputError(f"field={field!r}; its f and g must be functions of W and y")
     solve = trajectory if keep else integrate
     y = jnp.asarray(y) + 0.0  # whole numbers become floats
+    for sub_field in field:
+        given = jax.eval_shape(sub_field, jax.tree.map(lambda w: jnp.asarray(w)[0], stacked), y)
+        shape = getattr(given, "shape", (0,) * (y.ndim + 1))
+        ends = zip(reversed(shape), reversed(y.shape), strict=False)
+        if len(shape) > y.ndim or any(own not in (1, size) for own, size in ends):
+            raise InputError(f"field gives {given}, where dy/dt has the shape {y.shape} of y")
     return solve(
         lambda args: lambda key: field,
         stacked,
