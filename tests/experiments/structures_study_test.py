@@ -103,7 +103,7 @@ def test_a_decay_is_swept_and_then_the_rate_at_the_best_one():
 
 
 def test_the_page_has_the_tables_of_the_kept_outcomes():
-    done = read_results(ROOT / "studies" / "outcomes" / "structures")
+    done = read_results(ROOT / "docs" / "lab" / "outcomes" / "structures")
     experiment, texts = structures.LAPTOP, {"stdlib": {"data.source": "stdlib"}}
     runs = experiment.runs(texts, SEEDS, done)
     outcomes = [{**done[run.name], **run.labels} for run in runs if run.name in done]
