@@ -20,7 +20,7 @@ LOADS = ["-c", "import t5x_diffeq as td; td.load"]
     [
         ("random", VERB, 2),
         ("logging", VERB, 2),
-        ("math", VERB, 2),
+        *[("math", VERB, 2)] * ("math" not in sys.builtin_module_names),  # else nothing hides it
         ("types", SCRIPT, 1),
         ("numpy/__init__", LOADS, 1),
     ],
