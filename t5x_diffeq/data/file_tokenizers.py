@@ -123,13 +123,11 @@ class SentencePieceTokenizer(FileTokenizer):
         """The name of a token."""
         return str(self.processor.id_to_piece(token))
 
-    def encode(self, texts: Sequence[str]) -> list[Integer[np.ndarray, " length"]]:
-        """The tokens of each text."""
+    def _encode(self, texts: Sequence[str]) -> list[Integer[np.ndarray, " length"]]:
         encoded = self.processor.encode(list(texts), num_threads=self.threads)
         return [np.asarray(tokens, np.int32) for tokens in encoded]
 
-    def decode(self, tokens: TokenSequence) -> str:
-        """The text of the tokens."""
+    def _decode(self, tokens: TokenSequence) -> str:
         return self.processor.decode([int(token) for token in tokens])
 
 
@@ -180,16 +178,14 @@ class HuggingFaceTokenizer(FileTokenizer):
         """The name of a token."""
         return str(self.processor.id_to_token(token))
 
-    def encode(self, texts: Sequence[str]) -> list[Integer[np.ndarray, " length"]]:
-        """The tokens of each text."""
+    def _encode(self, texts: Sequence[str]) -> list[Integer[np.ndarray, " length"]]:
         if self.threads == 1:  # the library divides a batch among all cores
             encoded = [self.processor.encode(text, add_special_tokens=False) for text in texts]
         else:
             encoded = self.processor.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.asarray(tokens.ids, np.int32) for tokens in encoded]
 
-    def decode(self, tokens: TokenSequence) -> str:
-        """The text of the tokens, including special tokens."""
+    def _decode(self, tokens: TokenSequence) -> str:
         return self.processor.decode([int(token) for token in tokens], skip_special_tokens=False)
 
 

@@ -8,10 +8,12 @@ from contextlib import suppress
 from itertools import pairwise
 from typing import Any, ClassVar, NamedTuple
 
+import jax
 import numpy as np
 from jaxtyping import Integer
 
 from t5x_diffeq.data.chat_template import ChatFormat
+from t5x_diffeq.system.arguments import checked
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.files import AnyPath, write_whole
 
@@ -20,7 +22,7 @@ MODEL_FILES = ("sentencepiece.model", "tokenizer.json", BYTES_FILE)
 END_FILE = "end_of_text.json"
 IMPORTED_FILE = "imported.json"
 OPENER_FILE = "opener.json"
-TokenSequence = list[int] | Integer[np.ndarray, " length"]
+TokenSequence = list[int] | Integer[np.ndarray, " length"] | Integer[jax.Array, " length"]
 
 
 class Border(NamedTuple):
@@ -73,12 +75,28 @@ class Tokenizer(ABC):
         self.imported: Mapping[str, Mapping[str, Any]] = {}
 
     @abstractmethod
-    def encode(self, texts: Sequence[str]) -> list[Integer[np.ndarray, " length"]]:
-        """The tokens of each text, without `end_of_text`."""
+    def _encode(self, texts: Sequence[str]) -> list[Integer[np.ndarray, " length"]]: ...
 
     @abstractmethod
+    def _decode(self, tokens: TokenSequence) -> str: ...
+
+    @checked
+    def encode(self, texts: Sequence[str]) -> list[Integer[np.ndarray, " length"]]:
+        """The tokens of each text, without `end_of_text`.
+
+        Args:
+          texts: the texts, such as ["one", "two"].
+        """
+        return self._encode(texts)
+
+    @checked
     def decode(self, tokens: TokenSequence) -> str:
-        """The text of the tokens."""
+        """The text of the tokens.
+
+        Args:
+          tokens: the tokens of one text, such as [72, 105].
+        """
+        return self._decode(tokens)
 
     @property
     def border(self) -> Border:
@@ -127,7 +145,7 @@ class Tokenizer(ABC):
         """The text of each token; a character of several tokens stands at the last of them."""
         texts = [""]
         for end in range(1, len(tokens) + 1):
-            text = self.decode(tokens[:end])
+            text = self._decode(tokens[:end])
             # A token can end within a character, which then decodes to the replacement character.
             complete = text.rstrip("\ufffd") if end < len(tokens) else text
             texts.append(max(texts[-1], complete, key=len))
@@ -161,7 +179,10 @@ class Tokenizer(ABC):
 
 
 class ByteTokenizer(Tokenizer):
-    """The bytes of UTF-8. Byte 0, which no text contains, ends a document."""
+    """The bytes of UTF-8. Byte 0, which no text contains, ends a document.
+
+    Bytes that are not UTF-8 decode to the replacement character.
+    """
 
     vocab_size = 256
     end_of_text = 0
@@ -171,10 +192,8 @@ class ByteTokenizer(Tokenizer):
     def __init__(self) -> None:
         super().__init__(b"", None)
 
-    def encode(self, texts: Sequence[str]) -> list[Integer[np.ndarray, " length"]]:
-        """The bytes of each text."""
+    def _encode(self, texts: Sequence[str]) -> list[Integer[np.ndarray, " length"]]:
         return [np.frombuffer(text.encode("utf-8"), np.uint8) for text in texts]
 
-    def decode(self, tokens: TokenSequence) -> str:
-        """The text; bytes that are not UTF-8 become the replacement character."""
+    def _decode(self, tokens: TokenSequence) -> str:
         return bytes(list(tokens)).decode("utf-8", errors="replace")

@@ -122,7 +122,8 @@ def _describe(hint: Any, plural: bool = False) -> str:
         return f"{', '.join(first)} or {last}" if first else last
     if issubclass(kind, Sequence) and inner:
         return f"a {'tuple' if kind is tuple else 'list'} of {_describe(inner[0], plural=True)}"
-    is_array = kind.__name__.endswith(("array", "Array"))
+    array_type = kind.__name__.split("[")[-1].split(",")[0]  # jaxtyping's: Integer[ndarray, 'n']
+    is_array = array_type.endswith(("array", "Array"))
     word = "an array" if is_array else _WORDS.get(kind, f"a {kind.__name__}")
     return f"{word.split(' ', 1)[1]}s" if plural and " " in word else word
 

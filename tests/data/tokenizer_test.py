@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -34,6 +36,19 @@ def test_any_text_round_trips(sentencepiece, text):
         (tokens,) = tokenizer.encode([text])
         assert tokenizer.decode(tokens) == text
         assert tokenizer.end_of_text not in tokens
+
+
+@pytest.mark.parametrize("texts", ["one", b"one", [1], None])
+def test_encode_takes_a_list_of_texts(texts):
+    with pytest.raises(InputError, match=r'texts=.* must be a list of texts .*\["one", "two"\]'):
+        ByteTokenizer().encode(texts)
+
+
+@pytest.mark.parametrize("tokens", ["one", 1, [1.5], [[1]], np.zeros(2), np.zeros((2, 2), int)])
+def test_decode_takes_the_tokens_of_one_text(tokens):
+    with pytest.raises(InputError, match=r"tokens=.* must be a list of whole numbers or an array"):
+        ByteTokenizer().decode(tokens)
+    assert ByteTokenizer().decode(jnp.asarray([72, 105])) == "Hi"
 
 
 @pytest.fixture(scope="module")

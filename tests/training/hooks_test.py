@@ -1,15 +1,18 @@
 """Hooks of a config's own: when they are called, what they report, and how they fail."""
 
+from unittest import mock
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import metrics_of, stop_after
 
+from t5x_diffeq.checkpoints.stored import TrainState
 from t5x_diffeq.cli.train import train_to_end
 from t5x_diffeq.config.config import Config
 from t5x_diffeq.system.errors import InputError, RunError
-from t5x_diffeq.training.hooks import Hook
-from t5x_diffeq.training.hooks.hook_list import _check_numbers, _named
+from t5x_diffeq.training.hooks import Hook, LoopPosition, Training
+from t5x_diffeq.training.hooks.hook_list import Hooks, _check_numbers, _named
 
 
 class Calls(Hook):
@@ -108,8 +111,32 @@ def test_a_hook_that_fails_ends_the_run_by_its_name(small, tmp_path, capsys):
 @pytest.mark.parametrize("values", [3, {3: 1.0}, {"a": "x"}, {"a": [1, 2]}])
 def test_a_hook_returns_numbers_by_name(values):
     with pytest.raises(RunError, match=r"`run` returns .*; it must return a dict of numbers, or"):
-        _check_numbers(values)
-    _check_numbers({"a": 1, "b": np.float32(2), "c": jnp.ones(())})
+        _check_numbers(values, "own", [])
+    _check_numbers({"a": 1, "b": np.float32(2), "c": jnp.ones(())}, "own", ["own", "train"])
+
+
+def test_a_hook_does_not_report_the_numbers_of_another():
+    with pytest.raises(RunError, match=r"'train/loss', a number of the hook train; .* 'own/'"):
+        _check_numbers({"train/loss": 1.0}, "own", ["train", "own"])
+
+
+class Emptying(Hook):
+    """Removes the parameters."""
+
+    name = "emptying"
+
+    def run(self, position):
+        position.state.params.clear()
+
+
+def test_a_hook_keeps_the_tree_of_the_train_state():
+    state = TrainState(jnp.zeros(()), {"w": jnp.zeros(3)}, None)
+    hook = Emptying.__new__(Emptying)
+    hook.training = mock.MagicMock()
+    hook.training.__class__ = Training
+    with pytest.raises(RunError, match="has added or removed arrays of the train state") as raised:
+        Hooks(hook.training, [hook]).run([hook], LoopPosition(1, state, 1))
+    assert raised.value.__notes__ == ["in the hook emptying at step 1"]
 
 
 def test_a_hook_that_wants_to_end_the_process_is_named():

@@ -50,11 +50,22 @@ def load_hooks(names: Sequence[str]) -> list[HookClass]:
     return hooks
 
 
-def _check_numbers(values: Any) -> None:
-    """Raises a RunError unless these are numbers by name, which aren't fetched from a device."""
+def _check_numbers(values: Any, name: str, others: Sequence[str]) -> None:
+    """Raises a RunError unless these are a hook's own numbers, which aren't fetched from a device.
+
+    Args:
+      name: the hook's name.
+      others: the names of the run's other hooks.
+    """
     items = values.items() if isinstance(values, Mapping) else [(None, 0)]
     if any(not isinstance(n, str) or isinstance(x, str) or np.ndim(x) for n, x in items):
         raise RunError(f"`run` returns {values!r:.60}; it must return a dict of numbers, or None")
+    for number in values:
+        if (hook := number.partition("/")[0]) in others and hook != name:
+            raise RunError(
+                f"`run` returns {number!r}, a number of the hook {hook}; begin its name with "
+                f"{name + '/'!r}"
+            )
 
 
 class Hooks:
@@ -122,9 +133,15 @@ class Hooks:
         try:
             for hook in hooks:
                 with self._instead(hook, position.step):
+                    tree = jax.tree.structure(position.state)
                     values = hook.run(position)
+                    if jax.tree.structure(position.state) != tree:
+                        raise RunError(
+                            "`run` has added or removed arrays of the train state; it must change "
+                            "a copy"
+                        )
                     if values:
-                        _check_numbers(values)
+                        _check_numbers(values, hook.name, [each.name for each in self.hooks])
                         self.training.writer.write_scalars(position.step, values)
                         position.values |= values
         except Interrupted:
