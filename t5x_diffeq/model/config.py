@@ -30,6 +30,7 @@ class ModelConfig(ModelKeys):
     vocab_size: VocabSize = field()  # the vocabulary size of the tokenizer
     max_length: int  # the longest sequence, in tokens: `config.data.sequence_length`
     merge_tokens: bool = True  # whether linears merge batch and length (`Linear.merge_tokens`)
+    state_row_major: bool = False  # whether the loop carries the state row by row (`integrate`)
 
     @classmethod
     def of(cls, keys: ModelKeys, vocab_size: int, max_length: int) -> "ModelConfig":
@@ -70,16 +71,17 @@ class ModelConfig(ModelKeys):
         return replace(self, attention=kernel), reason
 
     def for_platform(self, platform: str) -> "ModelConfig":
-        """The config with `merge_tokens` for the platform, and with `scan_unroll` if it is None.
+        """The config with the layouts that suit the platform, and with a number for `scan_unroll`.
 
         On an H100, an unrolled loop over solver steps makes an optimizer step take 0.82 to 0.89 of
         the time (docs/lab/h100.md): what the loop stores for the backward pass is neither zeroed
         nor copied. With `remat=full` the loop stores little, and the compiler would recompute many
         unrolled steps at once, in five times the memory. A TPU's compiler writes products straight
-        into the arrays that the loop stores only if their tokens aren't merged
-        (docs/lab/tpu_step.md).
+        into the arrays that the loop stores only if their tokens aren't merged, and copies every
+        stored state unless the loop carries it row by row (docs/lab/tpu_step.md).
         """
-        config = replace(self, merge_tokens=platform != "tpu")
+        tpu = platform == "tpu"
+        config = replace(self, merge_tokens=not tpu, state_row_major=tpu)
         if self.scan_unroll is not None:
             return config
         unrolled = platform == "gpu" and self.remat != "full"

@@ -178,6 +178,7 @@ def solve(
         remat=config.remat,
         unroll=config.scan_unroll or 1,
         kept_dtype=config.compute_dtype,
+        row_major=config.state_row_major,
         key=key,
     )
     if not rates:

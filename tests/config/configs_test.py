@@ -79,8 +79,8 @@ def test_loops_are_unrolled_on_gpus(platform, steps, expected):
         assert model.scan_unroll == chosen
 
 
-def test_tokens_are_merged_but_on_tpus():
-    """A config says for which platform, and the layers take it; fp8 needs merged tokens."""
+def test_layouts_suit_the_platform():
+    """Tokens are merged but on TPUs, where the state is carried row by row; fp8 merges always."""
     config = importlib.import_module("configs.tiny").get_config()
     config.model.dtype = "bfloat16"
     for platform, products, merged in (
@@ -93,6 +93,7 @@ def test_tokens_are_merged_but_on_tpus():
         model = ModelConfig.of(Config.of(config).model, 256, 64).for_platform(platform)
         mlp, attention = mlp_of(model), attention_of(model)
         assert mlp.merge_tokens == attention.merge_tokens == merged
+        assert model.state_row_major == (platform == "tpu")
 
 
 H100 = "NVIDIA H100 80GB HBM3"

@@ -86,8 +86,8 @@ def test_causal_by_gradients(architecture):
 
 
 @functools.cache
-def gradient_with_dropout(remat, unroll=1):
-    model = small(dropout_rate=0.1, remat=remat, scan_unroll=unroll)
+def gradient_with_dropout(remat, unroll=1, **changes):
+    model = small(dropout_rate=0.1, remat=remat, scan_unroll=unroll, **changes)
 
     def loss(params):
         rngs = {"dropout": jax.random.key(3)}
@@ -112,6 +112,14 @@ def assert_equal_gradients(found, expected):
 @pytest.mark.parametrize("remat", ["none", "full"])
 def test_unrolling_changes_nothing(remat):
     assert_equal_gradients(gradient_with_dropout(remat, 2), gradient_with_dropout("none"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("remat", ["full", "keep:qkv,attention"])
+def test_a_state_that_is_carried_row_by_row_changes_nothing(remat):
+    by_row = gradient_with_dropout(remat, state_row_major=True)
+    for a, b in zip(by_row, gradient_with_dropout(remat), strict=True):
+        np.testing.assert_array_equal(a, b)
 
 
 def test_barriers_stand_behind_norms_and_mlp_of_unrolled_steps():

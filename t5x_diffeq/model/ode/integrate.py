@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental.layout import Layout, with_layout_constraint
 from jax.typing import DTypeLike
 from jaxtyping import Array
 
@@ -44,6 +45,7 @@ def integrate(
     remat: str = "none",
     unroll: int = 1,
     kept_dtype: DTypeLike | None = None,
+    row_major: bool = False,
     key: Array | None = None,
 ) -> Vector:
     """y(1) from y(0); with its running cost, if y is a `StateWithCost`.
@@ -60,6 +62,9 @@ def integrate(
       unroll: how many solver steps one iteration of the compiled loop computes.
       kept_dtype: dtype in which "full" stores the state of each step for the backward pass; None
         stands for the state's own, in which a scheme's memory is always stored.
+      row_major: whether the last axis of what the scan carries must be contiguous in memory. Left
+        to itself, XLA carries a TPU's state as the last product writes it, with the length
+        contiguous, and the backward pass copies each stored state before a norm reads it.
     """
     solver = find_scheme(scheme)
     inputs = step_inputs(weights, scheme, num_steps, key)
@@ -70,7 +75,8 @@ def integrate(
         # which the backward pass would then compute once more.
         if remat == "full" and solver.layer == "parallel":
             field_of_key = _recompute_in_turn(field_of_key)
-        return step_function(field_of_key, scheme, step_size)
+        step = step_function(field_of_key, scheme, step_size)
+        return (lambda memory, inputs: _row_major(step(memory, inputs))) if row_major else step
 
     memory = solver.begin(y, num_steps)
     if remat == "full" and kept_dtype not in (None, y.dtype) and not solver.remembers:
@@ -160,6 +166,16 @@ def step_function(
         return solver.step(field(key), tuple(at_nodes), memory, step_size)
 
     return step
+
+
+def _row_major(memory: Memory) -> Memory:
+    """The same arrays, whose last axis is contiguous in memory."""
+
+    def constrain(y: Array) -> Array:
+        constrained: Array = with_layout_constraint(y, Layout(tuple(range(y.ndim))))
+        return constrained
+
+    return jax.tree.map(constrain, memory)
 
 
 def _recompute_in_turn(field: FieldOfKey) -> FieldOfKey:

@@ -133,9 +133,9 @@ class Hooks:
         try:
             for hook in hooks:
                 with self._instead(hook, position.step):
-                    tree = jax.tree.structure(position.state)
+                    tree = str(jax.tree.structure(position.state))
                     values = hook.run(position)
-                    if jax.tree.structure(position.state) != tree:
+                    if str(jax.tree.structure(position.state)) != tree:
                         raise RunError(
                             "`run` has added or removed arrays of the train state; it must change "
                             "a copy"
