@@ -28,7 +28,8 @@ from t5x_diffeq.training.objective import places_of
 PAGE = Path(__file__).parent / "page"  # its files
 MOST_STEPS = 256  # the most solver steps that a request may ask for
 _COARSER = (16, 20, 24, 32, 48, 64, 96, 128)  # offered up to four times the trained number of steps
-_OPENING = 24  # tokens of the validation text that form the first text
+_OPENING = 96  # tokens of the validation text that form the first text
+_KEPT = 0.75  # of the model's length, what is read of a longer text; the rest is for a continuation
 _VALIDATION_ROWS = 8  # sequences on which the loss over N is computed
 _BETWEEN = 8  # points of a path of W(t) from one node to the next, if there is room for them
 _MOST_POINTS = 96  # of a path of W(t)
@@ -107,10 +108,20 @@ class Explorer:
             note = f"{warning[0].upper()}{warning[1:]}."
         return {"num_steps": num_steps, "scheme": scheme, "trained": trained, "note": note}
 
-    def _tokens(self, text: str) -> list[int]:
+    def _tokens(self, text: str) -> tuple[list[int], str]:
+        """The tokens that are read of a text, and a sentence if these are not all: its end is."""
         if not text:
             raise InputError("the text has no tokens; write something")
-        return self.trained.tokens(text).tolist()
+        tokens, most = self.tokenizer.read(text, "the text"), self.config.max_length
+        if len(tokens) <= most:
+            return tokens, ""
+        opener = tokens[:1] if tokens[0] == self.tokenizer.opener else []
+        kept = int(_KEPT * most)
+        said = (
+            f"The text has {len(tokens)} tokens, and the model takes {most}: the last {kept} are "
+            "read here, which leaves room for a continuation. "
+        )
+        return [*opener, *tokens[len(opener) - kept :]], said
 
     def tokens(self, text: str, grid: Depth) -> Answer:
         """What is known of a reading before it is computed: its tokens, and what its grid means.
@@ -118,9 +129,10 @@ class Explorer:
         Raises:
           InputError: if the text can't be read.
         """
-        tokens = self._tokens(text)
-        pieces = self.tokenizer.pieces(tokens)
-        return {**self._describe(grid), "tokens": pieces, "ids": tokens}
+        tokens, said = self._tokens(text)
+        meaning = self._describe(grid)
+        meaning["note"] = said + meaning["note"]
+        return {**meaning, "tokens": self.tokenizer.pieces(tokens), "ids": tokens}
 
     def read(self, text: str, grid: Depth) -> Answer:
         """The text at a depth: each token's loss, predictions and speed at every node.
@@ -164,7 +176,7 @@ class Explorer:
         self, text: str, grid: Depth, limit: int, sampling: Sampling, seed: int
     ) -> Iterator[str]:
         """Yields the text that each drawn token adds, without characters that may still change."""
-        prompt = self._tokens(text)
+        prompt, _ = self._tokens(text)
         row, sent = Continuation(self.tokenizer, prompt), ""
         for token in islice(self.stepper.draw(prompt, grid, sampling, seed), limit):
             row.add(token)
@@ -204,7 +216,7 @@ class Explorer:
         Raises:
           InputError: as `read`; or if there is no such token.
         """
-        tokens = self._tokens(text)
+        tokens, _ = self._tokens(text)
         if output >= len(tokens):
             raise InputError(f"output is {output}; the text has the tokens 0 to {len(tokens) - 1}")
         length = min(-(-len(tokens) // _PADDING) * _PADDING, self.config.max_length)

@@ -9,7 +9,7 @@ from t5x_diffeq.system.console import track
 from t5x_diffeq.system.files import AnyPath, write_whole
 
 _MOST_DEPTHS = 16
-_MOST_TOKENS, _TEMPERATURE, _SEED = 40, 0.8, 0  # with which page.js begins
+_MOST_TOKENS, _TEMPERATURE, _SEED = 100, 0.8, 0  # with which page.js begins
 _NOTHING_FROM_OUTSIDE = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
 )

@@ -2,7 +2,7 @@
 "use strict";
 
 const $ = (id) => document.getElementById(id);
-const NUMBERS = { max_tokens: 40, temperature: 0.8, seed: 0 };
+const NUMBERS = { max_tokens: 100, temperature: 0.8, seed: 0 };
 const state = { token: "", text: null, colour: "loss", at: null, choices: [{}], ...NUMBERS };
 let runs = [], views = [], exponents = new Map(), losses = new Map(), sweep = null;
 
@@ -249,7 +249,8 @@ async function showPaths() {
     const names = Object.keys(answers[0].kernels), before = $("kernel").value;
     if ([...$("kernel").options].map((each) => each.value).join() !== names.join()) {
       $("kernel").replaceChildren(...names.map((name) => new Option(name)));
-      $("kernel").value = names.includes(before) ? before : names[0];
+      const bend = (name) => answers[0].kernels[name].shares[1]; // a path without one is a straight line
+      $("kernel").value = names.includes(before) ? before : names.reduce((a, b) => (bend(b) > bend(a) ? b : a));
     }
     const known = views.flatMap((view, n) => (answers[n].kernels[$("kernel").value] ? [[view, answers[n]]] : []));
     const series = known.map(([view, answer]) => ({ kind: view.kind, label: view.choice.run, dashed: !answer.smooth,
