@@ -3,7 +3,7 @@
     PYTHONPATH=.:tests/support python launch/explore_page.py [WORKDIR]
 
 examples/smooth gets what reading WORKDIR needs: config, tokenizer, parameters, validation text, and
-one document of the training text. The pictures need Chromium (tests/support/browser.py).
+the start of the training text. The pictures need Chromium (tests/support/browser.py).
 """
 
 import shutil
@@ -29,16 +29,17 @@ from t5x_diffeq.inference.explorer.recording import write_recording
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 MODEL = ROOT / "examples" / "smooth"
-TEXT = '''\
-def read_lines(path):
-    """Return the lines of the file."""
-    with open(path, encoding="utf-8") as f:
-        return'''
+TEXT = """\
+TRANIO:
+'Tis death for any one in Mantua
+To come to Padua. Know you not the cause?
+"""
+_TRAINING_TOKENS = 4096  # of the first document of the training text, which are kept
 STEPS, TOKEN, WIDTH, COLOURS = 3, 15, 900, 256  # of the pictures
 ARRANGE = """
 document.head.insertAdjacentHTML("beforeend", `<style>
   header, #controls, #legend, #token_note, #lenses, #about_link, #token_charts > :nth-child(2),
-    main > section:last-of-type :is(h2, figure:nth-child(2)) { display: none }
+    main > section:last-of-type :is(h2, figure:not(:first-child)) { display: none }
   main { display: grid; grid-template-columns: 1fr 1fr; gap: 0 1.5rem }
   #views { grid-column: 1 / -1 } .charts { display: block }
   #token, .continuation { min-height: 0; border: none; margin: 0; padding: 0 }
@@ -48,9 +49,9 @@ DRAWN = "return document.querySelectorAll('#losses circle').length"
 
 
 def keep_what_reading_needs(workdir: Path) -> None:
-    """Writes examples/smooth, except its README and the text's licence."""
+    """Writes examples/smooth, except its README."""
     for path in MODEL.iterdir():
-        if path.name not in ("README.md", "LICENSE.python"):
+        if path.name != "README.md":
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     for name in ("config.json", "data.json"):
         shutil.copy(workdir / name, MODEL)
@@ -63,7 +64,8 @@ def keep_what_reading_needs(workdir: Path) -> None:
     for split in SPLITS:
         documents = ShardedDocuments(shards, split)
         count = 1 if split == "train" else len(documents)
-        rows = (documents[n].astype(documents.dtype) for n in range(count))
+        most = _TRAINING_TOKENS if split == "train" else None
+        rows = (documents[n][:most].astype(documents.dtype) for n in range(count))
         write_shard(kept, stem(split, 0, 1), rows, facts, Skipped())
     merge_shards(kept, 1, facts, 0.0)
     run = td.load(workdir).run

@@ -164,11 +164,14 @@ def test_sensitivity_ends_at_the_chosen_token(client):
     assert max(exponents[:4]) == exponents[3]  # of the token in itself
 
 
-def test_paths_of_the_weights(client):
+def test_paths_of_the_weights(client, run):
     answer = ask(client, "/api/paths")
     assert np.sum(answer["is_node"]) == 2 and not answer["smooth"]
     for kernel in answer["kernels"].values():
         assert np.shape(kernel["points"]) == (len(answer["times"]), 2)
+    up = np.asarray(run.weights(t=answer["times"])["mlp"]["up"]["kernel"])
+    sizes = np.sqrt(np.square(up).sum((1, 2)))
+    np.testing.assert_allclose(answer["kernels"]["mlp/up"]["sizes"], sizes, rtol=1e-3)
 
 
 @pytest.mark.parametrize(

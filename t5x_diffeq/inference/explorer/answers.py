@@ -232,7 +232,7 @@ class Explorer:
         return {"output": output, "exponents": _to_json(exponents.largest[0, : len(tokens)])}
 
     def paths(self) -> Answer:
-        """The path of W(t) of each kernel in the plane in which it moves the most."""
+        """Each kernel's path W(t), in the plane in which it moves the most, and its size |W(t)|."""
         num_steps, at_nodes = self.config.num_steps, nodes(self.config)
         times = at_nodes
         if source_of(self.config).any_time:
@@ -245,7 +245,12 @@ class Explorer:
         kernels = {}
         for name, centred in paths.centred.items():
             points, shares = principal_path(centred)
-            kernels[name] = {"points": _to_json(points), "shares": _to_json(shares)}
+            sizes = np.sqrt(np.maximum(np.diag(paths.inner[name]), 0))
+            kernels[name] = {
+                "points": _to_json(points),
+                "shares": _to_json(shares),
+                "sizes": _to_json(sizes),
+            }
         return {
             "times": _to_json(paths.times),
             "is_node": is_node.tolist(),

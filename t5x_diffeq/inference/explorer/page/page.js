@@ -249,15 +249,17 @@ async function showPaths() {
     const names = Object.keys(answers[0].kernels), before = $("kernel").value;
     if ([...$("kernel").options].map((each) => each.value).join() !== names.join()) {
       $("kernel").replaceChildren(...names.map((name) => new Option(name)));
-      const bend = (name) => answers[0].kernels[name].shares[1]; // a path without one is a straight line
-      $("kernel").value = names.includes(before) ? before : names.reduce((a, b) => (bend(b) > bend(a) ? b : a));
+      const most = (name) => Math.max(...answers[0].kernels[name].sizes) / Math.min(...answers[0].kernels[name].sizes);
+      $("kernel").value = names.includes(before) ? before : names.reduce((a, b) => (most(b) > most(a) ? b : a));
     }
     const known = views.flatMap((view, n) => (answers[n].kernels[$("kernel").value] ? [[view, answers[n]]] : []));
-    const series = known.map(([view, answer]) => ({ kind: view.kind, label: view.choice.run, dashed: !answer.smooth,
-      points: answer.kernels[$("kernel").value].points, dots: (n) => (answer.is_node[n] ? "full" : null), say: (n) => `t = ${answer.times[n]}` }));
+    const series = (points) => known.map(([view, answer]) => ({ kind: view.kind, label: view.choice.run, dashed: !answer.smooth,
+      points: points(answer.kernels[$("kernel").value], answer.times), dots: (n) => (answer.is_node[n] ? "full" : null), say: (n) => `t = ${answer.times[n]}` }));
     const share = (n) => (known.length === 1 ? ` (${(100 * known[0][1].kernels[$("kernel").value].shares[n]).toFixed(1)}% of the variance)` : "");
-    $("paths").replaceChildren(lineChart({ title: "The path of W(t) in its principal plane", flat: true, series,
+    $("paths").replaceChildren(lineChart({ title: "The path of W(t) in its principal plane", flat: true, series: series((kernel) => kernel.points),
       x: `first principal component${share(0)}`, y: `second${share(1)}` }));
+    $("sizes").replaceChildren(lineChart({ title: "The size of W(t) over depth", x: "depth t", y: "|W(t)|",
+      series: series((kernel, times) => times.map((t, n) => [t, kernel.sizes[n]])) }));
     const between = answers[0].smooth ? "The line is W(t) between them." : "W(t) means nothing between them: the line is dashed.";
     $("paths_note").textContent = `Dots are the nodes of the trained grid. ${between}`;
   } catch (error) {
