@@ -95,8 +95,11 @@ class Checkpoints:
             self.manager.wait_until_finished()
         self.saving = step
         with self._explain():
-            # Before the save, in which Orbax asks `retention` which checkpoints to delete.
+            # Before the save, in which Orbax asks `retention` which checkpoints to delete. A person
+            # may have marked one since the last save.
             self.retention.losses[step] = data_state["eval_loss"]
+            marked = checkpoint_folder.marked_steps(self.folder) if jax.process_index() == 0 else []
+            self.retention.marked = set(gather("milestones", marked)[0])
             self.manager.save(step, args=stored.items_of(state, data_state), force=True)
         if jax.process_index() == 0:
             waited = time.perf_counter() - started
@@ -168,10 +171,9 @@ class Checkpoints:
         """The step of the checkpoint that a rollback goes to; None if there is none.
 
         It is the newest checkpoint of the workdir that was made by the schedule and not because of
-        a signal. So it is the same if the run was stopped and resumed in between.
+        a signal, if there is one. So it is the same if the run was stopped and resumed in between.
         """
-        scheduled = filter(self.retention.is_scheduled, self.manager.all_steps())
-        return max(scheduled, default=None)
+        return self.retention.rollback_step(self.manager.all_steps())
 
     def go_back(self, abstract_state: TrainState, fingerprint: str) -> RestoredCheckpoint:
         """The checkpoint of `rollback_step`, as from `restore`; later ones are deleted."""

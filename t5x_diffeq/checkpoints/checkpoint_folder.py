@@ -96,8 +96,7 @@ _NOTE = "This checkpoint is a milestone and is never deleted. Remove this file t
 class Retention(PreservationPolicy):
     """Tells Orbax at each save which checkpoints to keep; all others are deleted then.
 
-    With `scheduled`, it also keeps the checkpoint to which a rollback goes: the newest whose step
-    is a multiple of `scheduled`, or a milestone.
+    With `scheduled`, it also keeps the checkpoint to which a rollback goes.
     """
 
     newest: int  # how many of the newest to keep
@@ -110,12 +109,17 @@ class Retention(PreservationPolicy):
 
     def look_up(self, folder: AnyPath) -> None:
         """Reads the milestones and losses of the checkpoints that are in a folder now."""
-        self.marked = {int(x.name) for x in steps_in(folder) if (x / MILESTONE).exists()}
+        self.marked = set(marked_steps(folder))
         self.losses = {step: _read_eval_loss(folder / str(step)) for step in whole_steps(folder)}
 
-    def is_scheduled(self, step: int) -> bool:
-        """Whether a checkpoint at `step` is due even if nothing stops the run."""
-        return self.scheduled is None or step % self.scheduled == 0 or step in self.milestones
+    def rollback_step(self, steps: Sequence[int]) -> int | None:
+        """The newest of these checkpoints that is due even if nothing stops the run.
+
+        If there is none, as after a branch from a run that was stopped, it is the oldest.
+        """
+        every = self.scheduled or 1
+        due = [step for step in steps if step % every == 0 or step in self.milestones]
+        return max(due, default=min(steps, default=None))
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> Sequence[bool]:
         """Whether each checkpoint, oldest first, is kept."""
@@ -124,9 +128,14 @@ class Retention(PreservationPolicy):
         if self.every:
             kept |= {step for step in steps if step % self.every == 0}
         if self.scheduled:
-            kept |= set(list(filter(self.is_scheduled, steps))[-1:])
+            kept.add(self.rollback_step(steps))
         kept |= set(_lowest_first({step: self.losses.get(step) for step in steps})[: self.best])
         return [step in kept for step in steps]
+
+
+def marked_steps(folder: AnyPath) -> list[int]:
+    """The steps whose checkpoints a file `MILESTONE` keeps."""
+    return sorted(int(step.name) for step in steps_in(folder) if (step / MILESTONE).exists())
 
 
 def _lowest_first(losses: Mapping[int, float | None]) -> list[int]:

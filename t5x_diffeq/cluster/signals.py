@@ -94,7 +94,7 @@ class StopSignals:
         name = "Ctrl-C" if interrupted else signal.Signals(number).name
         status = EXIT_INTERRUPTED if interrupted else EXIT_PREEMPTED
         if interrupted:
-            self._restore()  # a second Ctrl-C acts at once
+            signal.signal(signal.SIGINT, self.before[signal.SIGINT])  # a second Ctrl-C acts at once
         if number == signal.SIGHUP:
             console.leave_terminal()
         self.ask(Request(status, name))

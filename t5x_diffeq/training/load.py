@@ -131,7 +131,8 @@ def init_from_pretrained(setup: Setup, pretrained: PretrainedRun) -> tuple[Train
     """
     state = setup.init_state()
     params, step = pretrained.params_for(setup)
-    return replace(state, params={**state.params, **params}), step
+    # `Setup.complete` makes averages of these parameters.
+    return replace(state, params={**state.params, **params}, averages=None), step
 
 
 def load_run(

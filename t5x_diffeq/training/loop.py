@@ -66,7 +66,9 @@ def train(
 
         # Compile in a thread, while the state is made and evaluated. On a GPU nothing may run
         # meanwhile: XLA chooses its kernels by their times.
-        depths = depths_to_come(config, training.start) if training.start < total_steps else []
+        # A rollback may go back to any step.
+        earliest = 0 if config.train.on_spike == "rollback" else training.start
+        depths = depths_to_come(config, earliest) if training.start < total_steps else []
         teacher = load_teacher(setup)
         thread = stack.enter_context(ThreadPoolExecutor(1, "compile"))
         compiling = thread.submit(

@@ -118,7 +118,8 @@ def _some_rows(batch: Batch, shards: int) -> Batch:
     """A few rows of a batch, as many from each of its shards, so that none is moved."""
     rows = len(batch["inputs"])
     per_shard = rows // shards
-    wanted = next(n for n in range(1, per_shard + 1) if per_shard % n == 0 and n * shards >= _ROWS)
+    enough = (n for n in range(1, per_shard + 1) if per_shard % n == 0 and n * shards >= _ROWS)
+    wanted = next(enough, per_shard)  # a small batch is taken whole
     groups = wanted * shards
     return {name: x.reshape(groups, -1, *x.shape[1:])[:, 0] for name, x in batch.items()}
 

@@ -65,6 +65,24 @@ def test_milestones_stay(tmp_path):
     assert save(tmp_path, [10]) == [4, 9, 10]
 
 
+def test_a_checkpoint_that_is_marked_while_the_run_trains_stays(tmp_path):
+    with Checkpoints(tmp_path, Retention(newest=1)) as checkpoints:
+        for step in (1, 2, 3):
+            checkpoints.save(step, state_at(step), RunFacts(FINGERPRINT, None, step, None))
+            checkpoints.wait()
+            if step == 1:
+                (tmp_path / "checkpoints" / "1" / MILESTONE).touch()
+    assert whole_steps(tmp_path / "checkpoints") == [1, 3]
+
+
+def test_a_rollback_goes_to_the_newest_that_is_due():
+    """After a branch from a run that was stopped, there may be none that is."""
+    retention = Retention(newest=1, scheduled=5, milestones=(8,))
+    assert retention.rollback_step([5, 8, 9]) == 8
+    assert retention.rollback_step([7, 9]) == 7
+    assert retention.rollback_step([]) is None
+
+
 def test_a_damaged_milestone_is_kept_apart(tmp_path):
     save(tmp_path, [2, 4], milestones=(4,))
     save(tmp_path, [2], newest=2)

@@ -21,6 +21,8 @@ def test_a_second_ctrl_c_acts_at_once():
     with StopSignals() as stop:
         os.kill(os.getpid(), signal.SIGINT)
         assert stop.should_stop()
+        for number in (signal.SIGTERM, signal.SIGHUP):  # the terminal is closed meanwhile
+            os.kill(os.getpid(), number)
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
     assert stop.reason.status == 130

@@ -107,7 +107,13 @@ def test_type_slide_hover_compare_and_reload(page, origin):
     page.all("#colour [value=difference]")[0].click()
     page.wait_for("#legend", "nats")
     assert page.driver.execute_script("return document.documentElement.scrollWidth <= innerWidth")
-    page.wait(lambda: page.all("#paths svg") and page.all("#sizes svg") and len(page.all("#losses circle")) > 8)
+    page.wait(
+        lambda: (
+            page.all("#paths svg")
+            and page.all("#sizes svg")
+            and len(page.all("#losses circle")) > 8
+        )
+    )
     address = page.driver.current_url
     page.driver.get("about:blank")
     page.driver.get(address)

@@ -208,7 +208,9 @@ def test_the_end_of_too_long_a_text_is_read(client):
     assert cut["tokens"] == short["tokens"] and cut["loss"] == short["loss"]
     assert cut["note"].startswith("The text has 309 tokens, and the model takes 160: the last 120")
     body = {"num_steps": 3, "scheme": "euler", **DRAWN}
-    ends = [client.post("/api/continue", json={"text": t, **body}).text for t in (text, text[-120:])]
+    ends = [
+        client.post("/api/continue", json={"text": t, **body}).text for t in (text, text[-120:])
+    ]
     assert ends[0] == ends[1]
 
 

@@ -226,9 +226,12 @@ def test_a_state_begun_on_a_mesh_is_sharded(base, text):
     config = verb.complete_config(
         flatten(tuning_config("lora", base, text, num_steps=3)), read_config(base)
     )
-    setup = make_setup(config.with_values({"mesh.fsdp": 8}), 256)
+    setup = make_setup(config.with_values({"mesh.fsdp": 8, "train.ema_decay": 0.9}), 256)
     with setup.context():
         state, step = init_from_pretrained(setup, PretrainedRun(base, 256))
+        averages = setup.complete(state).averages
     assert step == 6
+    for name, average in averages.items():  # they begin at the run's parameters
+        jax.tree.map(np.testing.assert_array_equal, average, state.params[name])
     kernel = state.params["source"]["weights"]["mlp"]["up"]["kernel"]
     assert len({str(shard.index) for shard in kernel.addressable_shards}) == 8

@@ -157,11 +157,21 @@ def test_a_rollback_goes_past_the_data(poisoned, tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.slow
+def test_a_rollback_goes_to_steps_of_another_depth(poisoned, tmp_path):
+    """The run resumes at step 3, behind the last step with a single solver step."""
+    config, _ = poisoned
+    config.train.update(on_spike="rollback", depths=(1,), depths_until=0.3)
+    assert stop_after(3, Config.of(config), tmp_path) == 42
+    assert train_to_end(Config.of(config), tmp_path) == 0
+    assert RunStatus(tmp_path, 0).facts()["rollbacks"] == 1
+
+
+@pytest.mark.slow
 def test_what_does_not_end_is_ended(poisoned, tmp_path):
     config, bad = poisoned
     bad |= {*range(4, 40)}
     config.train.on_spike = "rollback"
-    with pytest.raises(RunError, match="the 6th since the run last got past step 4"):
+    with pytest.raises(RunError, match="the 6th since checkpoint 2"):
         train_to_end(Config.of(config), tmp_path / "back")
     config.train.update(on_spike="skip", total_steps=30)
     with pytest.raises(RunError, match="at step 14 loss is nan"):

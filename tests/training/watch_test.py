@@ -18,6 +18,7 @@ from t5x_diffeq.model.language_model import in_one_document, nodes
 from t5x_diffeq.model.sub_fields import make_block
 from t5x_diffeq.training.hooks.watcher import Watcher
 from t5x_diffeq.training.step import lower_train_step
+from t5x_diffeq.training.watch import _some_rows
 
 pytestmark = pytest.mark.in_turns
 BATCH = 8
@@ -119,6 +120,15 @@ def one_device(text):
     config.model.num_steps = 3
     config.optimizer.warmup_fraction = 0.0
     return config
+
+
+@pytest.mark.parametrize(
+    ("rows", "shards", "expected"), [(1, 1, 1), (2, 2, 2), (3, 1, 3), (8, 1, 4)]
+)
+def test_a_small_batch_is_watched_whole(rows, shards, expected):
+    batch = {"inputs": jnp.arange(rows * 3).reshape(rows, 3)}
+    some = _some_rows(batch, shards)["inputs"]
+    assert len(some) == expected and {*some[:, 0].tolist()} <= {*batch["inputs"][:, 0].tolist()}
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ from t5x_diffeq.training.step import make_gradient
 from t5x_diffeq.training.watch import sizes
 
 _MOST_IN_A_ROW = 10  # steps whose values aren't finite
-_MOST_ROLLBACKS = 5  # without getting further
+_MOST_ROLLBACKS = 5  # to the same checkpoint
 
 
 class GoBack(Exception):  # noqa: N818  # the run goes on
@@ -49,7 +49,8 @@ class Spikes(Hook):
         self.step = training.start  # the last step that was given to the devices
         self.state: TrainState | None = None  # after that step
         self.not_finite = 0  # steps in a row whose values aren't finite
-        self.rollbacks, self.furthest = 0, 0  # rollbacks without getting past this step
+        self.rollbacks = 0  # in a row, to the same checkpoint
+        self.target: int | None = None  # that checkpoint
 
     def after_step(self, step: int, state: TrainState, metrics: object) -> None:
         """Keeps the state, to find the cause of a value that isn't finite."""
@@ -103,12 +104,12 @@ class Spikes(Hook):
         """Whether a spike at `step` sends the run back to `checkpoint`; a RunError if too often."""
         if self.training.config.train.on_spike != "rollback" or checkpoint is None:
             return False
-        self.rollbacks = self.rollbacks + 1 if step <= self.furthest else 1
-        self.furthest = max(self.furthest, step)
+        self.rollbacks = self.rollbacks + 1 if checkpoint == self.target else 1
+        self.target = checkpoint
         if self.rollbacks > _MOST_ROLLBACKS:
             raise RunError(
-                f"spike at step {step}, the {self.rollbacks}th since the run last got past step "
-                f"{self.furthest}, on different data each time, so the data is not the reason; "
+                f"spike at step {step}, the {self.rollbacks}th since checkpoint {checkpoint}, on "
+                "different data each time, so the data is not the reason; "
                 "branch off an older checkpoint (train --branch_from) with a lower "
                 "optimizer.learning_rate, or raise train.spike_deviations"
             )
