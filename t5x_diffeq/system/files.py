@@ -158,13 +158,36 @@ def join_path(folder: AnyPath, text: str) -> AnyPath:
 def files_in(path: AnyPath, hidden: bool = False) -> list[AnyPath]:
     """The files in a folder and its subfolders, sorted, including links to missing files.
 
-    Hidden files, and files in hidden folders, are left out unless `hidden`.
+    Links to folders are followed, and no folder is read twice. Hidden files, and files in hidden
+    folders, are left out unless `hidden`.
     """
     if is_in_bucket(path):
         files = [epath.Path(BUCKETS + name) for name in sorted(bucket_files().find(str(path)))]
     else:
-        files = sorted(filter(_is_file_or_lost, path.rglob("*")))
+        files = sorted(filter(_is_file_or_lost, _walk(path)))
     return [file for file in files if hidden or not is_hidden(file, path)]
+
+
+def _walk(root: Path) -> Iterator[Path]:
+    """What is in a folder, its subfolders and those that links lead to, but the folders themselves.
+
+    A folder that several names lead to is walked once, and by its own name if it lies in `root`: a
+    link may lead to a folder above it, or, like `latest`, to one beside it. If it has a hidden and
+    a visible name, it is walked by both.
+    """
+    starts = [root]
+    walked: set[tuple[str, bool]] = set()
+    for start in starts:
+        for folder, within, names in os.walk(start):
+            key = os.path.realpath(folder), is_hidden(Path(folder), root)
+            if key in walked:
+                within.clear()
+                continue
+            walked.add(key)
+            within.sort()
+            paths = (Path(folder, name) for name in within)
+            starts += [path for path in paths if path.is_symlink()]
+            yield from (Path(folder, name) for name in names)
 
 
 def files_matching(pattern: AnyPath) -> list[AnyPath]:

@@ -299,6 +299,20 @@ def test_hidden_files_are_read_only_if_they_are_named(tmp_path, source, capsys):
     assert files_of(folder / ".git" / "*.jsonl") == {".git/c.jsonl"}
 
 
+def test_linked_folders_are_read_and_none_twice(tmp_path):
+    """Also if a link leads back, and if a folder has a hidden name, too."""
+    data, web = tmp_path / "data", tmp_path / "web"
+    for file in (data / "a.txt", data / "new" / "b.txt", web / "c.txt", data / ".kept" / "d.txt"):
+        file.parent.mkdir(exist_ok=True, parents=True)
+        file.write_text("text")
+    links = {".hidden": web, "again": web, "web": web, "latest": data / "new", "kept": ".kept"}
+    for name, folder in links.items():
+        (data / name).symlink_to(folder)
+    (web / "back").symlink_to(data)
+    found = [str(path.relative_to(data)) for path in find_text_files("path", str(data))]
+    assert found == ["a.txt", "again/c.txt", "kept/d.txt", "new/b.txt"]
+
+
 @pytest.mark.parametrize("source", ["text_files", "stream"])
 def test_links_to_nothing_are_named(tmp_path, source):
     (tmp_path / "a.jsonl").write_text(json.dumps({"text": "text"}) + "\n")
