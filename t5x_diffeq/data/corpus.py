@@ -179,9 +179,11 @@ def _make_corpus(
     taken_over = load_tokenizer(folder) if tuned else None
     if tokenizers:
         tokenizer = tokenizers[0]
-        same = taken_over is not None and taken_over.fingerprint == tokenizer.fingerprint
-        if taken_over and same and tokenizer.chat.template is None:
-            tokenizer.chat = taken_over.chat  # shards have no template
+        if taken_over and taken_over.fingerprint == tokenizer.fingerprint:
+            # The tuned run has an opener and stop ids, which the fingerprint doesn't cover.
+            if tokenizer.chat.template is not None:
+                taken_over.chat = tokenizer.chat  # the shards' conversations are written with it
+            tokenizer = taken_over
         tokenizer.save(folder)
     elif taken_over:
         tokenizer = taken_over

@@ -140,9 +140,12 @@ def test_shards_of_whole_texts_hold_no_masks(config, tmp_path):
     assert "masks" not in json.loads((made / "manifest.json").read_text())
     config.data.update(source="tokens", path=str(made))
     folder = tmp_path / "tuned" / "tokenizer"
-    adopt_tokenizer(chat_tokenizer_of("bytes"), folder, DataKeys(**config.data))
+    pretrained = chat_tokenizer_of("bytes")
+    pretrained.imported = {"config.json": {"eos_token_id": [0, 58]}}
+    adopt_tokenizer(pretrained, folder, DataKeys(**config.data))
     tuned = prepare_corpus(DataKeys(**config.data), tmp_path / "tuned", True, tuned=True)
     assert tuned.tokenizer.chat.template == MARKED  # that of the run in init_from
+    assert tuned.tokenizer.stops == {0, 58}
     config.data.loss_on = "completion"
     with pytest.raises(InputError, match=r"on=completion: the shards in .* with data.loss_on=all"):
         corpus_of(config.data, tmp_path / "refused", new=True)
