@@ -66,7 +66,7 @@ def prepare_shards(
     if part[1] > 1:
         log("this part is complete; when all parts are, run the command without --shard to finish")
         return None
-    manifest = merge_shards(folder, shards, facts, source.max_unreadable)
+    manifest = merge_shards(folder, shards, facts, source.max_unreadable, source.is_sample)
     if manifest["skipped"]:
         log(f"{source.name}: skipped documents: {Skipped(manifest['skipped'])}")
     return manifest

@@ -68,6 +68,7 @@ class Source:
     files: tuple[FileDocuments, ...] = ()  # the files that are read whenever a document is taken
     max_unreadable: float = 0.0  # the largest share of rows that may be unreadable (`rows`)
     characters: int = 0  # of both splits; 0: unknown, or of conversations
+    is_sample: bool = False  # whether training reads more documents than these
 
     def check_unchanged(self) -> None:
         """Raises an InputError if a file has changed since the fingerprint was computed."""
@@ -335,6 +336,7 @@ def stream(data: DataKeys) -> Source:
         *opened.documents,
         opened.fingerprint,
         conversations=chat,
+        is_sample=True,
     )
 
 
