@@ -120,6 +120,8 @@ def _read_file(path: AnyPath, end_of_text: str | None) -> FileTokenizer:
     kind = HuggingFaceTokenizer if path.suffix == ".json" else SentencePieceTokenizer
     try:
         return kind(read_inside(path), end_of_text)
+    except InputError:  # a ValueError, which says what is wrong, such as `end_of_text`
+        raise
     except (RuntimeError, ValueError, OSError) as error:
         # What sentencepiece says of a file that is no model is a line of its own source code.
         reason = "" if isinstance(error, RuntimeError) else f" ({describe_error(error)})"

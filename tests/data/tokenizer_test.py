@@ -123,7 +123,7 @@ def test_a_text_that_is_short_for_the_vocabulary(small, capsys):
     assert tokenizer.decode(tokenizer.encode(TEXTS)[0]) == TEXTS[0]
 
 
-def test_bad_tokenizers(small):
+def test_bad_tokenizers(sentencepiece, small, tmp_path):
     with pytest.raises(
         InputError, match=r"this text has \d+ characters and special tokens; set at least \d+"
     ):
@@ -132,6 +132,11 @@ def test_bad_tokenizers(small):
         SentencePieceTokenizer.train([""], 300)
     small.data.tokenizer = "words"
     with pytest.raises(InputError, match=r"'words'; it can be sentencepiece .*, bytes"):
+        make_tokenizer(Config.of(small).data, TEXTS)
+    path = tmp_path / "tokenizer.model"
+    path.write_bytes(sentencepiece.model)
+    small.data.update(tokenizer=str(path), end_of_text="<|imend|>")
+    with pytest.raises(InputError, match=r"^the tokenizer has no token <\|imend\|> to end a doc"):
         make_tokenizer(Config.of(small).data, TEXTS)
 
 
