@@ -73,8 +73,10 @@ class Corpus:
             return None
 
     def opening(self, count: int) -> str:
-        """The text of the first `count` tokens of the validation split."""
-        return self.tokenizer.decode(self.parts[0].validation[0][:count])
+        """The text of the first `count` tokens of the validation split, in whole characters."""
+        tokens = self.parts[0].validation[0][:-1]  # without `end_of_text`
+        # The last token can end within a character, which decodes to the replacement character.
+        return self.tokenizer.decode(tokens[:count]).rstrip("\ufffd")
 
     def amount(self, split: str) -> str:
         """The size of all parts: `1.23M tokens`, and how many tokens have a loss, unless all do."""

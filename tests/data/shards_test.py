@@ -119,6 +119,15 @@ def test_training_reads_from_shards_what_it_reads_from_documents(data, shards_fo
     assert sharded.tokenizer.fingerprint == direct.tokenizer.fingerprint
 
 
+def test_the_opening_of_a_text_is_whole_characters(data, tmp_path):
+    for name, text in (("train.txt", "some text"), ("validation.txt", "né")):
+        (tmp_path / name).write_text(text)
+    paths = {"path": tmp_path / "train.txt", "validation_path": tmp_path / "validation.txt"}
+    data.update({key: str(path) for key, path in paths.items()}, tokenizer="bytes")
+    corpus = corpus_of(data, tmp_path / "run", new=True)
+    assert [corpus.opening(count) for count in range(1, 5)] == ["n", "n", "né", "né"]
+
+
 def test_folders_that_can_not_be_used(data, shards_folder, tmp_path):
     (tmp_path / "documents" / "00.txt").write_text("changed\n")
     with pytest.raises(InputError, match=r"holds shard train-00000-of-00003 of .* choose another"):
