@@ -54,6 +54,7 @@ class Chunk:
     """The part of a file from `start` to `stop`: bytes of its lines, or indices of row groups."""
 
     path: Path
+    name: str  # what errors call the file
     start: int = 0
     stop: int | None = None
     documents: int = 0
@@ -63,22 +64,29 @@ class Chunk:
 class FileDocuments(Documents):
     """The documents in files, in the order of the files; fast if they are read in order.
 
-    The `field` of a line or row holds the text; None: each line or row is a conversation.
+    The `field` of a line or row holds the text; None: each line or row is a conversation. The files
+    are those of `data.{key}`, which errors name.
 
     Raises:
       InputError: if a file, or more than a share `max_unreadable` of the rows, can't be read.
     """
 
-    def __init__(self, paths: Sequence[Path], field: str | None, max_unreadable: float = 0.0):
-        self.field = field
+    def __init__(
+        self,
+        paths: Sequence[Path],
+        field: str | None,
+        max_unreadable: float = 0.0,
+        key: str = "path",
+    ):
+        self.field, self.key = field, key
         self.states = {path: _state_of(path) for path in paths}
         for path in paths:
             if field is None and _kind_of(path) in _TEXT:
                 raise InputError(
-                    f"data.path: {path} holds text; data.loss_on=completion needs records with "
+                    f"data.{key}: {path} holds text; data.loss_on=completion needs records with "
                     "messages, or with prompt and completion, as .jsonl or .parquet"
                 )
-        chunks = (chunk for path in paths for chunk in _chunks_of(path))
+        chunks = (each for path in paths for each in _chunks_of(path, f"data.{key}: {path}"))
         self.chunks = list(_count_contents(chunks, field, max_unreadable))
         self.firsts = [0, *accumulate(chunk.documents for chunk in self.chunks)]
         self.characters = sum(chunk.characters for chunk in self.chunks)
@@ -90,8 +98,8 @@ class FileDocuments(Documents):
         for path, before in self.states.items():
             if _state_of(path) != before:
                 raise InputError(
-                    f"data.path: {path} was changed while it was read, so old and new text would "
-                    "be mixed; run again when no program writes to it"
+                    f"data.{self.key}: {path} was changed while it was read, so old and new text "
+                    "would be mixed; run again when no program writes to it"
                 )
 
     def __len__(self) -> int:
@@ -167,17 +175,17 @@ def _kind_of(path: Path) -> str:
     return (path.with_suffix("") if path.suffix in DECOMPRESSORS else path).suffix
 
 
-def _chunks_of(path: Path) -> Iterator[Chunk]:
+def _chunks_of(path: Path, name: str) -> Iterator[Chunk]:
     if _kind_of(path) in _ROWS:
-        groups = _open_parquet(path).num_row_groups
-        yield from (Chunk(path, group, group + 1) for group in range(groups))
+        groups = _open_parquet(path, name).num_row_groups
+        yield from (Chunk(path, name, group, group + 1) for group in range(groups))
     elif path.suffix in _LINES:  # not compressed
-        yield from _line_chunks(path)
+        yield from _line_chunks(path, name)
     else:
-        yield Chunk(path)
+        yield Chunk(path, name)
 
 
-def _line_chunks(path: Path) -> Iterator[Chunk]:
+def _line_chunks(path: Path, name: str) -> Iterator[Chunk]:
     """Chunks of whole lines; a longer line is a chunk by itself."""
     with path.open("rb") as file:
         size, start = path.stat().st_size, 0
@@ -185,7 +193,7 @@ def _line_chunks(path: Path) -> Iterator[Chunk]:
             file.seek(start + CHUNK_BYTES)
             file.readline()
             stop = min(file.tell(), size)
-            yield Chunk(path, start, stop)
+            yield Chunk(path, name, start, stop)
             start = stop
 
 
@@ -212,11 +220,11 @@ def _read_chunk(chunk: Chunk, field: str | None) -> list[str]:
     if offset == 0 and content.startswith(BOM_UTF8):  # it only says that UTF-8 follows
         content, offset = content.removeprefix(BOM_UTF8), len(BOM_UTF8)
     if kind not in _LINES:
-        return [document_of_text(content, f"data.path: {chunk.path}")]
+        return [document_of_text(content, chunk.name)]
     texts = []
     for line in content.split(b"\n"):
         if line.strip():
-            where = f"data.path: {chunk.path}, line at byte {offset}"
+            where = f"{chunk.name}, line at byte {offset}"
             texts.append(document_of_line(line, field, where))
         offset += len(line) + 1
     return texts
@@ -240,13 +248,13 @@ def _read_bytes(chunk: Chunk) -> bytes:
         return content
     except MemoryError as error:
         raise InputError(
-            f"data.path: {chunk.path} is read as a whole and has more than {limit / 2**30:.1f} GiB "
+            f"{chunk.name} is read as a whole and has more than {limit / 2**30:.1f} GiB "
             "of text, an eighth of this machine's memory; split it, or convert it to uncompressed "
             ".jsonl or to .parquet, which are read in parts"
         ) from error
     except (OSError, EOFError, zlib.error) as error:
         raise InputError(
-            f"data.path: {chunk.path} can't be read: {getattr(error, 'strerror', None) or error}; "
+            f"{chunk.name} can't be read: {getattr(error, 'strerror', None) or error}; "
             "restore it, or leave it out"
         ) from error
 
@@ -259,7 +267,7 @@ def _most_bytes() -> int:
 
 
 def _import_pyarrow() -> ModuleType:
-    need_package("pyarrow", "data.path with .parquet or .zst files")
+    need_package("pyarrow", "a .parquet or .zst file")
     import pyarrow.parquet
 
     return pyarrow
@@ -271,27 +279,25 @@ DECOMPRESSORS: dict[str, Callable[[BinaryIO], Any]] = {
 }
 
 
-def _open_parquet(path: Path) -> "pyarrow.parquet.ParquetFile":
+def _open_parquet(path: Path, name: str) -> "pyarrow.parquet.ParquetFile":
     pyarrow = _import_pyarrow()
     try:
         return pyarrow.parquet.ParquetFile(path)
     except (OSError, pyarrow.ArrowException) as error:
         raise InputError(
-            f"data.path: {path} is not a parquet file: {describe_error(error)}; "
-            "restore it, or leave it out"
+            f"{name} is not a parquet file: {describe_error(error)}; restore it, or leave it out"
         ) from error
 
 
 def _read_rows(chunk: Chunk, field: str | None) -> list[str]:
-    file = _open_parquet(chunk.path)
-    where = f"data.path: {chunk.path}"
-    columns = fields_of(file.schema_arrow.names, field, where)
+    file = _open_parquet(chunk.path, chunk.name)
+    columns = fields_of(file.schema_arrow.names, field, chunk.name)
     try:
         table = file.read_row_group(chunk.start, columns=columns)
         rows = table.cast(text_as_bytes(table.schema)).to_pylist()
     except (OSError, _import_pyarrow().ArrowException) as error:
-        raise InputError(f"{where}: row group {chunk.start} can't be read: {error}") from error
-    place = f"{where}, row group {chunk.start}, row"
+        raise InputError(f"{chunk.name}: row group {chunk.start} can't be read: {error}") from error
+    place = f"{chunk.name}, row group {chunk.start}, row"
     return [document_of(row, field, f"{place} {number}") for number, row in enumerate(rows)]
 
 

@@ -124,14 +124,17 @@ def text_files(data: DataKeys) -> Source:
 
     `data.validation_path` names other files for validation.
     """
-    keys = _field_of(data), data.max_unreadable
-    paths = find_text_files("path", str(data.path))
-    documents = FileDocuments(paths, *keys)
+
+    def read(key: str, path: str) -> FileDocuments:
+        paths = find_text_files(key, path)
+        return FileDocuments(paths, _field_of(data), data.max_unreadable, key)
+
+    documents = read("path", str(data.path))
     fingerprint, files, characters = documents.fingerprint, [documents], documents.characters
     train: Documents = documents
     validation: Documents
     if data.validation_path:
-        validation = FileDocuments(find_text_files("validation_path", data.validation_path), *keys)
+        validation = read("validation_path", data.validation_path)
         is_same = validation.fingerprint == documents.fingerprint
         shared = is_same or not {*validation.states}.isdisjoint(documents.states)
         _warn_if_shared(shared, "validation_path", data.validation_path)

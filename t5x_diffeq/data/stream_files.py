@@ -57,7 +57,7 @@ class FileReader:
 
     def __iter__(self) -> Iterator[str]:
         for row in count(self.row):
-            place = f"data.path: {self.files.names[self.number]}"
+            place = f"data.{self.files.key}: {self.files.names[self.number]}"
             try:
                 record = retry(self._next_record, f"{place} can't be read")
             except Exception as error:  # the library's file systems raise errors of any class
@@ -87,7 +87,8 @@ class FileReader:
 class StreamFiles:
     """The files of one split."""
 
-    path: str
+    path: str  # of the dataset
+    key: str  # of `data`, that names the files
     split: str
     dataset: "datasets.IterableDataset"  # of all files; a shard of it is a file
     names: tuple[str, ...]
@@ -297,9 +298,12 @@ def _absolute(path: str) -> str:
 
 def _files_of(data: DataKeys, split: str, builder: "datasets.DatasetBuilder") -> StreamFiles:
     dataset, are_lines = builder.as_streaming_dataset(split), builder.name == "text"
-    columns = _columns_of(dataset, are_lines, str(data.path))
+    named_apart = data.validation_path and split == data.validation_split
+    key = "validation_path" if named_apart else "path"
+    named = f"data.{key}={getattr(data, key)}"
+    columns = _columns_of(dataset, are_lines, named)
     field = None if data.loss_on == "completion" else data.text_field
-    fields = fields_of(columns, field, f"data.path={data.path}, {split}")
+    fields = fields_of(columns, field, f"{named}, {split}")
     listed = (builder.config.data_files or {}).get(split)
     names = [str(x) for x in listed or (f"file {n}" for n in range(dataset.num_shards))]
     versions = {str(x) for x in getattr(listed, "origin_metadata", [])}  # commits of the Hub
@@ -311,10 +315,10 @@ def _files_of(data: DataKeys, split: str, builder: "datasets.DatasetBuilder") ->
     if not are_lines:
         dataset = _select(builder, dataset, split, fields)
     fingerprint = digest(map(str.encode, facts))
-    return StreamFiles(path, split, dataset, tuple(names), fingerprint, field, are_lines)
+    return StreamFiles(path, key, split, dataset, tuple(names), fingerprint, field, are_lines)
 
 
-def _columns_of(dataset: "datasets.IterableDataset", are_lines: bool, path: str) -> list[str]:
+def _columns_of(dataset: "datasets.IterableDataset", are_lines: bool, named: str) -> list[str]:
     """The names of the fields; for lines, the names in the first line that is an object."""
     if not are_lines:
         return dataset.column_names or list(next(iter(dataset), {}))
@@ -324,7 +328,7 @@ def _columns_of(dataset: "datasets.IterableDataset", are_lines: bool, path: str)
             if isinstance(record, dict):
                 return list(record)
     raise InputError(
-        f"data.path={path} can't be opened as a stream: none of its first {VALIDATION_DOCUMENTS} "
+        f"{named} can't be opened as a stream: none of its first {VALIDATION_DOCUMENTS} "
         "lines is a JSON object; name a .jsonl or .parquet file"
     )
 

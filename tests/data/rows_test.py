@@ -124,6 +124,16 @@ def test_more_than_the_share_are_an_error(kind, tmp_path):
     read_through(open_stream(keys_of("stream", path, max_unreadable=0.002)))
 
 
+@pytest.mark.parametrize("source", ["text_files", "stream"])
+def test_rows_to_validate_on_are_named_by_their_key(source, tmp_path):
+    (tmp_path / "other").mkdir()
+    other = write(tmp_path / "other", "jsonl", [*GOOD[:9], b"\xe9"])
+    path = write(tmp_path, "jsonl", GOOD[:9])
+    keys = {"validation_path": str(other), "max_unreadable": 0.0, "tokenizer": "bytes"}
+    with pytest.raises(InputError, match=rf"^data.validation_path: {other}.* is not UTF-8"):
+        prepare_corpus(keys_of(source, path, **keys), tmp_path / "run", new=True)
+
+
 def read_through(stream, *position):
     """The positions of a lane, from one on, in two passes over its file."""
     lane = Lane(stream, encoder_of(ByteTokenizer(), False), 64, 0, 1, 3, LanePosition(*position))
