@@ -308,10 +308,10 @@ def _load_split(data: DataKeys, path: str, key: str, split: str) -> "datasets.Da
     import datasets
 
     name, _, config = path.partition(":")
-    local = Path(os.path.expanduser(name))
+    name = os.path.expanduser(name)
     try:
-        if (local / "dataset_dict.json").exists():  # written by `save_to_disk`
-            return datasets.load_from_disk(str(local))[split]
+        if Path(name, "dataset_dict.json").exists():  # written by `save_to_disk`
+            return datasets.load_from_disk(name)[split]
         return datasets.load_dataset(name, config or None, split=split, cache_dir=data.data_dir)
     except Exception as error:  # the library raises errors of any class
         raise InputError(

@@ -236,7 +236,7 @@ def test_a_tfds_folder_names_no_code(tfds_folder, tmp_path, monkeypatch):
         source_of("kaggle:haiku", "tfds")
 
 
-def test_hugging_face_datasets(tmp_path):
+def test_hugging_face_datasets(tmp_path, monkeypatch):
     datasets = pytest.importorskip("datasets", reason="the Hugging Face library isn't installed")
     texts = [f"document {n}" for n in range(9)]
     rows = datasets.Dataset.from_dict({"text": texts})
@@ -247,6 +247,8 @@ def test_hugging_face_datasets(tmp_path):
     splits = {"train_split": "train[:8]", "validation_split": "train[8:]"}
     read = source_of(tmp_path / "rows", "huggingface", data_dir=str(tmp_path / "cache"), **splits)
     assert (list(read.train), list(read.validation)) == (texts[:8], texts[8:])
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert len(source_of("~/rows", "huggingface", data_dir=str(tmp_path), **splits).train) == 8
     with pytest.raises(InputError, match=r"data.train_split=rest can't be loaded"):
         source_of(tmp_path / "saved", "huggingface", train_split="rest")
 
