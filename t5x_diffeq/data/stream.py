@@ -148,7 +148,8 @@ class Lane:
             place, row, library = place + self.groups, 0, None
         raise InputError(
             f"data.path={files.path}: a reader found no document to train on in "
-            f"{_FRUITLESS_EPOCHS} passes; give more text, or fewer processes"
+            f"{_FRUITLESS_EPOCHS} passes; give more text or more files, fewer processes, or other "
+            "text to validate on (data.validation_path)"
         )
 
     def _blocks_of_file(

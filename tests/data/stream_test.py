@@ -197,11 +197,14 @@ def test_a_damaged_file_is_named(tmp_path):
         stream_of(f"{tmp_path}/*.jsonl")
 
 
-def test_too_little_text_ends(tmp_path):
-    """Its only document validates."""
-    (tmp_path / "0.jsonl").write_text('{"text": "short"}\n')
-    lane = Lane(stream_of(tmp_path), ENCODER, LENGTH, 0, 1, 3, LanePosition())
-    with pytest.raises(InputError, match=r"a reader found no document to train on in 2 passes"):
+@pytest.mark.parametrize(("documents", "lanes"), [(1, 1), (9, 3)])
+def test_too_little_text_ends(tmp_path, documents, lanes):
+    """All documents of the lane validate."""
+    (tmp_path / "0.jsonl").write_text('{"text": "short"}\n' * documents)
+    lane = Lane(stream_of(tmp_path), ENCODER, LENGTH, 0, lanes, 3, LanePosition())
+    with pytest.raises(
+        InputError, match=r"found no document to train on in 2 passes; .*data.validation_path"
+    ):
         lane.window()
 
 
