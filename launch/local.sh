@@ -34,8 +34,8 @@ while [ $# -gt 0 ]; do
     --config=*) set -- "$1" "${1#--config=}" "${@:2}" ;; # the name is optional here
     --config) ;;
     –* | —*) die "$1 begins with another kind of dash; write --${1#[–—]}" ;;
-    *://*) die "$1 is an address; download the file, and give its path" ;;
     -*) arguments+=("$1") ;;
+    *://*) die "$1 is an address; download the file, and give its path" ;;
     *.*=*) die "$1 is no config file; did you mean --config.${1#config.}?" ;;
     *) [ -z "$config" ] || die "two configs are given: $config and $1"; config="$1" ;;
   esac
@@ -64,6 +64,7 @@ run() {
 
 # What the README shows after the training; a user's own environment is left as it is.
 extras=(analysis explore export)
+[[ "$workdir ${arguments[*]-}" != *gs://* ]] || extras+=(gcs)
 if [ -x "$VENV/bin/python" ] && ! made_here; then extras=(); fi
 [ -n "$dry_run" ] || setup ${extras[@]+"${extras[@]}"}
 python="$VENV/bin/python"
@@ -78,7 +79,8 @@ if [ ${#several[@]} -gt 0 ]; then
   train=("$python" "$ROOT/launch/local_processes.py" "${several[@]}" -- "${train[@]}")
 fi
 run "${train[@]}"
+# --trust_plugins: the code that the run names now is what this command has named (`check_config`).
 echo "--- evaluation on the whole validation split" >&2
-run "$python" -m t5x_diffeq.evaluate --workdir="$workdir"
+run "$python" -m t5x_diffeq.evaluate --workdir="$workdir" --trust_plugins
 echo "--- a sample" >&2
-run "$python" -m t5x_diffeq.generate --workdir="$workdir" --max_tokens=80
+run "$python" -m t5x_diffeq.generate --workdir="$workdir" --trust_plugins --max_tokens=80

@@ -11,7 +11,7 @@ from helpers import call
 
 import t5x_diffeq as td
 from configs import finetune as finetune_config
-from t5x_diffeq.checkpoints.workdir import read_config
+from t5x_diffeq.checkpoints.workdir import check_config, read_config
 from t5x_diffeq.cli import analyze, evaluate, explore, export, generate
 from t5x_diffeq.cli import train as train_verb
 from t5x_diffeq.cli.finetune import finetune
@@ -152,6 +152,17 @@ def test_a_branch_asks_before_it_follows_names_of_code(foreign, section, values)
         call(train_verb, "--branch_from=foreign", "--workdir=b")
     plugins.trust({f"{section}.{key}": value})
     assert read_config(foreign).flat()[f"{section}.{key}"]
+
+
+def test_a_training_asks_before_others_run_a_part_of_a_mixture(finished, foreign):
+    """launch/local.sh then trusts the workdir. This key may differ from what is given."""
+    given = Config.of(finished[0])
+    parts = [[1, "tokens", "x"], [1, "os:abort", "x"]]
+    change(foreign, "model", scheme=given.model.scheme)
+    change(foreign, "data", source="mixture", mixture=parts)
+    mine = given.with_values({"data.source": "mixture", "data.mixture": parts[:1]})
+    with pytest.raises(InputError, match=r"names code of .*: data.mixture=os:abort; if you"):
+        check_config(mine, foreign)
 
 
 @pytest.mark.parametrize("part", [5, None, [], {"a": 1}])

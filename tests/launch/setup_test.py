@@ -1,5 +1,6 @@
 """launch/setup.sh: which environment it installs into, and which it leaves as it is."""
 
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -38,6 +39,19 @@ def test_another_is_installed_into_once(before, tmp_path):
     assert not set_up(tmp_path)
     assert not set_up(tmp_path, "data")
     assert set_up(tmp_path, "data docs") == f"install {ROOT}[data,docs]\n"
+
+
+@pytest.mark.parametrize("flag", ["--workdir", "--config.data.path"])
+def test_local_sh_installs_what_a_bucket_needs(tmp_path, flag):
+    add_python(tmp_path, "exit 0\n")
+    (tmp_path / ".installed-begun").touch()
+    (tmp_path / "uv").write_text("#!/usr/bin/env bash\necho $*\n")
+    (tmp_path / "uv").chmod(0o755)
+    given = {**clean_environment(), "VENV": tmp_path, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    command = [ROOT / "launch" / "local.sh", "configs/tiny.py", f"{flag}=gs://bucket/folder"]
+    ended = run_to_end(command, env=given, cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    assert f"--editable {ROOT}[analysis,explore,export,gcs]\n" in ended.stdout
 
 
 def test_of_two_at_once_one_installs(tmp_path):

@@ -89,12 +89,16 @@ def warm_venv(folder):
 
 @pytest.mark.slow
 def test_local_sh(text, tmp_path):
-    """Trains, evaluates and prints a sample; the second time there is nothing to train."""
+    """Trains, evaluates and prints a sample; the second time there is nothing to train.
+
+    With code of one's own, for which `evaluate` and `generate` ask anew.
+    """
     arguments = [
         *(ROOT / "launch" / "local.sh", ROOT / "configs" / "tiny.py"),
         "--workdir=run with space",  # relative to where one stands
         *("--config.data.source=text_files", f"--config.data.path={text}"),
         *("--config.data.tokenizer=bytes", *small_training(20)),
+        "--config.model.scheme=examples.own_scheme:ralston",
     ]
     venv = warm_venv(tmp_path / "venv")
     for told in ("done in", "already finished: 20 of 20"):
