@@ -22,6 +22,7 @@ from t5x_diffeq.cli import command_line, quiet_libraries
 from t5x_diffeq.cli.failures import end_of
 from t5x_diffeq.cli.verb_flags import VerbFlags
 from t5x_diffeq.config.config import Config, DataKeys
+from t5x_diffeq.config.plugins import is_plugin, load_plugin
 from t5x_diffeq.data.named_source import part_configs
 from t5x_diffeq.data.shards import read_manifest
 from t5x_diffeq.data.sources import SOURCES
@@ -105,6 +106,8 @@ def check_workdir(workdir: str) -> None:
 def check_source(data: DataKeys, shared: bool) -> None:
     """Checks that the source exists, and that its path is given and, if reachable, not empty.
 
+    A source of one's own is imported, but not called: what it reads may be on the machines alone.
+
     Args:
       data: `config.data`, of one source.
       shared: whether the machines see the files of this machine.
@@ -112,6 +115,9 @@ def check_source(data: DataKeys, shared: bool) -> None:
     Raises:
       InputError: if not.
     """
+    if is_plugin(data.source):
+        load_plugin("data.source", data.source)
+        return
     if data.source != "tokens" and data.source not in SOURCES:
         known = ", ".join([*SOURCES, "tokens", "mixture"])
         raise InputError(f"data.source is {data.source!r}; it can be {known}")

@@ -84,7 +84,8 @@ PLACES = {
 @pytest.mark.slow
 @pytest.mark.parametrize("script", PLACES)
 def test_clusters_that_share_files(check, script, tmp_path):
-    """Keys, values, data and mesh are checked with the environment that is there."""
+    """Keys, values, data and mesh are checked with the environment that is there. A source of one's
+    own is not called."""
     place, submitted = PLACES[script]
     (tmp_path / "empty").mkdir()
     data = ("--config.data.source=text_files", f"--config.data.path={tmp_path / 'empty'}")
@@ -93,7 +94,12 @@ def test_clusters_that_share_files(check, script, tmp_path):
     nothing = f"data.path={tmp_path / 'empty'}: nothing is there"
     assert_told(ended, "model.remat is 'all'; it can be", nothing, "not divisible by 24 devices")
     (tmp_path / "empty" / "a.txt").write_text("text")
-    ended = check(*words, "--config.train.batch_size=240", "--config.mesh.data=3", script=script)
+    (tmp_path / "mine.py").write_text("def texts(data) -> tuple: raise ValueError('called')\n")
+    parts = ((1, "text_files", str(tmp_path / "empty")), (1, "mine:texts", "on/the/machines"))
+    mixture = ("--config.data.source=mixture", f"--config.data.mixture={parts}")
+    words = (*words[:-2], *mixture)
+    more = {"script": script, "PYTHONPATH": f"{ROOT}:{tmp_path}"}
+    ended = check(*words, "--config.train.batch_size=240", "--config.mesh.data=3", **more)
     assert ended.returncode == 0, ended.stderr
     assert "the mesh: data 3 x fsdp 8 x tensor 1 on 24 devices" in ended.stderr
     assert submitted in ended.stdout
