@@ -180,6 +180,8 @@ status() {
     echo running
   elif [ -e "$state/status" ]; then # it ended between the two looks
     echo "$word $(cat "$state/status")"
+  elif [ "$word" = stopped ]; then
+    echo "stopped 137" # it had to be killed, or the machine was started anew before it had saved
   else
     echo lost # the machine was started anew, or the process was killed
   fi

@@ -226,10 +226,9 @@ write_settings() {
   local each
   umask 077
   {
-    for each in ${environment[@]+"${environment[@]}"}; do quoted "$each"; echo; done
-    echo "T5X_DIFFEQ_RESTARTS=$restarts"
-    quoted "T5X_DIFFEQ_SECRETS=${secrets[*]+"${secrets[*]}"}"
-    echo
+    # The values alone are quoted: $'A=one\ntwo' would be a command.
+    for each in ${environment[@]+"${environment[@]}"}; do printf '%s=%q\n' "${each%%=*}" "${each#*=}"; done
+    printf '%s=%q\n' T5X_DIFFEQ_RESTARTS "$restarts" T5X_DIFFEQ_SECRETS "${secrets[*]+"${secrets[*]}"}"
   } >"$scratch/settings"
 }
 
@@ -283,7 +282,8 @@ supervise() {
     [ $((SECONDS - began)) -lt 600 ] || dropped=0 # once in a while is no trouble
     case "$ended" in
       "ended 0") say "done; the TPU is still there: $(invocation delete)"; return ;;
-      stopped*) say "stopped, saved; the same command continues"; return ;;
+      "stopped 0" | "stopped 42" | "stopped 130") say "stopped, saved; the same command continues"; return ;;
+      stopped*) fail "stopped, but ended with status ${ended#stopped }; the same command continues from the last checkpoint" ;;
       running) dropped=$((dropped + 1)); say "the connection broke off; the run goes on" ;;
       unreachable) dropped=$((dropped + 1)) ;;
       ended*) restartable "${ended#ended }" || give_up "${ended#ended }" ;;

@@ -146,6 +146,17 @@ def test_an_installation_without_a_network_says_what_it_needs(host):
     assert "--internal_ips the network needs Cloud NAT" in ended
 
 
+def test_what_was_stopped_stays_stopped(host):
+    """Though it left no status, because it had to be killed, or a boot came before it had saved."""
+    host.begin(0)
+    assert host.wait() == "ended 0"
+    (host.home / "t5x_diffeq_run" / "status").unlink()
+    assert host.run("status") == "lost"
+    assert host.run("stop") == "stopped 137"
+    host.run("resume")
+    assert len(host.trainings()) == 1
+
+
 def test_goes_on_after_a_boot(host):
     """As the startup script does for each home; not what had ended, or was stopped."""
     stopped = host.home / "t5x_diffeq_run" / "stopped"

@@ -121,7 +121,7 @@ def test_variables_are_sent_unseen(stand_ins, tmp_path):
     mine = tmp_path / "llama1b.py"
     mine.write_text("# mine\n")
     stand_ins.rules({"call": " scp ", "keep": str(tmp_path)}, *NEW, DONE)
-    given = ("--env=A=it's $(x)", "--env=HERE", "--secret=TOKEN=its-name", "--restarts=7")
+    given = ("--env=A=it's\n\t$(x)", "--env=HERE", "--secret=TOKEN=its-name", "--restarts=7")
     ended = stand_ins.run("tpu_pod.sh", f"{mine}:ode", *PLACE, *given, HERE="hidden")
     assert ended.returncode == 0, ended.stderr
     (start,) = (call for call in stand_ins.calls() if "tpu_host.sh start" in call[-1])
@@ -133,7 +133,7 @@ def test_variables_are_sent_unseen(stand_ins, tmp_path):
         copied.extract("settings", tmp_path)
     told = "set -a; source settings; env -0"
     printed = run_to_end(["bash", "-c", told], cwd=tmp_path)
-    wanted = {"A=it's $(x)", "HERE=hidden", "T5X_DIFFEQ_SECRETS=TOKEN=its-name"}
+    wanted = {"A=it's\n\t$(x)", "HERE=hidden", "T5X_DIFFEQ_SECRETS=TOKEN=its-name"}
     assert wanted | {"T5X_DIFFEQ_RESTARTS=7"} <= {*printed.stdout.split("\0")}
 
 
@@ -148,14 +148,16 @@ def test_restarts_are_bounded(stand_ins):
 
 
 @pytest.mark.parametrize(
-    ("said", "status"), [("ended 1", 1), ("ended 130", 1), ("stopped 42", 0), ("ended 0", 0)]
+    ("said", "status"),
+    [("ended 1", 1), ("ended 130", 1), ("stopped 42", 0), ("stopped 137", 1), ("ended 0", 0)],
 )
 def test_ends_for_good(stand_ins, said, status):
     report = {"call": r"tpu_host\.sh report", "out": "host: ended 1 | error: it broke\n"}
     stand_ins.rules(report, ACTIVE, {"call": STATUS, "out": f"{said}\n"})
     ended = stand_ins.run("tpu_pod.sh", *RUN)
     assert ended.returncode == status
-    assert ("error: it broke" in ended.stderr) == bool(status)
+    assert ("error: it broke" in ended.stderr) == (status > 0 and said.startswith("ended"))
+    assert ("stopped, saved" in ended.stderr) == (said == "stopped 42")
     assert steps(stand_ins).count("start") == 1
 
 
