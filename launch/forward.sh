@@ -22,13 +22,15 @@ gpu_variables() {
 }
 
 # keep_programs ARGUMENT ...: compiled programs are kept beside the --workdir among the arguments, unless
-# the user has chosen. There every host of the run finds them after a restart, even with a new home.
+# the user has chosen. There every host of the run finds them after a restart, even with a new home. Beside
+# a whole bucket there are only buckets of other people.
 keep_programs() {
   local each folder=""
   for each in "$@"; do
-    [[ "$each" != --workdir=*/* ]] || folder="${each#--workdir=}"
+    [[ "$each" != --workdir=* ]] || folder="${each#--workdir=}"
   done
-  [ -n "$folder" ] && [ -z "${JAX_COMPILATION_CACHE_DIR:-}" ] || return 0
+  while [[ "$folder" == */ ]]; do folder="${folder%/}"; done
+  [[ "${folder#*://}" == */* ]] && [ -z "${JAX_COMPILATION_CACHE_DIR:-}" ] || return 0
   folder="${folder%/*}/compilation_cache"
   if [[ "$folder" != *://* ]]; then # it will hold native code, so nobody else may own it
     { mkdir -p "${folder%/*}" && mkdir -m 700 "$folder"; } 2>/dev/null || [ -O "$folder" ] || return 0

@@ -119,7 +119,11 @@ def test_pauses_grow_while_starts_soon_fail():
     [
         ("gs://bucket/runs/a", "", "gs://bucket/runs/compilation_cache"),
         ("gs://bucket/runs/a", "gs://other/cache", "gs://other/cache"),
+        ("gs://bucket/run/", "", "gs://bucket/compilation_cache"),
+        ("gs://bucket", "", ""),
+        ("gs://bucket/", "", ""),
         ("{0}/run", "", "{0}/compilation_cache"),
+        ("{0}/run//", "", "{0}/compilation_cache"),
         ("run", "", ""),
     ],
 )
