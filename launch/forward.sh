@@ -13,12 +13,12 @@ next_pause() {
   fi
 }
 
-# gpu_variables: JAX takes 92% of each GPU's memory instead of its own 75%, and NCCL warns, unless the
-# user has chosen.
+# gpu_variables [FRACTION]: JAX takes this fraction of each GPU's memory, 92% by default, instead of its own
+# 75%, and NCCL warns, unless the user has chosen.
 gpu_variables() {
   export NCCL_DEBUG="${NCCL_DEBUG:-WARN}"
   [ -n "${XLA_PYTHON_CLIENT_MEM_FRACTION:-}" ] || # the old name, which must not stand beside the new
-    export XLA_CLIENT_MEM_FRACTION="${XLA_CLIENT_MEM_FRACTION:-0.92}"
+    export XLA_CLIENT_MEM_FRACTION="${XLA_CLIENT_MEM_FRACTION:-${1:-0.92}}"
 }
 
 # keep_programs ARGUMENT ...: compiled programs are kept beside the --workdir among the arguments, unless

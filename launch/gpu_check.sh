@@ -13,6 +13,7 @@
 [ "${BASH##*/}" = bash ] || exec bash "$0" "$@" # as after `sh SCRIPT`
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+source "$(dirname "${BASH_SOURCE[0]}")/forward.sh"
 
 case "${1:-}" in
   -h | --help) sed -n '2,12s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
@@ -20,5 +21,5 @@ esac
 export PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}"
 # An environment in which the project runs is checked as it is, whatever else it lacks.
 if ! "$VENV/bin/python" -c "import t5x_diffeq.training.loop" 2>/dev/null; then setup gpu data; fi
-export XLA_CLIENT_MEM_FRACTION="${XLA_CLIENT_MEM_FRACTION:-0.92}"
+gpu_variables
 exec "$VENV/bin/python" "$ROOT/launch/gpu_check.py" "$@"

@@ -13,6 +13,7 @@
 [ "${BASH##*/}" = bash ] || exec bash "$0" "$@" # as after `sh SCRIPT`
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../setup.sh"
+source "$(dirname "${BASH_SOURCE[0]}")/../forward.sh"
 
 text='' output=reproduced minutes=8 at_once=4 scale=paper
 for argument in "$@"; do
@@ -40,7 +41,7 @@ shards="$output/gpu_quarter_text"
   --config.data.source=text_files --config.data.path="$text"
 
 # Each training takes its share of the GPU's memory, and leaves some to the libraries of CUDA.
-export XLA_PYTHON_CLIENT_MEM_FRACTION="${XLA_PYTHON_CLIENT_MEM_FRACTION:-$(printf '.%02d' $((90 / at_once)))}"
+gpu_variables "$(printf '.%02d' $((90 / at_once)))"
 left=$((minutes * 60 - SECONDS)) parts=() status=0
 ((left > 0)) || die "--minutes=$minutes were over before the text was prepared; the same command continues"
 # Ctrl-C doesn't reach what `timeout` runs, and the shell's `wait` ends at a signal.

@@ -161,13 +161,13 @@ def test_scripts_are_for_bash_3_2():
 TRAINING = """#!/usr/bin/env bash
 [ "$2" = studies.gpu_quarter ] || exit 0
 trap 'touch "saved-$$"; exit 42' TERM
-touch "begun-$$"
+echo "${XLA_CLIENT_MEM_FRACTION:-}:${XLA_PYTHON_CLIENT_MEM_FRACTION:-}" >"begun-$$"
 while true; do sleep 0.1; done
 """
 
 
 def test_ctrl_c_saves_the_trainings_of_a_quarter_of_an_hour(tmp_path):
-    """They run under `timeout`, which the terminal doesn't reach."""
+    """They run under `timeout`, which the terminal doesn't reach; with one fraction of memory."""
     python = tmp_path / "venv" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.write_text(TRAINING)
@@ -175,7 +175,7 @@ def test_ctrl_c_saves_the_trainings_of_a_quarter_of_an_hour(tmp_path):
     script = ROOT / "launch" / "reproduce" / "gpu_quarter.sh"
     process = subprocess.Popen(
         [*HEAR_CTRL_C, script, "--text=a b", "--at_once=2", "--rehearse"],
-        env={**os.environ, "VENV": str(tmp_path / "venv")},
+        env={**os.environ, "VENV": str(tmp_path / "venv"), "XLA_CLIENT_MEM_FRACTION": "0.1"},
         cwd=tmp_path,
         stderr=subprocess.PIPE,
         text=True,
@@ -189,6 +189,7 @@ def test_ctrl_c_saves_the_trainings_of_a_quarter_of_an_hour(tmp_path):
         process.kill()
     assert process.returncode == 42 and "the same command continues" in errors
     assert len([*tmp_path.glob("saved*")]) == 2
+    assert [begun.read_text() for begun in tmp_path.glob("begun*")] == ["0.1:\n"] * 2
 
 
 @pytest.mark.parametrize("wrong", ["--output=", "--minutes=0", "--at_once=8", "--texts=a"])
