@@ -140,8 +140,10 @@ tells_reasons() {
   fi
 }
 
-make_room jobset
+# An earlier run is looked for before the minutes of a build, and deleted only when there is an image.
+[ -n "$replace" ] || make_room jobset
 find_image "${gpu:+gpu}${tpu:+tpu}"
+[ -z "$replace" ] || make_room jobset
 describe_pods
 tells_reasons
 retries=0

@@ -242,6 +242,7 @@ def test_ctrl_c_leaves_the_run(launched):
 
 
 def test_an_image_is_built_first(launched):
+    """Also before an earlier run is deleted: without an image nothing would take its place."""
     launched.cluster.steps = [launched.end()]
     ended = launched.run(*TPU, "--build=repository")
     assert ended.returncode == 0, ended.stderr
@@ -251,3 +252,7 @@ def test_an_image_is_built_first(launched):
     assert re.fullmatch(r"repository/t5x_diffeq-tpu:[0-9a-f]{12}", push[2])
     (jobset,) = launched.cluster.made("JobSet")
     assert pods_of(jobset)[2]["image"] == push[2]
+    launched.stand_ins.rules({"call": "docker build", "status": 1})
+    ended = launched.run(*TPU, "--build=repository", "--replace")
+    assert_one_error(ended, 1, "the image can't be built")
+    assert ("default", "jobsets", "llama1b") in launched.cluster.objects
