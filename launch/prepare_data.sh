@@ -9,9 +9,10 @@
 #   --cpus=8             of each job
 #   --dry-run            prints the commands and the YAML
 #   --retries=64         maximum number of restarts of a part (slurm) or of pods (gke) that were lost
+#   --env=KEY[=VALUE]    a variable for the jobs, given here or taken from this shell; several times
 #   slurm: --time=12:00:00 --partition --account --qos --name
 #   gke: --image or --build=REPOSITORY, --name --namespace --queue --service_account --spot,
-#        --env=KEY[=VALUE] --secret=NAME --pvc=CLAIM --mount=/shared --gcsfuse --run_as_root --replace
+#        --secret=NAME --pvc=CLAIM --mount=/shared --gcsfuse --run_as_root --replace
 #
 # When all parts are made, one more job checks them and finishes. All machines must see DIR.
 
@@ -30,8 +31,13 @@ output="" parts=16 shards="" cpus=8 time=12:00:00 retries=64
 # shellcheck disable=SC2034 # read by name, below
 partition="" account="" qos=""
 queue="" service_account="" spot="" pvc="" mount=/shared gcsfuse="" run_as_root=""
-parse_options "output parts shards cpus time partition account qos name image build namespace queue
-  service_account retries env secret pvc mount" "spot replace gcsfuse run_as_root" "$@"
+options="output parts shards cpus name retries env"
+case "$where" in
+  slurm) parse_options "$options time partition account qos" "" "$@" ;;
+  gke) parse_options "$options image build namespace queue service_account secret pvc mount" \
+    "spot replace gcsfuse run_as_root" "$@" ;;
+esac
+[ -z "$workdir" ] || die "--workdir=$workdir is for a training; token shards go to --output=DIR"
 shards="${shards:-$parts}"
 numbers parts shards cpus retries
 [ -n "$config" ] || die "give a config: launch/prepare_data.sh $where configs/llama1b.py --output=DIR"
@@ -43,8 +49,11 @@ prepare=(--config="$config" --output="$output" --shards="$shards" --workers="$cp
 
 on_slurm() {
   local options=(--parsable --nodes=1 --ntasks=1 --cpus-per-task="$cpus" --time="$time" --requeue)
-  local option job last
+  local option job last exported
   needs sbatch
+  export_environment
+  exported="$(IFS=,; echo "${environment[*]+"${environment[*]}"}")"
+  [ -z "$exported" ] || options+=(--export="ALL,$exported")
   for option in partition account qos; do
     [ -z "${!option}" ] || options+=(--"$option=${!option}")
   done

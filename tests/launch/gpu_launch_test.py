@@ -17,12 +17,13 @@ from stand_ins import ODD, assert_one_error
 # `check_run_test.py` checks configs; here Python is a stand-in.
 RUN = ("configs/llama1b.py", "--workdir=/shared/run", "--unchecked")
 NODES = (*RUN, "--hosts=a,b")
+DATA = ("configs/llama1b.py", "--output=/out")
 SWEEP = ("configs/llama1b.py", "--output=/out", "--grid=model.num_steps=6,12", "--unchecked")
 
 
-def dry_run_commands(stand_ins, script, *arguments):
+def dry_run_commands(stand_ins, script, *arguments, **more):
     """The commands that --dry-run prints, as words; nothing is called."""
-    ended = stand_ins.run(script, *arguments, "--dry-run")
+    ended = stand_ins.run(script, *arguments, "--dry-run", **more)
     assert ended.returncode == 0, ended.stderr
     assert stand_ins.calls() == []
     # A word with a line's end in it is quoted over lines.
@@ -35,6 +36,12 @@ def words_in(command):
     script = f"printf '%s\\0' {command.rstrip()}"
     words = run_to_end(["bash", "-c", script], check=True)
     return words.stdout.split("\0")[:-1]
+
+
+def test_jobs_that_make_token_shards_have_the_users_variables(stand_ins):
+    words = ("slurm", *DATA, "--env=A=1", "--env=HERE")
+    _, *calls = dry_run_commands(stand_ins, "prepare_data.sh", *words, HERE="hidden")
+    assert [call.count("--export=ALL,A,HERE") for call in calls] == [1, 1]
 
 
 def test_container(stand_ins):
@@ -116,6 +123,9 @@ def test_one_process_under_a_launcher(stand_ins):
             [*RUN, "--rank=2", "--size=2", "--coordinator=a"],
             "--rank=2 must be less than --size=2",
         ),
+        ("prepare_data.sh", ["slurm", *DATA, "--image=i"], "--image is not an option of"),
+        ("prepare_data.sh", ["gke", *DATA, "--partition=p"], "--partition is not an option of"),
+        ("prepare_data.sh", ["slurm", *DATA, "--workdir=w"], "--workdir=w is for a training"),
         ("local.sh", [RUN[0], "--workdir="], "--workdir= is empty; give a folder"),
         ("local.sh", [RUN[0], "--processes=two"], "--processes=two must be a number"),
         ("local.sh", [RUN[0], "--processes=0"], "--processes=0 must be a number, at least 1"),
