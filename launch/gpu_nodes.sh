@@ -83,7 +83,7 @@ ssh=(ssh ${ssh_config:+-F "$ssh_config"} -o BatchMode=yes -o ConnectTimeout=20 -
 # What gpu_rank.sh reads first. On the command line, other users of the host would see these values.
 header() {
   local name
-  printf '%s\0' "$(basename "$config")" "$(cat "${config%%:*}")"
+  printf '%s\0' "$(basename "$config")" "$(cat "${config%%:*}")" "$PWD"
   for name in ${environment[@]+"${environment[@]}"}; do printf '%s=%s\0' "$name" "${!name}"; done
   printf '\0'
 }

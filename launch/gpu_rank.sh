@@ -4,9 +4,12 @@
 #   gpu_rank.sh RANK SIZE COORDINATOR LOCAL_RANK WATCH [train's argument ...]
 #
 # LOCAL_RANK: the one GPU of this process, or `all`. WATCH: `nothing`; or `stdin`, over ssh. Standard
-# input then begins with words that end in a NUL: the config's name, its text, variables as NAME=VALUE,
-# and an empty word. Standard input ends when the connection breaks or at a Ctrl-C: then the run saves
-# and ends.
+# input then begins with words that end in a NUL: the config's name, its text, the folder where the user
+# stands, variables as NAME=VALUE, and an empty word. Standard input ends when the connection breaks or at
+# a Ctrl-C: then the run saves and ends.
+#
+# The process runs where the user stands, for relative paths among its arguments, or in the project if the
+# host has no such folder.
 
 set -euo pipefail
 # word: reads the next word from standard input into `word`; if there is none, the connection is lost.
@@ -15,6 +18,7 @@ word() { IFS= read -r -d '' word || exit 255; }
 if [ "$5" = stdin ]; then
   word; config_name="$word"
   word; config_text="$word"
+  word; here="$word"
   word
   while [ -n "$word" ]; do
     export "${word?}"
@@ -26,7 +30,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/forward.sh"
 
 rank="$1" size="$2" coordinator="$3" local_rank="$4" watch="$5"
 shift 5
-cd "$ROOT"
+[ "$watch" != stdin ] || cd "$here" 2>/dev/null || cd "$ROOT"
 if [ "$size" -gt 1 ]; then
   export JAX_COORDINATOR_ADDRESS="$coordinator" JAX_NUM_PROCESSES="$size" JAX_PROCESS_ID="$rank"
 fi

@@ -99,6 +99,27 @@ def test_one_process_under_a_launcher(stand_ins):
     ]
 
 
+SSH = """#!/usr/bin/env bash
+cd /
+[ -z "${GONE:-}" ] || rmdir "$GONE"
+exec bash -c "${@: -1}"
+"""
+
+
+@pytest.mark.parametrize("there", [True, False], ids=["there", "not there"])
+def test_a_host_trains_where_the_user_stands(stand_ins, there):
+    """For relative paths among the arguments; in the project, if the host has no such folder."""
+    (stand_ins.folder / "bin" / "ssh").write_text(SSH)
+    python = stand_ins.install() / "bin" / "python"
+    python.write_text('#!/usr/bin/env bash\n[ "$1" != -m ] || pwd\n')
+    here = stand_ins.folder / "my folder"
+    here.mkdir()
+    command = [ROOT / "launch" / "gpu_nodes.sh", *RUN, f"--workdir={stand_ins.folder}/run"]
+    given = stand_ins.environment(GONE="" if there else str(here))
+    ended = run_to_end([*command, "--hosts=a"], cwd=here, env=given)
+    assert ended.stdout == f"{here if there else ROOT}\n", ended.stderr
+
+
 @pytest.mark.parametrize(
     ("script", "arguments", "message"),
     [
