@@ -4,7 +4,7 @@
 #   launch/gpu_slurm.sh configs/llama1b.py --workdir=DIR --nodes=4 [--config.x=y ...]
 #
 #   --nodes=1 --gpus_per_node=8   one process per GPU; 0: CPU nodes, with one process each
-#   --tasks_per_node=N       processes per node, if not one per GPU
+#   --tasks_per_node=N       processes per node, which share its GPUs, if not one per GPU
 #   --cpus_per_task=N        of each process (default: the node's CPUs, shared by its GPUs)
 #   --mem=400G, --exclusive  as sbatch takes them
 #   --time=24:00:00          limit of one job; --grace seconds ahead of it the run saves, and
@@ -64,6 +64,8 @@ verb=train
 [ "$gpus_per_node" = 0 ] || numbers gpus_per_node
 tasks_per_node="${tasks_per_node:-$((gpus_per_node > 0 ? gpus_per_node : 1))}"
 numbers nodes tasks_per_node grace restarts
+[ $((gpus_per_node % tasks_per_node)) -eq 0 ] ||
+  die "--tasks_per_node=$tasks_per_node processes can't share --gpus_per_node=$gpus_per_node evenly; give a divisor of that"
 [ -z "$cpus_per_task" ] || numbers cpus_per_task
 [ -n "$config" ] || die "give a config: launch/gpu_slurm.sh configs/llama1b.py --workdir=DIR"
 absolute_config

@@ -23,10 +23,15 @@ while [ "$1" != -- ]; do
 done
 shift
 
-# task COMMAND ...: one task of the step. srun ends with the highest status of its tasks, but a failure
+# task GPUS COMMAND ...: one task of the step. srun ends with the highest status of its tasks, but a failure
 # (1 or 2) must win over the statuses that it causes in the other processes: so it becomes 251 or 252.
-# SLURM sends signals to every process of a task, so this shell only waits.
+# SLURM sends signals to every process of a task, so this shell only waits. A task that has several GPUs is
+# told which, because JAX itself takes one, that of its local number.
 task() {
+  local gpus="$1" first=$(($1 * ${SLURM_LOCALID:-0}))
+  shift
+  [ "$gpus" -le 1 ] ||
+    export JAX_LOCAL_DEVICE_IDS="${JAX_LOCAL_DEVICE_IDS:-$(seq -s, "$first" $((first + gpus - 1)))}"
   trap 'signalled=true' TERM USR1 INT
   "$@" &
   child=$!
@@ -34,6 +39,17 @@ task() {
   wait_for_child || status=$?
   case "$status" in 1 | 2) status=$((250 + status)) ;; esac
   exit "$status"
+}
+
+# keep_programs_in_container ARGUMENT ...: `keep_programs`; the container gets the folder that it chooses.
+keep_programs_in_container() {
+  local chosen="${JAX_COMPILATION_CACHE_DIR:-}" number
+  keep_programs "$@"
+  [ -z "$chosen" ] && [[ "${JAX_COMPILATION_CACHE_DIR:-}" == /* ]] || return 0
+  for number in "${!step[@]}"; do
+    [[ "${step[number]}" != --container-mounts=* ]] ||
+      step[number]+=",$JAX_COMPILATION_CACHE_DIR:$JAX_COMPILATION_CACHE_DIR"
+  done
 }
 
 # Starts the processes in the background.
@@ -51,17 +67,19 @@ start() {
   fi
   if [[ " ${step[*]+"${step[*]}"}" == *" --container-image="* ]]; then
     program=(/opt/t5x_diffeq/verb.sh "$verb") # sets the variables itself
+    keep_programs_in_container "$@"
   else
     export PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}"
     [ -z "${SLURM_GPUS_ON_NODE:-}" ] || gpu_variables
+    keep_programs "$@"
   fi
-  keep_programs "$@"
-  # JAX finds the processes through srun's variables, and takes the GPU of its local number. srun must
-  # leave a process the time to save after another has ended (--kill-on-bad-exit, --wait). It does not
-  # take --cpus-per-task from the job (since 22.05), nor the environment after sbatch --export.
+  # JAX finds the processes through srun's variables. srun must leave a process the time to save after
+  # another has ended (--kill-on-bad-exit, --wait). It does not take --cpus-per-task from the job (since
+  # 22.05), nor the environment after sbatch --export.
   srun --export=ALL --kill-on-bad-exit=0 --wait=120 \
     --cpus-per-task="${SLURM_CPUS_PER_TASK:-$((SLURM_CPUS_ON_NODE / tasks))}" ${step[@]+"${step[@]}"} \
-    bash -c "$(declare -f wait_for_child task); task \"\$@\"" task "${program[@]}" "$@" &
+    bash -c "$(declare -f wait_for_child task); task \"\$@\"" task \
+    "$((${SLURM_GPUS_ON_NODE:-0} / tasks))" "${program[@]}" "$@" &
 }
 
 # back_into_the_queue WHY

@@ -168,9 +168,10 @@ def find_rank(variables: Mapping[str, str]) -> Rank | None:
 def _rank_of_cluster(cluster: Variable[int]) -> Rank:
     """The rank that JAX finds in the variables of a cluster, of which `cluster` is one."""
     COORDINATOR_PORT.read()  # checked here, because JAX doesn't check it
-    unset = (None, None, None, None, None)
+    devices = LOCAL_DEVICE_IDS.read()  # in place of the one device that JAX would take by itself
+    given = (None, None, None, devices, None)
     try:
-        detected = ClusterEnv.auto_detect_unset_distributed_params(*unset, _ARRIVAL_SECONDS)
+        detected = ClusterEnv.auto_detect_unset_distributed_params(*given, _ARRIVAL_SECONDS)
         fault = "" if None not in detected[:3] else "the launcher's other variables are missing"
     except (KeyError, ValueError, RuntimeError) as error:
         fault = f"JAX can't use the variables beside it ({type(error).__name__}: {error})"

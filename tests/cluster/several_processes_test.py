@@ -207,6 +207,17 @@ def test_clusters():
     assert cluster_in({"TPU_WORKER_HOSTNAMES": "a,b", "JAX_PLATFORMS": "cpu"}) is None
 
 
+def test_the_devices_that_a_user_names_come_before_a_clusters(monkeypatch):
+    slurm = {"STEP_NUM_TASKS": "4", "PROCID": "3", "LOCALID": "1", "JOB_ID": "1"}
+    given = {f"SLURM_{name}": value for name, value in slurm.items()}
+    given |= {"SLURM_NTASKS": "4", "SLURM_STEP_NODELIST": "a"}
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    assert list(processes.find_rank(given).devices) == [1]
+    monkeypatch.setenv("JAX_LOCAL_DEVICE_IDS", "2,3")
+    assert list(processes.find_rank(given).devices) == [2, 3]
+
+
 def test_a_machine_whose_name_is_a_loopback_address():
     """As Debian's /etc/hosts has it; alone on its machine a run doesn't mind."""
     near, far = ["node1", "127.0.1.1"], ["node2", "10.0.0.2"]

@@ -56,6 +56,36 @@ def test_container(stand_ins):
     ]
 
 
+def slurm_step(stand_ins, *options, **more):
+    """The call of `srun` by the job script, for a training in a node with four GPUs."""
+    job = {"SLURM_JOB_ID": "1", "SLURM_CPUS_ON_NODE": "8", "SLURM_GPUS_ON_NODE": "4"}
+    words = (ROOT, "3", "train", *options, "--", f"--workdir={stand_ins.folder}/run")
+    ended = stand_ins.run("slurm_job.sh", *words, **job, **more)
+    assert ended.returncode == 0, ended.stderr
+    (call,) = stand_ins.calls("srun")
+    return call
+
+
+@pytest.mark.parametrize("chosen", ["", "/own"])
+def test_a_container_has_the_cache_beside_the_workdir(stand_ins, chosen):
+    """Not one that the user has chosen, who mounts it, too."""
+    options = ("--container-image=IMAGE", "--container-mounts=/a:/a")
+    call = slurm_step(stand_ins, *options, JAX_COMPILATION_CACHE_DIR=chosen)
+    cache = stand_ins.folder / "compilation_cache"
+    assert f"--container-mounts=/a:/a{'' if chosen else f',{cache}:{cache}'}" in call
+    assert cache.exists() != bool(chosen)
+
+
+@pytest.mark.parametrize(("tasks", "told"), [(4, [""] * 4), (2, ["0,1", "2,3"]), (1, ["0,1,2,3"])])
+def test_tasks_share_the_gpus_of_a_node(stand_ins, tasks, told):
+    """JAX gives a task the one GPU of its local number, unless it is told."""
+    call = slurm_step(stand_ins, SLURM_NTASKS_PER_NODE=str(tasks))
+    program = 'echo "${JAX_LOCAL_DEVICE_IDS:-}"'
+    step = [*call[call.index("bash") : call.index("task") + 2], "bash", "-c", program]
+    given = [{**os.environ, "SLURM_LOCALID": str(number)} for number in range(tasks)]
+    assert [run_to_end(step, env=each, check=True).stdout.strip() for each in given] == told
+
+
 THREE = [(name, rank, 3, "a:8476", "all") for rank, name in enumerate("abc")]
 
 
@@ -126,6 +156,7 @@ def test_a_host_trains_where_the_user_stands(stand_ins, there):
         ("gpu_slurm.sh", [*RUN, "--what=1"], "--what is not an option of this script"),
         ("gpu_slurm.sh", ["configs/no.py", *RUN[1:]], "configs/no.py: there is no such"),
         ("gpu_slurm.sh", [*RUN, "--time=5"], "--time=5 leaves nothing to train in"),
+        ("gpu_slurm.sh", [*RUN, "--tasks_per_node=3"], "can't share --gpus_per_node=8 evenly"),
         ("gpu_slurm.sh", [*RUN, "--env=NOT_SET"], "there is no variable NOT_SET here"),
         ("gpu_slurm.sh", [*SWEEP, "--nodes=2"], "--nodes=2: each run of a sweep has one node"),
         ("gpu_slurm.sh", [*SWEEP, "--output=gs://b/o"], "--output=gs://b/o is in a bucket"),
