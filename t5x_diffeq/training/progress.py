@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from clu import parameter_overview
 from jax.sharding import Mesh
 
-from t5x_diffeq.checkpoints.workdir import differing_keys, read_config, stored_config
+from t5x_diffeq.checkpoints.workdir import differing_keys, stored_config
 from t5x_diffeq.config.config import Config
 from t5x_diffeq.config.plugins import foreign_plugins
 from t5x_diffeq.data.corpus import Corpus
@@ -123,7 +123,7 @@ def log_new_rate(workdir: AnyPath, now: Config, step: int) -> None:
     """Prints by how much the learning rate jumps after `step` of the workdir's run, if it does."""
     if not 0 < step < now.train.total_steps:
         return
-    before = read_config(workdir)
+    before = stored_config(workdir)
     changed = ", ".join(
         f"{key} was {was!r}, is {is_now!r}"
         for key, (was, is_now) in differing_keys(before, now).items()
