@@ -128,7 +128,8 @@ def carry_out(
 ) -> None:
     """Carries out the runs that have no outcome yet, one after the other.
 
-    A run whose loss was not finite has `diverged`, which is an outcome.
+    A run whose loss was not finite has `diverged`, which is an outcome. Runs that need it are not
+    carried out, and have diverged, too: an earlier checkpoint says nothing of the training's end.
 
     Args:
       go_on: whether to continue when a run fails otherwise. Its outcome is then `failed`, and the
@@ -171,8 +172,22 @@ def finished(outcomes: Mapping[str, dict]) -> dict[str, dict]:
 def _outcome_of(
     run: ExperimentRun, output: Path, commands: Commands, go_on: bool, done: Mapping[str, dict]
 ) -> dict:
-    """Carries out a run, with its messages in a log; returns its outcome."""
-    began, log_file = time.perf_counter(), output / f"{run.name}.log"
+    """Carries out a run, unless what it needs has diverged; returns its outcome."""
+    began = time.perf_counter()
+    if run.needs and "diverged" in done.get(run.needs, {}):
+        numbers = {"diverged": f"{run.needs} diverged"}
+    else:
+        numbers = _carry_out_one(run, output, commands, go_on, done)
+    outcome: dict[str, Any] = {"run": run.name, "verb": run.verb, **run.labels}
+    seconds = time.perf_counter() - began
+    return {**outcome, "seconds": seconds, "arguments": run.arguments, **numbers}
+
+
+def _carry_out_one(
+    run: ExperimentRun, output: Path, commands: Commands, go_on: bool, done: Mapping[str, dict]
+) -> dict:
+    """Carries out a run, with its messages in a log; returns its numbers, or how it ended."""
+    log_file = output / f"{run.name}.log"
     with Progress(run.name, unit="steps") as progress:
 
         def watch() -> None:
@@ -183,25 +198,21 @@ def _outcome_of(
 
         status, printed = commands.run(run.command(output), log_file, watch)
     if status == 0:
-        numbers = read_numbers(run, output, printed)
-    else:
-        lines = read_inside(log_file).decode("utf-8", "replace").strip().splitlines()
-        line = lines[-1] if lines else f"{log_file} is empty"
-        reason = line.removeprefix("error: ")
-        if status == EXIT_INFRASTRUCTURE:
-            raise InfrastructureError(f"run {run.name}: {reason}")
-        if status == _REFUSED and not go_on:
-            raise InputError(f"run {run.name}: {reason}")
-        diverged = _NOT_FINITE.search(line) is not None
-        if not (diverged or go_on):
-            raise RunError(
-                f"run {run.name} failed with status {status}: {line}; the same command again "
-                "continues with it"
-            )
-        numbers = {"diverged" if diverged else "failed": reason}
-    outcome: dict[str, Any] = {"run": run.name, "verb": run.verb, **run.labels}
-    seconds = time.perf_counter() - began
-    return {**outcome, "seconds": seconds, "arguments": run.arguments, **numbers}
+        return read_numbers(run, output, printed)
+    lines = read_inside(log_file).decode("utf-8", "replace").strip().splitlines()
+    line = lines[-1] if lines else f"{log_file} is empty"
+    reason = line.removeprefix("error: ")
+    if status == EXIT_INFRASTRUCTURE:
+        raise InfrastructureError(f"run {run.name}: {reason}")
+    if status == _REFUSED and not go_on:
+        raise InputError(f"run {run.name}: {reason}")
+    diverged = _NOT_FINITE.search(line) is not None
+    if not (diverged or go_on):
+        raise RunError(
+            f"run {run.name} failed with status {status}: {line}; the same command again "
+            "continues with it"
+        )
+    return {"diverged" if diverged else "failed": reason}
 
 
 def steps_done(log_file: Path) -> tuple[int, int] | None:

@@ -231,12 +231,23 @@ def test_a_round_leaves_the_runs_before_where_they_are():
     assert sweep.runs(TEXTS, SEEDS, every)[: len(first)] == first
 
 
-def test_a_rate_that_diverges_is_the_worst(commands, tmp_path):
+def test_what_follows_a_training_that_diverged_has_diverged_too(commands, tmp_path):
     diverging = ExperimentRun(
         "nan", "train", ("import sys; sys.exit('error: at step 3 loss is nan')",)
     )
-    carry_out([diverging], tmp_path)
-    assert "diverged" in read_results(tmp_path)["nan"]
+    following = [
+        replace(make_printing_run(f"after {run.name}", 1, seed=3), needs=run.name)
+        for run in (diverging, make_printing_run("a", 1))
+    ]
+    carry_out([diverging, make_printing_run("a", 1), *following], tmp_path)
+    assert commands == ["nan", "a", "after a"]
+    found = read_results(tmp_path)
+    assert found["nan"]["diverged"] == "at step 3 loss is nan" and found["after a"]["loss"] == 1
+    assert found["after nan"].items() >= {"seed": 3, "diverged": "nan diverged"}.items()
+    assert "loss" not in found["after nan"]
+
+
+def test_a_rate_that_diverges_is_the_worst():
     sweep = LAPTOP["table1"]
     first = sweep.runs(TEXTS, SEEDS, {})
     done = {
