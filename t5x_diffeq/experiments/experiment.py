@@ -6,7 +6,7 @@ In a `Sweep` each model is at its best learning rate.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
-from math import inf
+from math import inf, isfinite
 from typing import Any
 
 from t5x_diffeq.config.config import Config
@@ -24,6 +24,7 @@ Group = tuple[str, str]  # text, model
 
 RATE_NAME = "learning_rate"  # in tables
 _WIDTH, _RATE = "model.time_embed_dim", f"optimizer.{RATE_NAME}"
+_HALVINGS = 6  # of the rate, while training diverges at every rate
 
 
 @dataclass(frozen=True)
@@ -155,8 +156,9 @@ class Sweep(Experiment):
 
     The first seed tries each model's rates. While the smallest is the best, half of it is tried,
     too, and while the largest is the best, twice of it, so the optimum is interior. A rate at which
-    training diverges counts as the worst. The other seeds run only at the optimum. With
-    `follow_up`, the loss that decides is the last follow-up's.
+    training diverges counts as the worst, and of equal rates the smallest as the best. So a model
+    that diverges at every rate is tried with smaller ones, until it is refused. The other seeds run
+    only at the optimum. With `follow_up`, the loss that decides is the last follow-up's.
 
     Attributes:
       key: the key whose values are tried, and called rates here: a learning rate or another key.
@@ -191,6 +193,9 @@ class Sweep(Experiment):
 
         Args:
           first_rates: the rates with which each group begins; None: the rates of its training.
+
+        Raises:
+          InputError: if there is no text, or if training diverges at every rate.
         """
         _need_text(texts)
         groups = {(text, each.name): each for text, each in product(texts, self.trainings)}
@@ -202,6 +207,7 @@ class Sweep(Experiment):
         wanted: dict[Group, Sequence[float]] = {
             group: (first_rates or {}).get(group, x.rates) for group, x in groups.items()
         }
+        most_diverging = {group: len(rates) + _HALVINGS for group, rates in wanted.items()}
         losses: dict[Group, dict[float, float]] = {group: {} for group in groups}
         runs: list[ExperimentRun] = []
         while any(wanted.values()):
@@ -211,8 +217,15 @@ class Sweep(Experiment):
                 return runs, {}
             for group, rate in tried:
                 losses[group][rate] = done[runs_of(group, rate)[-1].name].get(self.decides, inf)
+            for group, by_rate in losses.items():
+                if any(map(isfinite, by_rate.values())) or len(by_rate) < most_diverging[group]:
+                    continue
+                raise InputError(
+                    f"{', '.join(group)}: training diverges at each {self.key} that was tried, "
+                    f"{', '.join(map(str, sorted(by_rate)))}; read the logs, and change another key"
+                )
             wanted = {group: _next_rates(by_rate) for group, by_rate in losses.items()}
-        best = {group: min(by_rate, key=by_rate.__getitem__) for group, by_rate in losses.items()}
+        best = {group: _best_rate(by_rate) for group, by_rate in losses.items()}
         others = [
             run
             for group, rate in best.items()
@@ -227,8 +240,13 @@ def at_rate(training: Trainee, rate: float, key: str = _RATE) -> Trainee:
     return replace(training, keys={**training.keys, key: rate})
 
 
+def _best_rate(losses: dict[float, float]) -> float:
+    """The rate with the lowest loss, and the smallest of equals; infinity and NaN are the worst."""
+    return min(losses, key=lambda rate: (losses[rate] if isfinite(losses[rate]) else inf, rate))
+
+
 def _next_rates(losses: dict[float, float]) -> list[float]:
     """The rates to try next: if the best is the smallest or largest, the neighbour it lacks."""
-    best = min(losses, key=losses.__getitem__)
+    best = _best_rate(losses)
     neighbours = {min(losses): best / 2, max(losses): best * 2}
     return [neighbours[best]] if best in neighbours else []

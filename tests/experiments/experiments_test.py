@@ -260,6 +260,21 @@ def test_a_rate_that_diverges_is_the_worst():
     assert rates(further, model="baseline") == [2e-3]  # 8e-3 is not better, and 4e-3 is at an end
 
 
+@pytest.mark.parametrize("outcome", [{"diverged": "loss is nan"}, {"loss": float("nan")}])
+def test_a_sweep_whose_rates_all_diverge_ends(outcome):
+    """Smaller rates are tried first, in whatever order the rates are listed."""
+    ode = replace(LAPTOP["table1"].trainings[0], model="hot", rates=(1.6e-2, 8e-3, 3.2e-2))
+    sweep = replace(LAPTOP["table1"], trainings=(ode,))
+    done = {run.name: outcome for run in sweep.runs(TEXTS, SEEDS, {})}
+    halved = []
+    with pytest.raises(InputError, match=r"one, hot: .* optimizer.learning_rate .*, 0.000125, "):
+        while True:
+            new = [run for run in sweep.runs(TEXTS, SEEDS, done) if run.name not in done]
+            halved += rates(new)
+            done |= {run.name: outcome for run in new}
+    assert halved == [8e-3 / 2**n for n in range(1, 7)]
+
+
 def test_the_outcome_of_a_model_with_a_plug_in(monkeypatch, small, tmp_path):
     """Its training was given the plug-in by whoever began it, so reading its config may load it."""
     monkeypatch.setattr(plugins, "_trusted", set())
