@@ -6,7 +6,7 @@ from pathlib import Path
 from absl import flags
 
 from t5x_diffeq.system.errors import InputError
-from t5x_diffeq.system.files import AnyPath, parse_path
+from t5x_diffeq.system.files import BUCKETS, AnyPath, parse_path
 
 
 def given_keys(verb_flags: flags.FlagValues) -> set[str]:
@@ -24,6 +24,19 @@ def parse_folder(flag: flags.FlagHolder | flags.Flag, verb: str) -> AnyPath:
     if not flag.value:
         raise InputError(f"{verb} needs --{flag.name}=DIR; see --help")
     return _parse_folder(flag.value, flag.name)
+
+
+def parse_output_of_runs(flag: flags.FlagHolder | flags.Flag, verb: str) -> Path:
+    """The folder for a set of runs, whose logs and results are appended to: not in a bucket.
+
+    Raises:
+      InputError: as `parse_folder` does, and if the folder is in a bucket.
+    """
+    if (flag.value or "").startswith(BUCKETS):  # before anybody looks into the bucket
+        raise InputError(
+            f"--{flag.name}={flag.value} is in a bucket; name a folder that all machines see"
+        )
+    return Path(parse_folder(flag, verb))
 
 
 def parse_folders(flag: flags.FlagHolder, verb: str) -> list[AnyPath]:

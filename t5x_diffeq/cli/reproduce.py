@@ -90,7 +90,7 @@ def carry_out_at_scale(
     """Carries out the runs of an experiment, then presents them; returns the exit status."""
     if flags.scale not in _SCALES:
         raise InputError(f"--scale={flags.scale} must be laptop or paper")
-    output = flag_values.parse_folder(flags["output"], "reproduce")
+    output = flag_values.parse_output_of_runs(flags["output"], "reproduce")
     i, n = flag_values.parse_part(flags["part"])
 
     from t5x_diffeq.experiments.commands import StoppedError

@@ -17,7 +17,7 @@ from t5x_diffeq.config.keys.values import INT32, SEEDS
 from t5x_diffeq.experiments.grid import parse_grid, points
 from t5x_diffeq.system.console import log, print_result
 from t5x_diffeq.system.errors import InputError, RunError
-from t5x_diffeq.system.files import AnyPath, is_in_bucket, write_whole
+from t5x_diffeq.system.files import AnyPath, write_whole
 
 FLAGS = VerbFlags(__name__)
 CONFIG = FLAGS.define_config("Config file, with a :variant if it has variants.")
@@ -41,9 +41,8 @@ def main() -> int:
         raise InputError("sweep needs --config=FILE, --output=DIR and --grid=KEY=V1,V2; see --help")
     if not _GRID.value and _SEEDS.value == 1:
         raise InputError("sweep needs --grid=KEY=V1,V2, or --seeds=N for seeds alone")
-    output, part = flag_values.parse_folder(_OUTPUT, "sweep"), flag_values.parse_part(_PART)
-    if is_in_bucket(output):
-        raise InputError(f"--output={output} is in a bucket; name a folder that all machines see")
+    output = flag_values.parse_output_of_runs(_OUTPUT, "sweep")
+    part = flag_values.parse_part(_PART)
     overrides = config_flags.get_override_values(FLAGS["config"])
     axes = parse_grid(_GRID.value, overrides)
     file = config_flags.get_config_filename(FLAGS["config"])

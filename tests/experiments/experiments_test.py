@@ -386,6 +386,11 @@ def test_what_reproduce_refuses(arguments, message, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_runs_write_no_results_to_a_bucket():
+    with pytest.raises(InputError, match=r"^--output=gs://b/x is in a bucket; name a folder"):
+        call(reproduce, "--experiment=table1", "--text=stdlib", "--output=gs://b/x")
+
+
 def test_reproduce_refuses_an_empty_text_before_the_first_run(tmp_path):
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / "empty.txt").touch()
