@@ -58,7 +58,7 @@ def _panels_of_table(outcomes: Sequence[dict], table: TableSpec) -> Panels:
     for row, by_column in rows.items():
         title, name = _split(table.row, row)
         for column in columns:
-            if column not in by_column:
+            if column not in by_column or not by_column[column].values:
                 continue
             point = (
                 str(column) if words else column,

@@ -1,7 +1,11 @@
-"""Results as a table and a figure: means over seeds, with their standard errors."""
+"""Results as a table and a figure: means over seeds, with their standard errors.
+
+Seeds that diverged have no number. Tables count them, because a mean over the others looks better
+than the model is.
+"""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import sqrt
 from statistics import mean, stdev
 
@@ -35,8 +39,13 @@ class Cell:
     at: Label | None = None  # the value of `best_of` at which the mean is lowest
     # the mean standard error of a single value, over the documents of a task; or None
     within: float | None = None
+    diverged: int = 0  # the number of further seeds, which diverged
 
     def __str__(self) -> str:
+        parts = [self._format_mean()] if self.values else []
+        return ", ".join(parts + [f"{self.diverged} diverged"] * bool(self.diverged))
+
+    def _format_mean(self) -> str:
         value, error = mean_and_error(self.values)
         text = f"{value:.4g}" if error is None else f"{value:.4f} ± {error:.4f}"
         if self.within is not None:
@@ -54,7 +63,7 @@ def add_task_scores(outcomes: Sequence[dict]) -> list[dict]:
     """The outcomes, and one more per task for each outcome of an evaluation on tasks.
 
     `score` is the accuracy, `score_error` the harness's standard error. Members of a group of
-    tasks (`mmlu_anatomy` beside `mmlu`) are left out.
+    tasks (`mmlu_anatomy` beside `mmlu`) are left out. What diverged has no score on any task.
     """
     scored = list(outcomes)
     for outcome in outcomes:
@@ -65,7 +74,9 @@ def add_task_scores(outcomes: Sequence[dict]) -> list[dict]:
                 score = outcome[f"tasks/{task}/acc"]
                 error = outcome.get(f"tasks/{task}/acc_stderr")
                 scored.append({**outcome, "task": task, "score": score, "score_error": error})
-    return scored
+    asked = dict.fromkeys(each["task"] for each in scored if "task" in each)
+    diverged = [outcome for outcome in outcomes if "diverged" in outcome]
+    return scored + [{**outcome, "task": task} for outcome in diverged for task in asked]
 
 
 Tried = dict[Label | None, list[dict]]  # outcomes by the value of `best_of`
@@ -75,7 +86,7 @@ def group_outcomes(outcomes: Sequence[dict], table: TableSpec) -> dict[tuple, di
     """Outcomes by row, column and `best_of`; rows and columns in the order of the outcomes."""
     groups: dict[tuple, dict[Label, Tried]] = {}
     for outcome in outcomes:
-        if table.column not in outcome or table.value not in outcome:
+        if not outcome.keys() >= {*table.row, table.column, table.value}:
             continue  # a run that only other runs need
         row = tuple(outcome[label] for label in table.row)
         tried = groups.setdefault(row, {}).setdefault(outcome[table.column], {})
@@ -102,11 +113,20 @@ def best_choice(tried: Tried, value: str) -> Label | None:
 
 
 def cells(outcomes: Sequence[dict], table: TableSpec) -> dict[tuple, dict[Label, Cell]]:
-    """Cells by row and column; rows and columns in the order of the outcomes."""
-    return {
+    """Cells by row and column, in the order of the outcomes; those without a number come last."""
+    rows = {
         row: {column: _best(tried, table.value) for column, tried in columns.items()}
         for row, columns in group_outcomes(outcomes, table).items()
     }
+    of_diverged = replace(table, value="diverged", same_seeds=False)
+    for row, columns in group_outcomes(outcomes, of_diverged).items():
+        for column, tried in columns.items():
+            cell = rows.setdefault(row, {}).get(column)
+            if cell is None:
+                rows[row][column] = Cell((), diverged=sum(map(len, tried.values())))
+            elif not table.same_seeds:  # else the cell shows none of the seeds that diverged
+                rows[row][column] = replace(cell, diverged=len(tried.get(cell.at, ())))
+    return rows
 
 
 def _best(tried: Tried, value: str) -> Cell:

@@ -48,14 +48,35 @@ def test_of_a_sweep_the_best_is_what_several_seeds_had():
     assert (cell.at, cell.values) == (2, (2.0, 3.0))
 
 
+def test_a_table_counts_the_seeds_that_diverged(tmp_path):
+    """At the best rate only, and on each task that others are asked; a figure leaves them out."""
+    tried = (("a", 1, 2.0), ("a", 1, 2.1), ("a", 1, None), ("a", 2, None), ("b", 1, None))
+    outcomes = [
+        {"model": model, "text": "t", "rate": rate, "seed": seed}
+        | ({"diverged": "loss is nan"} if loss is None else {"loss": loss, "tasks/x/acc": 0.5})
+        for seed, (model, rate, loss) in enumerate(tried)
+    ]
+    best = TableSpec(("model",), "text", "loss", best_of="rate")
+    assert format_markdown(outcomes, best).splitlines()[2:] == [
+        "| a | 2.0500 ± 0.0500 (1), 1 diverged |",
+        "| b | 1 diverged |",
+    ]
+    scores = TableSpec(("task",), "model", "score")
+    table = format_markdown(add_task_scores(outcomes), scores).splitlines()
+    assert table[2] == "| x | 0.5000 ± 0.0000, 2 diverged | 1 diverged |"
+    draw(outcomes, best, tmp_path / "figure1", tmp_path)
+    assert (tmp_path / "figure1.png").exists()
+
+
 def test_a_row_can_take_the_seeds_of_all_its_columns():
     outcomes = [
         {"text": "t", "rate": rate, "seed": seed, "loss": 1.0 + seed}
         for rate, seeds in ((1, (0,)), (2, (0, 1)))
         for seed in seeds
     ]
-    found = cells(outcomes, TableSpec(("text",), "rate", "loss", same_seeds=True))
-    assert [cell.values for cell in found["t",].values()] == [(1.0,), (1.0,)]
+    diverged = [{"text": "t", "rate": r, "seed": s, "diverged": ""} for r, s in ((2, 2), (4, 0))]
+    found = cells([*outcomes, *diverged], TableSpec(("text",), "rate", "loss", same_seeds=True))
+    assert [str(cell) for cell in found["t",].values()] == ["1", "1", "1 diverged"]
 
 
 def test_tasks_become_rows():
