@@ -87,6 +87,7 @@ def test_what_is_kept_of_splash_is_not_computed_again(remat, kernels):
         ("splash", 16384, 128, 1024),
         ("splash", 2048, 256, 512),
         ("splash:512", 8192, 128, 512),
+        ("splash:512", 384, 128, 128),  # a text shorter than those of training
     ],
 )
 def test_blocks_follow_length_and_width(kernel, length, head_dim, size):

@@ -135,13 +135,16 @@ def _chunks(shards: int) -> int:
 def splash_block(kernel: str, length: int, head_dim: int, shards: int = 1) -> int:
     """The queries, and the keys, in a block of the kernel `splash`, or `splash:SIZE`.
 
-    Blocks of 2048 don't fit a TPU's VMEM, and if a head is wider than the lanes, blocks of 1024
-    don't fit on every kind of TPU.
+    SIZE divides the length of training (see `check_kernel`). For a length that it doesn't divide,
+    such as that of a shorter text, the size is chosen. Blocks of 2048 don't fit a TPU's VMEM, and
+    if a head is wider than the lanes, blocks of 1024 don't fit on every kind of TPU.
     """
     _, _, block_size = kernel.partition(":")
     fitting = (1024, 512, 256, LANES) if head_dim <= LANES else (512, 256, LANES)
     chunk = length // _chunks(shards)
-    return int(block_size) if block_size else next(b for b in fitting if chunk % b == 0)
+    if block_size and chunk % int(block_size) == 0:
+        return int(block_size)
+    return next(size for size in fitting if chunk % size == 0)
 
 
 def causal_attention(
