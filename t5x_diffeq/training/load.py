@@ -161,8 +161,12 @@ def load_run(
     """
     enable_cache()
     run = PretrainedRun(workdir, vocab_size, checkpoint)
+    kernel = run.config.model.attention
     config = run.config.with_values(
         {
+            # Parameters have the same shapes with any kernel, and all but XLA's need the kind of
+            # device that the run was trained on.
+            "model.attention": kernel if kernel == "xla" else "auto",
             **dict.fromkeys(("mesh.context", "mesh.tensor"), 1),
             "mesh.data": -1,
             "mesh.fsdp": gcd(run.config.model.embed_dim, batch_size),  # as far as possible

@@ -1,5 +1,6 @@
 """Tuning on another grid: the same function at first, only what should train does, small files."""
 
+import json
 import shutil
 from dataclasses import replace
 
@@ -20,6 +21,7 @@ from t5x_diffeq.model.adapters import merge
 from t5x_diffeq.model.language_model import LanguageModel
 from t5x_diffeq.model.layers.linear import ADAPTERS
 from t5x_diffeq.system.errors import InputError
+from t5x_diffeq.system.files import read_json_object
 from t5x_diffeq.training.load import PretrainedRun, discretise, init_from_pretrained, load_run
 from t5x_diffeq.training.setup import make_setup
 from t5x_diffeq.training.step import make_gradient
@@ -219,6 +221,16 @@ def test_a_refused_start_leaves_the_workdir_to_another(base, text, tmp_path):
     config.init_step = 4
     config.train.total_steps = 1
     assert verb.finetune(flatten(config), tmp_path / "new") == 0
+
+
+def test_a_run_can_be_used_where_its_kernel_of_attention_can_not(finished, tmp_path):
+    workdir = shutil.copytree(finished[1], tmp_path / "run")
+    content = read_json_object(workdir / "config.json")
+    content["model"]["attention"] = "splash:512"
+    (workdir / "config.json").write_text(json.dumps(content))
+    assert load_run(workdir, 256, batch_size=1).placed.model.config.attention == "xla"
+    given = flatten(finetune_config.get_config("lora"))
+    assert verb.complete_config(given, read_config(workdir)).model.attention == "auto"
 
 
 @pytest.mark.slow

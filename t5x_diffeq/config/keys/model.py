@@ -129,11 +129,12 @@ class ModelKeys(Section):
     """data type of the state y and of the sum y + dt f. `bfloat16` needs `model.dtype=bfloat16`,
     and its 8 significant bits round away most of a small increment dt f"""
     attention: Annotated[str, one_of("auto", *values.KERNELS, "splash:k")] = key(
-        "auto", branch=True, finetune="if set"
+        "auto", branch=True, finetune=True
     )
     """kernel of the attention. `auto`: cuDNN's or Triton's on GPUs, splash attention on TPUs, and
     XLA's on other devices or if the shapes allow no other. `xla`: any device. `cudnn`, `triton`:
-    GPUs. `splash`: TPUs; `splash:512` also sets the size of its blocks"""
+    GPUs. `splash`: TPUs; `splash:512` also sets the size of its blocks. A trained run can be used
+    on any device: what reads it takes `auto` in place of these three"""
     remat: Annotated[str, one_of(*values.REMATS, "keep:names")] = key(
         "full", branch=True, finetune="if set"
     )
