@@ -163,7 +163,9 @@ def end_of_pass(
 
     If `weights` is None, they are made from `params`. Otherwise `params` may lack the source's.
     """
-    rngs = None if key is None or model.config.dropout_rate == 0 else {"dropout": key}
+    # `model.dropout_rate` is our own blocks' only dropout; another's may have any.
+    draws = model.config.dropout_rate > 0 or model.config.block is not None
+    rngs = {"dropout": key} if draws and key is not None else None
     y, head, costs = nn.apply(LanguageModel.state_and_head, model)(
         {"params": params},
         batch["inputs"],

@@ -4,17 +4,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
 from small_models import TOKENS, random_params, small
 
 import t5x_diffeq as td
 from t5x_diffeq.analysis.spectra import spectra
 from t5x_diffeq.inference.sampling import Sampling, generate
+from t5x_diffeq.model.attention_block import TransformerBlock
 from t5x_diffeq.model.block import Block
 from t5x_diffeq.model.flops import step_flops
 from t5x_diffeq.model.layers.array_types import Places
 from t5x_diffeq.model.plugin_checks import check_block
 from t5x_diffeq.model.sub_fields import has_method, make_block, need_methods
 from t5x_diffeq.system.errors import InputError
+from t5x_diffeq.training.objective import end_of_pass
 from t5x_diffeq.training.setup import make_setup
 
 PARALLEL = "t5x_diffeq.model.parallel_block:ParallelBlock"
@@ -72,6 +75,28 @@ def test_a_run_checks_its_block():
     config = td.load_config("configs/tiny.py", {"model.block": f"{__name__}:WithoutF"})
     with pytest.raises(InputError, match="has no f"):
         make_setup(config, 256)
+
+
+class WithOwnDropout(TransformerBlock):
+    """A block whose dropout has a rate of its own."""
+
+    def setup(self):
+        super().setup()
+        self.own_dropout = nn.Dropout(0.5)
+
+    def g(self, y, deterministic=True):
+        return self.own_dropout(super().g(y, deterministic), deterministic=deterministic)
+
+
+def test_training_draws_a_blocks_own_dropout():
+    model = small(block=f"{__name__}:WithOwnDropout")
+    assert model.config.dropout_rate == 0
+    params, batch = random_params(model), {"inputs": TOKENS}
+    first, second, without = (
+        end_of_pass(model, params, batch, key=key).y
+        for key in (jax.random.key(0), jax.random.key(1), None)
+    )
+    assert (first != second).any() and (first != without).any()
 
 
 @pytest.mark.slow
