@@ -28,17 +28,29 @@ class OwnEnds(TimeDependentWeights):
         made, embeddings = super().with_embeddings(times)
         ends = self.param("ends", lambda key: init_stacked(self.block, self.inputs, 2, key))
         ends = cast_by_role(ends, block_parameters(self.block, self.inputs), self.dtype)
-        nodes = np.unique(grid(self.config.scheme, self.config.num_steps))
-        first = times < nodes[:2].mean()
-        between = ~first & (times <= nodes[-2:].mean())
+        first, between = self._places(times)
 
         def choose(end, W):
-            kept = between.reshape(-1, *(1,) * (W.ndim - 1))
-            return jnp.where(kept, W, jnp.where(first.reshape(kept.shape), end[0], end[1]))
+            end = jnp.where(_by_node(first, W), end[0], end[1])
+            return jnp.where(_by_node(between, W), W, end)
 
         # e(t) is zero at the ends, because no product with P makes their weights.
         embeddings = {name: e * between[:, None] for name, e in embeddings.items()}
         return jax.tree.map(choose, ends, made), embeddings
+
+    def derivative(self, times):
+        """dW/dt at `times`: zero at the ends, whose weights are constant."""
+        _, between = self._places(times)
+        return jax.tree.map(
+            lambda rate: jnp.where(_by_node(between, rate), rate, 0), super().derivative(times)
+        )
+
+    @nn.nowrap
+    def _places(self, times):
+        """Whether each of `times` is in the first step, and whether it is between the ends."""
+        nodes = np.unique(grid(self.config.scheme, self.config.num_steps))
+        first = times < nodes[:2].mean()
+        return first, ~first & (times <= nodes[-2:].mean())
 
     @nn.nowrap
     def is_smooth(self):
@@ -54,6 +66,11 @@ class OwnEnds(TimeDependentWeights):
     def describe(self):
         """What it is, in a phrase."""
         return f"{super().describe()}, with a first and a last step of their own"
+
+
+def _by_node(chosen, leaf):
+    """`[nodes]` as `[nodes, 1, ...]`, to choose from a leaf `[nodes, ...]`."""
+    return chosen.reshape(-1, *(1,) * (leaf.ndim - 1))
 
 
 # %% A config names it as package.module:Name, here this file.

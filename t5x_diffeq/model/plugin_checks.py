@@ -104,10 +104,11 @@ def check_source(config: ModelConfig, depths: Sequence[int] = ()) -> None:
         declared = flatten_parameters(variables["params"])
         projections = [path for path, leaf in declared.items() if is_projection(leaf)]
         exact = source.clone(dtype=jnp.float32, parent=None, name=None)
-        linear, learns, in_float32 = jax.jit(
+        linear, learns, derivative_is_right, in_float32 = jax.jit(
             lambda params: (
                 _which_are_linear(source, projections, params, times),
                 _which_learn(source, params, times),
+                _derivative_is_right(source, params, times),
                 exact.apply({"params": params}, times),
             )
         )(params)
@@ -123,6 +124,12 @@ def check_source(config: ModelConfig, depths: Sequence[int] = ()) -> None:
                 "gradient isn't e(t)^T dW with the e(t) that with_embeddings returns; call the "
                 "axis something else",
             )
+    if not derivative_is_right:
+        raise _refused(
+            named,
+            "has a method derivative that returns something else than dW/dt; correct it, or set "
+            "derivative = td.WeightSource.derivative",
+        )
     if source.stored:
         cast = cast_by_role(in_float32, block_parameters(source.block, source.inputs), source.dtype)
         for path, leaf in flatten_dict(weights).items():
@@ -165,6 +172,22 @@ def _which_are_linear(
         return jnp.linalg.norm(dP - expected) <= _ROUNDING * jnp.linalg.norm(expected)
 
     return {path: is_linear(path) for path in projections}
+
+
+def _derivative_is_right(source: WeightSource, params: Any, times: Times) -> Array:
+    """Whether the source's own derivative is dW/dt, in a random direction of W at each time."""
+    derivative = type(source).derivative
+    if not source.any_time or derivative is WeightSource.derivative:
+        return jnp.array(True)
+    exact = source.clone(dtype=jnp.float32, parent=None, name=None)
+    # Backwards, because our own products P e(t) define no derivative forwards.
+    weights, pull_back = jax.vjp(lambda times: exact.apply({"params": params}, times), times)
+    directions = jax.tree.map(lambda w: jax.random.normal(jax.random.key(w.size), w.shape), weights)
+    (expected,) = pull_back(directions)
+    rates = nn.apply(derivative, source)({"params": params}, times)
+    products = jax.tree.map(lambda d, w: (d * w).reshape(len(times), -1).sum(1), directions, rates)
+    found = jax.tree.reduce(jnp.add, products)
+    return jnp.linalg.norm(found - expected) <= _ROUNDING * jnp.linalg.norm(expected)
 
 
 def _which_learn(source: WeightSource, params: Any, times: Times) -> dict[LeafPath, Array]:

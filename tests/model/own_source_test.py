@@ -20,6 +20,7 @@ from small_models import small as small_model
 import t5x_diffeq as td
 from configs import finetune as finetune_config
 from examples.own_basis import Chebyshev
+from examples.own_source import OwnEnds
 from t5x_diffeq.cli import analyze, evaluate, export
 from t5x_diffeq.cli.finetune import complete_config
 from t5x_diffeq.cli.train import train_to_end
@@ -29,6 +30,7 @@ from t5x_diffeq.model.language_model import LanguageModel, make_source
 from t5x_diffeq.model.layers.parameter import Parameter, declare
 from t5x_diffeq.model.ode.sources import SOURCES, SharedWeights, init_stacked, source_of
 from t5x_diffeq.model.ode.time_basis import make_time_basis
+from t5x_diffeq.model.ode.time_dependent_weights import TimeDependentWeights
 from t5x_diffeq.model.ode.weight_source import block_parameters, cast_by_role
 from t5x_diffeq.model.plugin_checks import check_source
 from t5x_diffeq.system.errors import InputError
@@ -159,6 +161,12 @@ class CubedKernels(KernelsOfTime):
         return jax.tree.map(lambda w: w**3, weights), embeddings
 
 
+class EndsInMotion(OwnEnds):
+    """Its ends are constant, and not in its derivative."""
+
+    derivative = TimeDependentWeights.derivative
+
+
 class RoundedFirst(SharedWeights):
     """Its parameters are not the weights, of which they are the thirds."""
 
@@ -202,6 +210,7 @@ class Miscounted(Constant):
         (WithoutUp, "doesn't make mlp.up.bias, which the block has"),
         (FixedUp, "makes mlp.up.bias from no parameter that trains: its gradient is zero"),
         (CubedKernels, r"declares attention.output.kernel as the P of P e\(t\).* gradient isn't"),
+        (EndsInMotion, "has a method derivative that returns something else than dW/dt"),
         (RoundedFirst, "says that its parameters are the weights, and makes .*; set stored = Fal"),
         (
             LayersOfGrid,
