@@ -55,10 +55,10 @@ def main() -> None:
 def make_plan(name: str, config: Config, topology: "Topology") -> "Plan":
     """Makes the plan of a config; prints a line when it is compiled."""
     from t5x_diffeq.planner.planning import plan_setup, plan_step
+    from t5x_diffeq.planner.vocabulary import planned_vocab_size
     from t5x_diffeq.training.partitioning import describe_mesh
-    from t5x_diffeq.training.setup import expected_vocab_size
 
-    setup = plan_setup(config, expected_vocab_size(config), topology)
+    setup = plan_setup(config, planned_vocab_size(config), topology)
     start = time.perf_counter()
     plan = plan_step(setup, config.train.batch_size, topology)
     took = f"compiled in {time.perf_counter() - start:.0f} s"
@@ -89,14 +89,14 @@ def sweep(config: Config, topology: "Topology") -> None:
     """Searches for the fastest plan; prints a JSON line per plan, then a table and flags."""
     from t5x_diffeq.planner.search import as_flags, search
     from t5x_diffeq.planner.tables import show_ranked
-    from t5x_diffeq.training.setup import expected_vocab_size
+    from t5x_diffeq.planner.vocabulary import planned_vocab_size
 
     def compile_plan(title: str, other: Config) -> "Plan":
         (plan,) = _make_plans({title: other}, topology).values()
         _print_plan("model", plan)
         return plan
 
-    fitting = search(config, expected_vocab_size(config), topology, compile_plan)
+    fitting = search(config, planned_vocab_size(config), topology, compile_plan)
     ranked = [(as_flags(changes), plan) for changes, plan in fitting]
     show_ranked(ranked)
     log("fastest:", ranked[0][0])

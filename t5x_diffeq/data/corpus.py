@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cached_property
 
@@ -12,7 +12,7 @@ from t5x_diffeq.data.documents import ConcatenatedDocuments
 from t5x_diffeq.data.manifest import MANIFEST, MASKS, SPLITS, read_manifest
 from t5x_diffeq.data.named_source import load_source, part_configs
 from t5x_diffeq.data.preparation import fingerprint_of, prepare_shards
-from t5x_diffeq.data.recipe import tokenizer_in, whole_fingerprint
+from t5x_diffeq.data.recipe import TRAINED, make_tokenizer, tokenizer_in, whole_fingerprint
 from t5x_diffeq.data.shards import ShardedDocuments, read_shard_facts
 from t5x_diffeq.data.sources import Source
 from t5x_diffeq.data.token_bytes import NoByteLengthsError, TokenBytes, token_bytes
@@ -252,6 +252,19 @@ def _tokenizer_of_shards(folder: AnyPath) -> Tokenizer:
             "prepare them again"
         )
     return tokenizer
+
+
+def find_vocab_size(data: DataKeys) -> int:
+    """The vocabulary size of the tokenizer that the data will have, which is not trained here.
+
+    Raises:
+      InputError: if the tokenizer is a file, or that of shards, and can't be read.
+    """
+    if shards := [part for part in part_configs(data) if part.source == "tokens"]:
+        return read_manifest(_shard_folder(shards[0]))["vocab_size"]
+    if data.tokenizer == TRAINED:
+        return data.tokenizer_vocab_size
+    return make_tokenizer(replace(data, chat_template=None), []).vocab_size
 
 
 def check_tokenizers(data: DataKeys, tokenizer: Tokenizer) -> None:

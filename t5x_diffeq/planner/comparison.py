@@ -14,11 +14,12 @@ from t5x_diffeq.config.config import Config
 from t5x_diffeq.config.config_files import baseline_of
 from t5x_diffeq.model.language_model import LanguageModel
 from t5x_diffeq.planner.program_cost import product_flops, program_cost
+from t5x_diffeq.planner.vocabulary import planned_vocab_size
 from t5x_diffeq.system.console import Progress, track
 from t5x_diffeq.training.checks import run_checks
 from t5x_diffeq.training.depths import depths_to_come
 from t5x_diffeq.training.objective import Batch
-from t5x_diffeq.training.setup import Setup, expected_vocab_size, make_setup
+from t5x_diffeq.training.setup import Setup, make_setup
 from t5x_diffeq.training.step import lower_train_step
 
 _WARM_UP_STEPS = 2  # rounds that are not counted
@@ -34,7 +35,7 @@ class Candidate:
 
     def __init__(self, name: str, config: Config, depths: tuple[int, ...] | None = None):
         self.name, self.batch_size, self.depths = name, config.train.batch_size, depths
-        self.setup: Setup = make_setup(config, expected_vocab_size(config))
+        self.setup: Setup = make_setup(config, planned_vocab_size(config))
         run_checks("benchmark", config, self.setup)
         with self.setup.context(), Progress(f"compiling the step of {name}"):
             self.compiled = lower_train_step(self.setup, self.batch_size, depths).compile()

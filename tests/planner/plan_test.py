@@ -10,7 +10,7 @@ import sys
 
 import jax
 import pytest
-from helpers import mesh_shape, run_to_end
+from helpers import ROOT, mesh_shape, run_to_end
 
 from configs import default
 from t5x_diffeq.cli import plan
@@ -23,6 +23,7 @@ from t5x_diffeq.planner.planning import plan_setup
 from t5x_diffeq.planner.program_cost import ProgramCost
 from t5x_diffeq.planner.search import POLICIES, meshes
 from t5x_diffeq.planner.topology import Topology, make_topology
+from t5x_diffeq.planner.vocabulary import planned_vocab_size
 from t5x_diffeq.system.chips import CHIPS, GIB, Chip
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.training.partitioning import make_mesh
@@ -41,6 +42,7 @@ KEYS = {"name", "topology", "mesh", "fits", "memory", "flops", "collectives", "s
 CPU = Topology("cpu:1", 1, jax.devices()[:1], "cpu", "cpu")
 H100 = "NVIDIA H100 80GB HBM3"
 EIGHT = Topology("h100:8", 1, jax.devices(), H100, "cpu")
+SMOOTH = ROOT / "examples" / "smooth"
 LIBTPU = importlib.util.find_spec("libtpu") is not None
 
 
@@ -157,6 +159,24 @@ def meshes_tried(**keys):
         tuple(mesh[axis] for axis in ("data", "fsdp", "tensor"))
         for mesh in meshes(small(**keys), 8, slices)
     ]
+
+
+@pytest.mark.parametrize(
+    ("keys", "size", "said"),
+    [
+        ({"data.tokenizer": "bytes"}, 256, ""),
+        ({"data.tokenizer": "sentencepiece"}, 4096, ""),  # it is trained
+        ({"data.tokenizer": str(SMOOTH / "tokenizer" / "sentencepiece.model")}, 2048, ""),
+        ({"data.source": "tokens", "data.path": str(SMOOTH / "data" / "0")}, 2048, ""),
+        ({"data.source": "tokens", "model.vocab_size": 99}, 99, ""),
+        ({"data.tokenizer": "missing.json"}, 4096, "a vocabulary of 4096 is assumed"),
+    ],
+)
+def test_a_plan_has_the_vocabulary_of_the_tokenizer(keys, size, said, capsys):
+    assert planned_vocab_size(small(**keys)) == size
+    assert planned_vocab_size(small(**keys, **{"model.remat": "none"})) == size
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == bool(said) and said in "".join(lines)
 
 
 def test_meshes_are_those_that_divide():
