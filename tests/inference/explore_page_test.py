@@ -226,7 +226,10 @@ def test_what_can_not_be_read_is_said(page, origin):
     page.wait_for("#failure", "its terminal prints an address")
     page.driver.get("about:blank")
     page.driver.get(f"{origin}/#{urlencode({'token': TOKEN, 'text': 'x' * 500})}")
-    page.wait_for("#failure", "the text has 500 tokens; the model takes 1 to 160")
+    page.wait_for(".note", "has 500 tokens, and the model takes 160: the last 120 are read here")
+    page.driver.get("about:blank")
+    page.driver.get(f"{origin}/#{urlencode({'token': TOKEN, 'text': ''})}")
+    page.wait_for("#failure", "the text has no tokens; write something")
 
 
 @pytest.mark.slow

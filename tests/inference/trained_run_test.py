@@ -91,7 +91,7 @@ def test_the_lines_of_the_readme(run_on_lines, run, capsys):
     assert code.count("run.") == 4
     code = code.replace("examples/smooth", str(run_on_lines))
     names = {}
-    exec(code.replace("def main():", "line"), names)
+    exec(code.replace("ROMEO:", "line"), names)
     assert {len(leaf) for leaf in jax.tree.leaves(names["W"])} == {3}
     np.testing.assert_array_equal(names["y"], run.trajectory("line"))
 

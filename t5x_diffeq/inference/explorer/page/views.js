@@ -115,7 +115,7 @@ class View {
     parts.output.textContent = choice.steps;
     parts.marks.replaceChildren(...trained.map((steps, n) => {
       const mark = document.createElement("span");
-      mark.textContent = n ? steps : `${steps} trained`;
+      mark.textContent = n < trained.length - 1 ? steps : `${steps} trained`; // the last has the most room
       mark.style.setProperty("--at", `${(100 * offered.indexOf(steps)) / Math.max(1, offered.length - 1)}%`);
       return mark;
     }));
