@@ -121,5 +121,7 @@ install() {
     return
   fi
   # Before version 25.3, pip reads constraints of the building packages from this variable.
-  PIP_CONSTRAINT="${PIP_BUILD_CONSTRAINT:-}" "$VENV/bin/python" -m pip install --disable-pip-version-check "$@"
+  # -P is for pip alone: some packages, such as promise, import what lies beside their setup.py.
+  env -u PYTHONSAFEPATH PIP_CONSTRAINT="${PIP_BUILD_CONSTRAINT:-}" \
+    "$VENV/bin/python" -P -m pip install --disable-pip-version-check "$@"
 }
