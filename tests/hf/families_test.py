@@ -194,7 +194,7 @@ PUBLISHED = {
 class TokenizerOf(Tokenizer):
     """A tokenizer that is a number of tokens."""
 
-    encode = decode = None
+    _encode = _decode = None
 
     def __init__(self, tokens):
         self.vocab_size = tokens

@@ -15,6 +15,7 @@ from helpers import ROOT, mesh_shape, run_to_end
 from configs import default
 from t5x_diffeq.cli import plan
 from t5x_diffeq.config.config import Config
+from t5x_diffeq.data.file_tokenizers import SentencePieceTokenizer
 from t5x_diffeq.model.flops import step_flops
 from t5x_diffeq.planner import planning, search, tables
 from t5x_diffeq.planner.collectives import Traffic
@@ -166,8 +167,7 @@ def meshes_tried(**keys):
     [
         ({"data.tokenizer": "bytes"}, 256, ""),
         ({"data.tokenizer": "sentencepiece"}, 4096, ""),  # it is trained
-        ({"data.tokenizer": str(SMOOTH / "tokenizer" / "sentencepiece.model")}, 2048, ""),
-        ({"data.source": "tokens", "data.path": str(SMOOTH / "data" / "0")}, 2048, ""),
+        ({"data.source": "tokens", "data.path": str(SMOOTH / "data" / "0")}, 256, ""),
         ({"data.source": "tokens", "model.vocab_size": 99}, 99, ""),
         ({"data.tokenizer": "missing.json"}, 4096, "a vocabulary of 4096 is assumed"),
     ],
@@ -177,6 +177,13 @@ def test_a_plan_has_the_vocabulary_of_the_tokenizer(keys, size, said, capsys):
     assert planned_vocab_size(small(**keys, **{"model.remat": "none"})) == size
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == bool(said) and said in "".join(lines)
+
+
+def test_a_plan_has_the_vocabulary_of_a_tokenizers_file(tmp_path):
+    tokenizer = SentencePieceTokenizer.train(["Some text, and other text.\n"] * 20, 280)
+    (tmp_path / "sentencepiece.model").write_bytes(tokenizer.model)
+    keys = {"data.tokenizer": str(tmp_path / "sentencepiece.model")}
+    assert planned_vocab_size(small(**keys)) == tokenizer.vocab_size
 
 
 def test_meshes_are_those_that_divide():
