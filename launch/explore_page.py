@@ -53,14 +53,17 @@ def keep_what_reading_needs(workdir: Path) -> None:
     for path in MODEL.iterdir():
         if path.name != "README.md":
             shutil.rmtree(path) if path.is_dir() else path.unlink()
+    where = str(Path(td.load(workdir).config.data.path).parent)  # of the text, on this machine
     for name in ("config.json", "data.json"):
-        shutil.copy(workdir / name, MODEL)
+        text = (workdir / name).read_text("utf-8")
+        (MODEL / name).write_text(text.replace(f"{where}/", ""), "utf-8")
     shutil.copytree(workdir / "tokenizer", MODEL / "tokenizer")
     shards, kept = workdir / "data" / "0", MODEL / "data" / "0"
     shutil.copytree(shards / "tokenizer", kept / "tokenizer")
     facts = {key: value for key, value in read_manifest(shards).items() if key not in SPLITS}
     for key in ("shards", "skipped"):
         del facts[key]
+    facts["source"] = Path(facts["source"]).name
     for split in SPLITS:
         documents = ShardedDocuments(shards, split)
         count = 1 if split == "train" else len(documents)

@@ -44,6 +44,7 @@ def test_no_training_continues_it(tmp_path):
     copy, branch = tmp_path / "copy", tmp_path / "branch"
     shutil.copytree(WORKDIR, copy)
     config = read_config(copy)
+    assert config.data.path == "tinyshakespeare.txt"  # a name, and no folder of some machine
     message = "checkpoint 4400 of .* has no optimizer's state.*: finetune --config.init_from="
     with pytest.raises(InputError, match=message):
         td.train(config, copy)

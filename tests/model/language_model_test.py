@@ -122,6 +122,15 @@ def test_a_state_that_is_carried_row_by_row_changes_nothing(remat):
         np.testing.assert_array_equal(a, b)
 
 
+def test_the_state_is_carried_row_by_row_if_asked():
+    def program(row_major):
+        model = small(state_row_major=row_major)
+        apply = functools.partial(model.apply, {"params": random_params(model)})
+        return str(jax.make_jaxpr(apply)(TOKENS))
+
+    assert "layout_constraint" in program(True) and "layout_constraint" not in program(False)
+
+
 def test_barriers_stand_behind_norms_and_mlp_of_unrolled_steps():
     """Without them, XLA stores what the backward pass should compute again."""
 
