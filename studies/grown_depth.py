@@ -9,31 +9,26 @@ only the last (`examples.depth.nested_layers`): if W(t) is not ahead of the cont
 GPT comes from growing.
 """
 
-from studies.study import Models, run_study, sweep_of_widths
+from studies.study import Model, Models, run_study, sweeps_at_two_scales
 from t5x_diffeq.experiments.experiment import Keys
 
-_N, _UNTIL, _STEPS = 12, 0.7, "train.total_steps"
+_N, _UNTIL = 12, 0.7
 _TIMES = 1 / (_UNTIL / _N + (1 - _UNTIL))  # the optimizer steps that a grown model may take
 _EVERY: Keys = {
     "optimizer.schedule": "wsd",
     "optimizer.role_multipliers": (),  # e(t) stays as it was initialised
     "model.num_steps": _N,
-    "train.velocity_penalty": 0.0,
 }
-_GROWN: Keys = {
-    "train.depths": (1,),
-    "train.depths_until": _UNTIL,
-    _STEPS: lambda values: round(_TIMES * values[_STEPS]),
-}
+_GROWN: Keys = {"train.depths": (1,), "train.depths_until": _UNTIL}
 _NESTED: Keys = {"model.weights": f"examples.depth.nested_layers:NestedLayers(layers={_N})"}
 _MODELS: Models = {
-    "ode, grown": ("ode", _GROWN),
-    "smooth, grown": ("smooth", _GROWN),
-    "nested layers, grown": ("euler", {**_NESTED, **_GROWN}),
-    "GPT": ("baseline", {}),
-    "GPT, Euler's scheme": ("euler", {}),
+    "ode, grown": Model("ode", _GROWN, _TIMES),
+    "smooth, grown": Model("smooth", _GROWN, _TIMES),
+    "nested layers, grown": Model("euler", {**_NESTED, **_GROWN}, _TIMES),
+    "GPT": Model("baseline"),
+    "GPT, Euler's scheme": Model("euler"),
 }
-LAPTOP = PAPER = sweep_of_widths(lambda width: _MODELS, _EVERY)
+LAPTOP, PAPER = sweeps_at_two_scales(lambda width: _MODELS, _EVERY)
 
 if __name__ == "__main__":
     run_study("grown_depth", __doc__, LAPTOP, PAPER)

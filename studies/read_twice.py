@@ -8,25 +8,21 @@ GPT with four layers and 1.5 times the optimizer steps has the same parameters a
 six layers has the same FLOPs.
 """
 
-from studies.study import Models, run_study, sweep_of_widths
+from studies.study import Model, Models, run_study, sweeps_at_two_scales
 from t5x_diffeq.experiments.experiment import Keys
 
-_LAYERS, _N, _STEPS = 4, 6, "train.total_steps"
-_EVERY: Keys = {"train.velocity_penalty": 0.0}
-_FOUR: Keys = {
-    "model.num_steps": _LAYERS,
-    _STEPS: lambda values: round(_N / _LAYERS * values[_STEPS]),
-}
+_LAYERS, _N = 4, 6
+_FOUR: Keys = {"model.num_steps": _LAYERS}
 _W_OF_T: Keys = {"model.weights": "examples.own_source:OwnEnds", "model.time_embed_dim": 1}
 _MODELS: Models = {
-    "two layers twice": ("baseline", {"model.weights": "examples.depth.own_ends:OwnEnds"}),
-    "W(t) between the ends": ("ode", _W_OF_T),
-    "GPT, 4 layers": ("baseline", _FOUR),
-    "GPT, 6 layers": ("baseline", {}),
-    "GPT, Euler's scheme, 4 layers": ("euler", _FOUR),
-    "GPT, Euler's scheme, 6 layers": ("euler", {}),
+    "two layers twice": Model("baseline", {"model.weights": "examples.depth.own_ends:OwnEnds"}),
+    "W(t) between the ends": Model("ode", _W_OF_T),
+    "GPT, 4 layers": Model("baseline", _FOUR, steps=_N / _LAYERS),
+    "GPT, 6 layers": Model("baseline"),
+    "GPT, Euler's scheme, 4 layers": Model("euler", _FOUR, steps=_N / _LAYERS),
+    "GPT, Euler's scheme, 6 layers": Model("euler"),
 }
-LAPTOP = PAPER = sweep_of_widths(lambda width: _MODELS, _EVERY)
+LAPTOP, PAPER = sweeps_at_two_scales(lambda width: _MODELS)
 
 if __name__ == "__main__":
     run_study("read_twice", __doc__, LAPTOP, PAPER)

@@ -1,13 +1,25 @@
 """How a study is run: with the flags of `reproduce`, in the folder of its runs."""
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import NamedTuple
 
 from t5x_diffeq.cli import command_line
 from t5x_diffeq.cli.reproduce import ExperimentFlags, carry_out_at_scale
 from t5x_diffeq.experiments.experiment import RATE_NAME, Experiment, Keys, Sweep, Trainee
 from t5x_diffeq.experiments.present import TableSpec
 
-Models = Mapping[str, tuple[str, Keys]]  # by name, the variant and the keys that it sets
+
+class Model(NamedTuple):
+    """A model of a study."""
+
+    variant: str
+    keys: Keys = MappingProxyType({})  # that it sets
+    steps: float = 1.0  # its optimizer steps, over GPT's
+
+
+Models = Mapping[str, Model]  # by name
+_STEPS = "train.total_steps"
 _MUON_RATES = (1.6e-2, 8e-3, 3.2e-2)  # with which a sweep begins
 
 
@@ -25,26 +37,47 @@ def run_study(name: str, doc: str, laptop: Experiment, paper: Experiment) -> Non
     command_line.run(lambda: carry_out_at_scale(name, scales.__getitem__, flags), doc, flags)
 
 
-def sweep_of_widths(
-    models: Callable[[int], Models], every: Keys, widths: tuple[int, ...] = (48, 64), seeds: int = 3
-) -> Sweep:
+def sweeps_at_two_scales(
+    models: Callable[[int], Models], every: Keys | None = None, seeds: int = 3
+) -> tuple[Sweep, Sweep]:
     """The same sweep of Muon's learning rate for each of the models, on configs/ladder.py.
 
     Args:
       models: the models of a width.
       every: the keys that all models set, which a model's own may replace.
-      widths: the widths.
       seeds: the number of seeds.
+
+    Returns:
+      A sweep for a laptop, of widths 32 and 48 with half of the ladder's optimizer steps, as in
+      `studies.structures`; and a sweep of widths 48 and 64 with all of its steps.
     """
-    keys = {"optimizer.name": "muon", "optimizer.weight_decay": 0.1, **every}
-    return Sweep(
-        trainings=tuple(
-            Trainee(
-                f"{variant}-{width}", {**keys, **own}, f"{name}, {width}", "ladder.py", _MUON_RATES
-            )
-            for width in widths
-            for name, (variant, own) in models(width).items()
-        ),
-        tables=(TableSpec(("model",), "text", "loss", RATE_NAME),),
-        seeds=seeds,
-    )
+    keys = {
+        "optimizer.name": "muon",
+        "optimizer.weight_decay": 0.1,
+        "train.velocity_penalty": 0.0,
+        **(every or {}),
+    }
+
+    def sweep(widths: tuple[int, ...], length: float) -> Sweep:
+        return Sweep(
+            trainings=tuple(
+                Trainee(
+                    f"{model.variant}-{width}",
+                    {**keys, **lengthened(length * model.steps), **model.keys},
+                    f"{name}, {width}",
+                    "ladder.py",
+                    _MUON_RATES,
+                )
+                for width in widths
+                for name, model in models(width).items()
+            ),
+            tables=(TableSpec(("model",), "text", "loss", RATE_NAME),),
+            seeds=seeds,
+        )
+
+    return sweep((32, 48), 0.5), sweep((48, 64), 1.0)
+
+
+def lengthened(times: float) -> Keys:
+    """The key that makes a training so many times as long as its config has it."""
+    return {_STEPS: lambda values: round(times * values[_STEPS])}

@@ -8,31 +8,29 @@ third wider. GPT with this MLP has the same FLOPs and more parameters; GPT with 
 optimizer steps has the same FLOPs and the same parameters.
 """
 
-from studies.study import Models, run_study, sweep_of_widths
+from studies.study import Model, Models, run_study, sweeps_at_two_scales
 from t5x_diffeq.experiments.experiment import Keys
 
 _EVERY: Keys = {
     # e(t) stays as it was initialised, as it does in `:ode` with Muon.
     "optimizer.role_multipliers": (),
 }
-_STEPS = "train.total_steps"
 _MORE_FLOPS = 1.22  # FLOPs with the wider MLP, over GPT's
 
 
 def _models(width: int) -> Models:
     wide: Keys = {"model.mlp_dim": round(width * 16 / 3)}
     T: Keys = {"model.time_embed_dim": 5, "model.attention_time_embed_dim": 1}
-    longer: Keys = {"train.total_steps": lambda values: round(_MORE_FLOPS * values[_STEPS])}
     return {
-        "two kernels": ("compact", {**wide, **T}),
-        "GPT": ("baseline", {}),
-        "GPT, 1.22 times the steps": ("baseline", longer),
-        "GPT, wide MLP": ("baseline", wide),
-        "GPT, Euler's scheme, 1.22 times the steps": ("euler", longer),
+        "two kernels": Model("compact", {**wide, **T}),
+        "GPT": Model("baseline"),
+        "GPT, 1.22 times the steps": Model("baseline", steps=_MORE_FLOPS),
+        "GPT, wide MLP": Model("baseline", wide),
+        "GPT, Euler's scheme, 1.22 times the steps": Model("euler", steps=_MORE_FLOPS),
     }
 
 
-LAPTOP = PAPER = sweep_of_widths(_models, _EVERY, seeds=5)
+LAPTOP, PAPER = sweeps_at_two_scales(_models, _EVERY, seeds=5)
 
 if __name__ == "__main__":
     run_study("two_kernels", __doc__, LAPTOP, PAPER)

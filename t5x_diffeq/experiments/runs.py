@@ -292,9 +292,10 @@ def _describe_outcome(outcome: dict) -> str:
     for how in ("diverged", "failed"):
         if how in outcome:
             return f"{how}: {outcome[how]}"
-    if "loss" in outcome:
-        return f"loss {outcome['first']:.4f} -> {outcome['loss']:.4f}"
-    return "done"
+    if "loss" not in outcome:
+        return "done"
+    first = f"{outcome['first']:.4f} -> " if "first" in outcome else ""  # training's alone
+    return f"loss {first}{outcome['loss']:.4f}"
 
 
 def _add_line(path: Path, outcome: dict) -> None:
