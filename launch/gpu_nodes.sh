@@ -59,6 +59,7 @@ fi
 
 needs ssh
 [ -z "$ssh_config" ] || [ -f "$ssh_config" ] || die "--ssh_config=$ssh_config: there is no such file"
+[ ! -f "$hosts" ] || die "--hosts=$hosts is a file; its content is --hosts=\"\$(cat $hosts)\""
 IFS=$', \t\n' read -r -d '' -a machines <<<"$hosts" || true # which wants a NUL at the end
 host='^([A-Za-z0-9_][A-Za-z0-9_.-]*@)?([A-Za-z0-9_][A-Za-z0-9_.-]*|[0-9A-Fa-f]*:[0-9A-Fa-f:]*:[0-9A-Fa-f:]*)$' # a dash would make it an option of ssh
 named=" "

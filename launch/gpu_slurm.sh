@@ -121,6 +121,8 @@ esac
 if [[ "$time" =~ ^[0-9] ]] && [ "$(limit_seconds)" -le "$grace" ]; then
   die "--time=$time leaves nothing to train in: the run saves --grace=$grace seconds ahead of it"
 fi
+[[ ! "$time" =~ ^[0-9]+$ ]] || say "note: sbatch takes --time=$time for minutes; hours are --time=$time:00:00"
+[[ ! "$mem" =~ ^[0-9]+$ ]] || say "note: sbatch takes --mem=$mem for megabytes; gigabytes are --mem=${mem}G"
 if [ -z "$cpus_per_task$exclusive" ]; then
   cpus_per_task="$(cpus_of_task)"
   [ -z "$dry_run" ] || cpus_per_task=CPUS # --dry-run asks nothing

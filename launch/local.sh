@@ -31,12 +31,14 @@ while [ $# -gt 0 ]; do
       [[ "$1" =~ =[1-9][0-9]*$ || "$1" = --restarts=0 ]] || die "$1 must be a number, at least 1"
       several+=("$1")
       ;;
+    --processes | --devices_per_process | --restarts) die "$1 has no value; write $1=N" ;;
     --config=*) set -- "$1" "${1#--config=}" "${@:2}" ;; # the name is optional here
     --config) ;;
     –* | —*) die "$1 begins with another kind of dash; write --${1#[–—]}" ;;
     -*) arguments+=("$1") ;;
     *://*) die "$1 is an address; download the file, and give its path" ;;
     *.*=*) die "$1 is no config file; did you mean --config.${1#config.}?" ;;
+    *=*) die "$1 is not understood; keys are --config.SECTION.NAME=VALUE, and flags --name=value" ;;
     *) [ -z "$config" ] || die "two configs are given: $config and $1"; config="$1" ;;
   esac
   shift

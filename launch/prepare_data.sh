@@ -40,6 +40,7 @@ esac
 [ -z "$workdir" ] || die "--workdir=$workdir is for a training; token shards go to --output=DIR"
 shards="${shards:-$parts}"
 numbers parts shards cpus retries
+[ "$parts" -le $((2 * shards)) ] || die "--parts=$parts need more than --shards=$shards; leave --shards out"
 [ -n "$config" ] || die "give a config: launch/prepare_data.sh $where configs/llama1b.py --output=DIR"
 [ -n "$output" ] || die "give --output=DIR, where all machines see it"
 name="${name:-$(name_of_config)-data}"

@@ -35,7 +35,13 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 source "$(dirname "${BASH_SOURCE[0]}")/forward.sh"
 
 verb=start
-case "${1:-}" in start | status | logs | stop | delete) verb="$1"; shift ;; esac
+case "${1:-}" in
+  start | status | logs | stop | delete) verb="$1"; shift ;;
+  *) [[ ! "${1:-}" =~ ^[a-z]+$ || -e "$1" ]] || die "$1 is not understood; there are start, status, logs, stop and delete" ;;
+esac
+for each in "$@"; do
+  case "$each" in start | status | logs | stop | delete) [ -e "$each" ] || die "$each comes first: launch/tpu_pod.sh $each ..." ;; esac
+done
 mounted=""
 name="${TPU_NAME:-}" zone="${TPU_ZONE:-}" project="${TPU_PROJECT:-}" type="${TPU_TYPE:-}"
 slices=1 spot="" reserved="" flex_start="" max_run_duration="" labels="" internal_ips=""

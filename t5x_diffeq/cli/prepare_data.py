@@ -68,6 +68,8 @@ def prepare_data(
     from t5x_diffeq.data.sources import STREAM
 
     check_paths(data)
+    if (folder / "config.json").exists() and (folder / "data.json").exists():
+        raise InputError(f"--output={folder} is the workdir of a run; name another folder")
     if data.source == STREAM:
         raise InputError(
             f"data.source={STREAM} is read while the model trains; leave prepare_data out, or set "

@@ -151,8 +151,9 @@ def _initials(name: str) -> str:
 def check_complete(keys: Collection[str]) -> None:
     """Raises an InputError unless these are all keys of a config."""
     for key in sorted(KEYS.keys() ^ keys):
-        wrong = "is missing" if key in KEYS else "does not exist"
-        raise InputError(f"config key {key!r} {wrong}; begin with configs.default.get_config()")
+        if key not in KEYS:
+            raise InputError(f"{explain_unknown_key(key)} A config file can't add keys")
+        raise InputError(f"config key {key!r} is missing; begin with configs.default.get_config()")
 
 
 def check_vocab_size(stated: int | None, vocab_size: int) -> None:

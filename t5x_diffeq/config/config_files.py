@@ -7,7 +7,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import FrozenInstanceError
 from difflib import get_close_matches
 from inspect import signature
@@ -157,7 +157,9 @@ def read_config_file(file: str) -> ConfigDict:
             raise InputError(f"{file} has no function get_config(), as configs/tiny.py has")
         if colon and not signature(get_config).parameters:
             raise InputError(f"{file}: this file has no variants; leave out the colon and the rest")
-        config = get_config(variant) if colon else get_config()
+        given = [variant] if colon else []
+        _check_parameters(get_config, given, file)
+        config = get_config(*given)
     except SyntaxError as error:
         where = path if error.filename in (None, str(path.absolute())) else error.filename
         line = f", line {error.lineno}" if error.lineno else ""
@@ -172,6 +174,15 @@ def read_config_file(file: str) -> ConfigDict:
             "begin with that of configs/default.py, as configs/tiny.py does"
         )
     return config
+
+
+def _check_parameters(get_config: Callable, given: list[str], file: str) -> None:
+    """Raises an InputError if `get_config` can't be called with the variant, or without one."""
+    try:
+        signature(get_config).bind(*given)
+    except TypeError as error:
+        hint = "let it have one parameter, the variant, with a default: get_config(variant='ode')"
+        raise InputError(f"{file}: get_config(): {error}; {hint}") from error
 
 
 def _explain_missing(file: str) -> str:
@@ -200,6 +211,10 @@ def _explain_mistake(error: Exception, path: Path, file: str) -> str:
             "this config is frozen; change what get_config() of configs/default.py, or of another "
             "config file, returns"
         )
+    elif "trying to delete" in message:
+        message = "keys can't be deleted; set the key to its default, or leave it as it is"
+    elif "attempted relative import" in message:
+        message += "; import by name: from configs import tiny, or import NAME of a file beside it"
     elif not isinstance(reason, _Explained | ValueError | TypeError):
         message = f"{type(error).__name__}: {message}"
     return f"{path}, line {at.lineno}: {message}" if at else f"{path}: {message}"

@@ -21,6 +21,12 @@ def explain_unknown_flag(name: str, verb_flags: flags.FlagValues) -> str:
     has_config = any(config_flags.is_config_flag(verb_flags[each]) for each in verb_flags)
     meant = keys_meant(name) or (nearest(name, KEYS) if "." in name else [])
     meant = [f"--config.{each}" if each in KEYS else each for each in meant]
+    if (name == "workdir" or "--workdir" in meant) and "output" in verb_flags:
+        meant = ["--workdir" if "workdir" in verb_flags and name[:3] != "out" else "--output"]
+    elif name == "output" and "workdir" in verb_flags:
+        meant = ["--workdir"]
+    elif name == "config" and "workdir" in verb_flags:
+        return "--config is not a flag of this verb, which takes the run's config; leave it out"
     near = [x for x in meant if x[:2] != "--" or x[2:].partition(".")[0] in verb_flags]
     near = near or [f"--{each}" for each in nearest(name.rpartition(".")[2], verb_flags)]
     keys_too = ", and --help=keys for the keys of a config" if has_config else ""
@@ -51,6 +57,8 @@ def explain_argument(argument: str, verb_flags: flags.FlagValues) -> str:
         hint = f"did you mean --config={argument}?"
     elif ("/" in argument or isdir(argument)) and "workdir" in verb_flags:
         hint = f"did you mean --workdir={argument}?"
+    elif "what" in verb_flags:
+        hint = "the analysis is one word and comes first, and a text is put in --prompt='TEXT'"
     elif "prompt" in verb_flags:
         hint = "flags are --name=value, and a text with spaces is put in quotes: --prompt='TEXT'"
     elif "experiment" in verb_flags:

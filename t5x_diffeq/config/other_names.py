@@ -10,7 +10,8 @@ _NAMES = {
     "--prompt": "start text input_text prompts",
     "--checkpoint": "ckpt step load_step checkpoint_step",
     "init_from": "load_parameters_path model_name_or_path pretrained from_pretrained",
-    "seed": "init_weights_seed data_shuffle_seed data_seed random_seed rng_seed",
+    "seed": "init_weights_seed data_shuffle_seed data_seed random_seed rng_seed shuffle "
+    "shuffle_seed",
     "model.architecture": "decoder_block model_type flavor model_name",
     "model.block": "decoder_block",
     "model.num_steps": "num_layers n_layers n_layer layers num_hidden_layers depth "
@@ -34,7 +35,7 @@ _NAMES = {
     "model.attention": "attn_implementation flash_attention use_flash_attention attn_impl",
     "model.scheme": "solver integrator method",
     "model.step_size": "dt",
-    "data.source": "dataset_type dataset dataset_name train_dataset hf_path",
+    "data.source": "dataset_type dataset streaming dataset_name train_dataset hf_path",
     "data.path": "dataset_path hf_path grain_train_files data_path input_bin train_file "
     "train_files files",
     "data.sequence_length": "block_size seq_len seq_length max_seq_len max_seq_length context_size "

@@ -33,6 +33,8 @@ def fields_of(names: Collection[str], field: str | None, where: str) -> list[str
         template = " and --config.data.chat_template=plain, or FILE.jinja"
     if template or {"prompt", "completion"} <= {*names}:
         way_out += f", or train on conversations: --config.data.loss_on=completion{template}"
+    if "." in field and field.partition(".")[0] in names:
+        way_out = "a field within another can't be named: move the text to the top of its record"
     has = ", ".join(names)[:200] or "nothing at all"
     raise InputError(f"{where} has no {field!r}, but {has}; {way_out}")
 
@@ -85,7 +87,7 @@ def _messages_of(fields: dict, where: str) -> list[dict]:
     """The messages as transformers' templates expect them, with `role` and `content`."""
     key = "messages" if "messages" in fields else "conversations"
     messages = fields[key]
-    if isinstance(messages, dict):  # tfds and old datasets: a mapping of lists
+    if isinstance(messages, dict) and _has_equal_lists(messages):  # tfds and old datasets
         messages = [
             dict(zip(messages, each, strict=True)) for each in zip(*messages.values(), strict=True)
         ]
@@ -98,6 +100,12 @@ def _messages_of(fields: dict, where: str) -> list[dict]:
         if fault := _fault_of(message):
             raise InputError(f"{where}: message {number} of its {key!r} {fault}")
     return messages
+
+
+def _has_equal_lists(columns: dict) -> bool:
+    """Whether this is a mapping of lists for a list of mappings, and not one message."""
+    lists = columns.values()
+    return all(isinstance(each, list) for each in lists) and len({*map(len, lists)}) == 1
 
 
 def _fault_of(message: object) -> str | None:

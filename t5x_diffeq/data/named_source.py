@@ -11,11 +11,12 @@ from t5x_diffeq.system.errors import InputError
 
 WITHOUT_PATH = ("stdlib", "wikitext103")  # plain text, for which data.path may be left out
 _NEED_PATH = ("text_files", "tfds", "huggingface", STREAM)
+_WITHOUT_SPLITS = ("stdlib", "text_files")
 _LEAST_SHARE = 1e-6  # of the examples; with less, a run would see almost none of the part
 
 
 def check_paths(data: DataKeys) -> None:
-    """Raises an InputError if a path is set that the source doesn't read.
+    """Raises an InputError if a path or a split is set that the source doesn't read.
 
     Runs that began before this check existed may continue.
     """
@@ -31,6 +32,13 @@ def check_paths(data: DataKeys) -> None:
                 f"data.{key}={path} is set, and data.source={data.source} doesn't read it; "
                 f"--config.data.source=text_files does, or leave data.{key} out"
             )
+    if data.source in _WITHOUT_SPLITS:  # not of tokens, whose shards a config with splits made
+        for key in ("train_split", "validation_split"):
+            if (split := getattr(data, key)) != getattr(DataKeys(), key):
+                raise InputError(
+                    f"data.{key}={split} is set, and data.source={data.source} has no splits; "
+                    "leave it out (data.validation_path names the validation text of text_files)"
+                )
 
 
 def part_configs(data: DataKeys) -> list[DataKeys]:

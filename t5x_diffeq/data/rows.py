@@ -78,6 +78,8 @@ def document_of_text(content: bytes, where: str) -> str:
         offset = error.start
     if offset < 0:
         return text
+    if content.startswith(b"\x1f\x8b"):
+        return Unreadable("not UTF-8", f"{where} is compressed by gzip; let its name end in .gz")
     fault = (
         f"{where} is not text: byte 0x{content[offset]:02x} at offset {offset} is not UTF-8 or "
         "NUL; convert the file or leave it out"
@@ -93,9 +95,15 @@ def _text_in(record: Mapping[str, Any], field: str | None, where: str) -> str:
     if isinstance(value, bytes):
         value = value.decode("utf-8", "surrogateescape")
     if not isinstance(value, str | None):
-        raise InputError(
-            f"{where}: its {field!r} is {value!r:.60}, not text; set --config.data.text_field"
-        )
+        way_out = "set --config.data.text_field"
+        if field in ("messages", "conversations"):
+            way_out = (
+                "train on conversations: --config.data.loss_on=completion and "
+                "--config.data.chat_template=plain, or FILE.jinja"
+            )
+        elif isinstance(value, dict | list):
+            way_out += " to a field of text, or write one object with a text per line"
+        raise InputError(f"{where}: its {field!r} is {value!r:.60}, not text; {way_out}")
     return (value or "").removeprefix(_BYTE_ORDER_MARK)
 
 

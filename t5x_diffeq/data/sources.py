@@ -188,6 +188,10 @@ def find_text_files(key: str, path: str) -> list[Path]:
         if others and files:
             log(f"data.{key}={path}: read {len(files)} of {len(visible)} files; {others}")
         kinds = f"are no files ending in {', '.join(FILE_KINDS)}, plain or with .gz or .zst"
+        from t5x_diffeq.data.manifest import MANIFEST  # which imports Grain
+
+        if (root / MANIFEST).exists():
+            others = "these are token shards, which --config.data.source=tokens reads"
         kinds += f"; {others}" if others else ""
     else:
         files = files_matching(root)
@@ -309,13 +313,24 @@ def _load_split(data: DataKeys, path: str, key: str, split: str) -> "datasets.Da
 
     name, _, config = path.partition(":")
     name = os.path.expanduser(name)
+    if Path(name).is_file():
+        raise InputError(
+            f"data.path={path} is a file; data.source={data.source} needs a dataset's name or "
+            "folder; --config.data.source=text_files reads files"
+        )
     try:
         if Path(name, "dataset_dict.json").exists():  # written by `save_to_disk`
             return datasets.load_from_disk(name)[split]
         return datasets.load_dataset(name, config or None, split=split, cache_dir=data.data_dir)
     except Exception as error:  # the library raises errors of any class
+        way_out = ""
+        if "Unknown split" in str(error) and data.source == "huggingface":
+            way_out = (
+                " Without a split of its own, hold out a part: --config.data.train_split="
+                "'train[:99%]' --config.data.validation_split='train[99%:]'"
+            )
         raise InputError(
-            f"data.path={path}, data.{key}={split} can't be loaded: {error}"
+            f"data.path={path}, data.{key}={split} can't be loaded: {error}{way_out}"
         ) from error
 
 

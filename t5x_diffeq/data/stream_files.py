@@ -282,6 +282,11 @@ def _builder_of_dataset(data: DataKeys, path: str) -> "datasets.DatasetBuilder":
             "whose validation text is data.validation_split; leave it out"
         )
     folder = Path(os.path.expanduser(path))
+    if folder.is_file():
+        raise InputError(
+            f"data.path={path} is a file of another kind; a stream reads .parquet and .jsonl "
+            "files (--config.data.source=text_files reads text)"
+        )
     if folder.is_dir():
         return datasets.load_dataset_builder(str(folder), cache_dir=data.data_dir)
     name, _, config = path.partition(":")

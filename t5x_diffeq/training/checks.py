@@ -5,10 +5,11 @@ its mesh where a `Setup` is made, and the data where it is prepared.
 """
 
 from collections.abc import Callable, Collection
+from math import lcm
 from typing import NamedTuple
 
 from t5x_diffeq.checkpoints.restoring import find_step
-from t5x_diffeq.config.config import Config
+from t5x_diffeq.config.config import KEYS, Config
 from t5x_diffeq.data.corpus import check_tokenizers
 from t5x_diffeq.data.named_source import check_paths, part_configs
 from t5x_diffeq.data.sources import STREAM
@@ -58,6 +59,39 @@ def _check_adapters(config: Config) -> None:
         )
 
 
+# ------------------------------------------------------------------------------ keys in pairs
+
+_NEEDS = {  # keys that do nothing without another one
+    "init_step": "init_from",
+    "train.depths_per_step": "train.depths",
+    "train.depths_until": "train.depths",
+    "train.distill_step": "train.distill_from",
+    "train.distill_weight": "train.distill_from",
+}
+
+
+def _check_needed(config: Config) -> None:
+    """Checks that no key is set that does nothing without another one."""
+    values = config.flat()
+    for key, needed in _NEEDS.items():
+        if values[key] != KEYS[key].default and not values[needed]:
+            raise InputError(
+                f"{key}={values[key]} does nothing without {needed}; set {needed}, or leave {key} "
+                "out"
+            )
+
+
+def _check_kept(config: Config) -> None:
+    """Checks that a checkpoint can exist that `keep_every` keeps."""
+    train = config.train
+    if train.keep_every and lcm(train.checkpoint_every, train.keep_every) > train.total_steps:
+        raise InputError(
+            f"train.keep_every={train.keep_every} keeps none of the checkpoints that "
+            f"train.checkpoint_every={train.checkpoint_every} saves up to "
+            f"train.total_steps={train.total_steps}; make it a multiple of train.checkpoint_every"
+        )
+
+
 # ------------------------------------------------------------------------------ several depths
 
 
@@ -75,6 +109,16 @@ def _check_depths(config: Config) -> None:
             f"train.depths={depths} needs weights for other numbers of steps, but "
             f"{config.model.weights} weights exist only at their own nodes; set model.weights to "
             "time_dependent or shared"
+        )
+
+
+def _check_depths_reach(config: Config) -> None:
+    """Checks that the depth that is evaluated is trained, or lies between some that are."""
+    depths, steps = config.train.depths, config.model.num_steps
+    if depths and config.train.depths_until == 1 and not min(depths) <= steps <= max(depths):
+        raise InputError(
+            f"train.depths={tuple(depths)} never train model.num_steps={steps}, with which the run "
+            "is evaluated; set model.num_steps to one of them, or add it to train.depths"
         )
 
 
@@ -179,7 +223,10 @@ CHECKS = (
     Check(lambda config: check_terms(config.train), _EVERY - {"sweep"}, of_new_runs=True),
     Check(_check_integrals, of_new_runs=True),
     Check(_check_adapters, of_new_runs=True),
+    Check(_check_needed, of_new_runs=True),
+    Check(_check_kept, of_new_runs=True),
     Check(lambda config: check_paths(config.data), _BUT_PLAN, of_new_runs=True),
+    Check(_check_depths_reach, of_new_runs=True),
     Check(_check_depths),
     Check(_check_several_depths),
     Check(_check_data, _BUT_PLAN),

@@ -148,6 +148,17 @@ def said(capsys, monkeypatch, tmp_path):
         (f"train {TINY} --config.model:num_steps=3", "is no key; write it as --config.model.num_"),
         (f"train {TINY} --config['seed']=3", "is no key; write it as --config.model.num_steps=VA"),
         ("reproduce figure5 --output=o", "did you mean --experiment=figure5?"),
+        (f"prepare_data {TINY} --workdir=w", "did you mean --output?"),
+        (f"sweep {TINY} --workdir=w", "did you mean --output?"),
+        ("export --workdir=w --output_dir=o", "did you mean --output?"),
+        ("export --run_name=w --output=o", "did you mean --workdir?"),
+        (f"train {TINY} --output=w", "did you mean --workdir?"),
+        (f"evaluate --workdir=w {TINY}", "which takes the run's config; leave it out"),
+        ("analyze all spectra --workdir=w", "the analysis is one word and comes first"),
+        (f"train {TINY} --config.data.streaming=True", "did you mean data.source?"),
+        (f"train {TINY} --config.data.shuffle=False", "did you mean seed?"),
+        (f"train {TINY} --config.train.depths=(2,4", "which Python writes as (A,) or (A, B)"),
+        (f"train {TINY} --config.train.trackers=none", "tensorboard, wandb; () is none"),
     ],
 )
 def test_a_mistake_is_named_with_the_way_out(words, named, said, tmp_path):
@@ -203,6 +214,10 @@ def test_names_in_other_projects_are_known():
             ["FrozenConfigDict(config).seed = 3"],
             "own.py, line 4: this config is frozen; change wha",
         ),
+        (["config.train.trackers = ('wandb')"], "a tuple, which Python writes as (A,) or (A, B)"),
+        (["del config.seed"], "line 4: keys can't be deleted; set the key to its default, or"),
+        (["from .tiny import get_config"], "known parent package; import by name: from configs"),
+        (["with config.unlocked():", "    config.train.epochs = 3"], "did you mean train.total_"),
         (["{}['widht']"], "own.py, line 4: KeyError: widht"),
         (["1 / 0"], "own.py, line 4: ZeroDivisionError: division by zero"),
         (["return td.load_config('configs/tiny.py')"], "get_config() returns a Config, not a Conf"),
@@ -226,6 +241,9 @@ def test_a_config_file_of_another_kind(said, tmp_path):
     assert "own.py has no function get_config()" in said("train --config=own.py")
     (tmp_path / "own.py").write_text("get_config = 3")
     assert "own.py has no function get_config()" in said("train --config=own.py")
+    for parameters in ("*, variant", "variant, size"):
+        (tmp_path / "own.py").write_text(f"def get_config({parameters}): pass")
+        assert "let it have one parameter, the variant, with" in said("train --config=own.py:ode")
     (tmp_path / "own.py").write_text("seed = 3", encoding="utf-16")
     assert "own.py: source code string cannot contain null" in said("train --config=own.py")
     assert "--config is empty" in said("train --config= --workdir=w")

@@ -133,6 +133,9 @@ def test_records_in_the_formats_that_people_have():
         ({}, "has nothing at all; data.loss_on"),
         ({"prompt": "a", "completion": 3}, "its 'completion' is 3, not text"),
         ({"messages": "hello"}, "its 'messages' is 'hello', not a list of messages"),
+        ({"messages": {"role": "user", "content": "a"}}, "its 'messages' is {'role': .*, not a"),
+        ({"messages": {"role": ["user"], "content": []}}, "its .*, not a list of messages"),
+        ({"messages": {}}, "its 'messages' is {}, not a list of messages"),
         ({"messages": ["a"]}, "message 0 of its 'messages' is 'a', not an object with role"),
         (
             {"messages": [TWO_TURNS[0], {"content": "a"}]},

@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import re
 
 import pytest
 
@@ -51,6 +52,20 @@ def test_files_follow_one_another(tmp_path):
     assert list(found) == [*TEXTS, "a whole file\n", "# another"]
 
 
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [
+        ("messages", r"train on conversations: --config\.data\.loss_on=completion"),
+        ("data.text", "a field within another can't be named: move the text to the top"),
+        ("gone.text", "has no 'gone.text', but messages, data; set --config.data.text_field"),
+    ],
+)
+def test_fields_that_hold_no_text(tmp_path, field, message):
+    (tmp_path / "a.jsonl").write_text('{"messages": [{"role": "user"}], "data": {"text": "a"}}')
+    (document,) = FileDocuments([tmp_path / "a.jsonl"], field, max_unreadable=1.0)
+    assert re.search(message, document.fault)
+
+
 def test_parts_meet_within_a_document(tmp_path):
     found = FileDocuments([write(tmp_path, "a.jsonl")], "text")
     for character in (0, 1, 14, 15, 200, found.characters):
@@ -66,6 +81,7 @@ def test_parts_meet_within_a_document(tmp_path):
         (b"{broken", r"a.jsonl, line at byte 15 is not JSON"),
         (b"[1, 2]", r"at byte 15 is not a JSON object but list; write one obj"),
         (b'{"body": "x"}', r"has no 'text', but body; set --config.data.text_field"),
+        (b'{"text": ["a", "b"]}', r"not text; set .* or write one object with a text per line"),
         (b'{"text": 7}', r"its 'text' is 7, not text; set --config.data.text_field"),
     ],
 )

@@ -92,6 +92,10 @@ def test_the_config_of_a_fine_tuning_will_do(data, tmp_path):
     )
     call(prepare_data, f"--config={file}", f"--output={tmp_path / 'made'}")
     assert (tmp_path / "made" / "tokenizer").is_dir()
+    for name in ("config.json", "data.json"):
+        (tmp_path / "made" / name).touch()
+    with pytest.raises(InputError, match="made is the workdir of a run; name another folder"):
+        call(prepare_data, f"--config={file}", f"--output={tmp_path / 'made'}")
 
 
 def test_what_is_missing_is_made_again(data, shards_folder):

@@ -1,5 +1,6 @@
 """Sources: splits, order, fingerprints, and files that are no text."""
 
+import gzip
 import json
 import os
 import re
@@ -123,7 +124,11 @@ def test_conversations_are_known_by_their_fields(record, way_out, tmp_path):
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(b"good\xff", "byte 0xff at offset 4 is not UTF-8"), (b"ab\0c", "byte 0x00 at offset 2")],
+    [
+        (b"good\xff", "byte 0xff at offset 4 is not UTF-8"),
+        (b"ab\0c", "byte 0x00 at offset 2"),
+        (gzip.compress(b"text"), "is compressed by gzip; let its name end in .gz"),
+    ],
 )
 def test_files_that_are_no_text(tmp_path, content, message):
     path = tmp_path / "bad.txt"
@@ -172,6 +177,12 @@ def test_paths_that_the_source_does_not_read(small):
         check_paths(Config.of(small).data)
     small.data.source = "package.module:function"  # which may read them
     check_paths(Config.of(small).data)
+
+
+def test_token_shards_are_no_text(tmp_path):
+    (tmp_path / "manifest.json").write_text("{}")
+    with pytest.raises(InputError, match="token shards, which --config"):
+        source_of(tmp_path)
 
 
 @pytest.fixture(scope="module")
@@ -251,6 +262,10 @@ def test_hugging_face_datasets(tmp_path, monkeypatch):
     assert len(source_of("~/rows", "huggingface", data_dir=str(tmp_path), **splits).train) == 8
     with pytest.raises(InputError, match=r"data.train_split=rest can't be loaded"):
         source_of(tmp_path / "saved", "huggingface", train_split="rest")
+    with pytest.raises(InputError, match=r"hold out a part: .*train_split='train\[:99%\]' "):
+        source_of(tmp_path / "rows", "huggingface", data_dir=str(tmp_path / "cache"))
+    with pytest.raises(InputError, match=r"train.jsonl is a file; data.source=huggingface needs"):
+        source_of(tmp_path / "rows" / "train.jsonl", "huggingface")
 
 
 def test_a_hugging_face_dataset_is_its_contents(tmp_path, monkeypatch):

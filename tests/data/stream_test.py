@@ -167,6 +167,7 @@ def test_splits_of_a_folder(tmp_path):
         ({"path": "nosuch/*.parquet"}, "data.path=nosuch"),
         ({"train_split": "rest", "path": "FILES/*.jsonl"}, None),
         ({"text_field": "body"}, "train has no 'body', but text, number"),
+        ({"path": "FILES/a.csv"}, "a.csv is a file of another kind; a stream reads"),
         ({"path": "gs://bucket/folder"}, "data.path=gs://bucket/folder names no files of a known"),
         (
             {"path": "FILES", "validation_path": "x"},
@@ -178,6 +179,7 @@ def test_splits_of_a_folder(tmp_path):
 )
 def test_mistakes(tmp_path, keys, message):
     write(tmp_path)
+    (tmp_path / "a.csv").touch()
     path = keys.pop("path", "FILES/*.jsonl").replace("FILES", str(tmp_path))
     if message is None:
         assert len(stream_of(path, **keys).train) == 3  # files of a glob are the split asked for

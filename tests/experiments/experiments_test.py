@@ -72,7 +72,7 @@ def commands(monkeypatch):
 
 
 def make_printing_run(name, value, **labels):
-    return ExperimentRun(name, "evaluate", (f'print(\'{{"loss": {value}}}\')',), labels)
+    return ExperimentRun(name, "evaluate", (f"print('{{\"loss\": {value}}}')",), labels)
 
 
 def test_each_run_is_done_once(commands, tmp_path):

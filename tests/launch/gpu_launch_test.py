@@ -178,6 +178,12 @@ def test_a_host_trains_where_the_user_stands(stand_ins, there):
         ("prepare_data.sh", ["slurm", *DATA, "--image=i"], "--image is not an option of"),
         ("prepare_data.sh", ["gke", *DATA, "--partition=p"], "--partition is not an option of"),
         ("prepare_data.sh", ["slurm", *DATA, "--workdir=w"], "--workdir=w is for a training"),
+        ("prepare_data.sh", ["slurm", *DATA, "--parts=9", "--shards=4"], "more than --shards=4"),
+        ("gpu_nodes.sh", [*RUN, "--hosts=/etc/hosts"], "is a file; its content is --hosts="),
+        ("local.sh", [RUN[0], "--processes", "2"], "--processes has no value; write --processes=N"),
+        ("local.sh", [RUN[0], "total_steps=3"], "keys are --config.SECTION.NAME=VALUE"),
+        ("tpu_pod.sh", ["restart"], "restart is not understood; there are start, status, logs"),
+        ("tpu_pod.sh", [RUN[0], "stop"], "stop comes first: launch/tpu_pod.sh stop ..."),
         ("local.sh", [RUN[0], "--workdir="], "--workdir= is empty; give a folder"),
         ("local.sh", [RUN[0], "--processes=two"], "--processes=two must be a number"),
         ("local.sh", [RUN[0], "--processes=0"], "--processes=0 must be a number, at least 1"),
@@ -187,6 +193,15 @@ def test_a_host_trains_where_the_user_stands(stand_ins, there):
 def test_what_is_refused(stand_ins, script, arguments, message):
     assert_one_error(stand_ins.run(script, *arguments, "--dry-run"), 2, message)
     assert stand_ins.calls() == []
+
+
+@pytest.mark.parametrize(
+    ("option", "note"),
+    [("--time=24", "for minutes; hours are --time=24:00:00"), ("--mem=400", "are --mem=400G")],
+)
+def test_units_of_sbatch_are_told(stand_ins, option, note):
+    ended = stand_ins.run("gpu_slurm.sh", *RUN, option, "--unchecked", "--dry-run")
+    assert ended.returncode == 0 and note in ended.stderr
 
 
 # ---------------------------------------------------------------- the bash of macOS

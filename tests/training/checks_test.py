@@ -19,14 +19,18 @@ class Weightless(LogitsTerm):
 
 
 STREAM = {"data.source": "stream", "data.path": "x"}
+FILES = {"data.source": "text_files", "data.path": "a"}
 AVERAGES = "examples.depth.averages_over_depth:averages"
 ROWS = [  # in the order of the list: values of keys, what is said, and to which verbs
     ({"model.scan_unroll": 99}, "model.scan_unroll=99 is more than", VERBS),
     ({"train.terms": (f"{__name__}:Weightless(weight=0)",)}, "its weight is 0;", NO_SWEEP),
     ({"train.velocity_penalty": 0.1, "model.scheme": AVERAGES}, "integral along", VERBS),
     ({"model.adapter_rank": 10**6, "model.weights": "per_layer"}, "the rank that a", VERBS),
+    ({"train.distill_weight": 0.9}, "does nothing without train.distill_from; set", VERBS),
+    ({"train.keep_every": 7, "train.checkpoint_every": 300}, "keep_every=7 keeps no", VERBS),
     ({"data.path": "a.txt"}, "data.path=a.txt is set, and", NO_PLAN),
-    ({"train.depths": (2,), "model.weights": "per_layer"}, "only at their own nodes", VERBS),
+    ({"train.depths": (3, 4)}, "never train model.num_steps=12, with", VERBS),
+    ({"train.depths": (12,), "model.weights": "per_layer"}, "only at their own nodes", VERBS),
     ({"train.depths_distill": 0.5}, "needs several depths in one", VERBS),
     ({**STREAM, "data.packing": "first_fit"}, "the lengths of all documents", NO_PLAN),
     ({"train.profile": "9:3"}, "such as 100:105", NO_PLAN),
@@ -35,7 +39,7 @@ ROWS = [  # in the order of the list: values of keys, what is said, and to which
     ({"init_from": "nobody"}, "nobody has lost its tokenizer/", ("finetune",)),
     ({"train.trackers": ("wandb",)}, "wandb needs the package wandb", ("train",)),
 ]
-OF_NEW_RUNS = 5  # so many rows at the beginning
+OF_NEW_RUNS = 8  # so many rows at the beginning
 
 
 def said_to(verb, values, new=True):
@@ -54,6 +58,25 @@ def test_a_row_concerns_its_verbs(row, case, monkeypatch):
     for verb in VERBS:
         assert (text in said_to(verb, values)) == (verb in verbs), verb
     assert (text in said_to(verbs[0], values, new=False)) == (row >= OF_NEW_RUNS)
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ({"init_step": 3}, "init_step=3 does nothing without init_from"),
+        ({"train.depths_per_step": 2}, "without train.depths"),
+        ({"train.keep_every": 1500}, ""),
+        ({"train.keep_every": 250}, ""),
+        ({"train.depths": (3, 4), "train.depths_until": 0.5}, ""),
+        ({"train.depths": (3, 24)}, ""),
+        ({**FILES, "data.train_split": "train[:9%]"}, "data.source=text_files has no splits"),
+        ({"data.validation_split": "0.2"}, "data.source=stdlib has no splits; leave it out"),
+        ({**FILES, "data.source": "tokens", "data.train_split": "train[:9%]"}, ""),
+    ],
+)
+def test_a_key_that_would_do_nothing_is_refused(values, text):
+    said = said_to("sweep", {"train.total_steps": 1500} | values)
+    assert text in said and bool(text) == bool(said)
 
 
 def test_the_first_mistake_is_named():

@@ -101,13 +101,14 @@ class Values:
 
     def fault_of_type(self) -> str:
         """`fault` for a value of another type."""
-        return f"it must be {_TYPE_WORDS[self.type]}{' or None' if self.optional else ''}"
+        example = ", which Python writes as (A,) or (A, B)" if self.type is tuple else ""
+        return f"it must be {_TYPE_WORDS[self.type]}{example}{' or None' if self.optional else ''}"
 
     def fault_of_entries(self, values: Iterable[object]) -> str | None:
         """`fault` for a tuple: that of its first entry which has one."""
         entry = self.entry or (Values(str, choices=self.choices) if self.choices else None)
         faults = (entry.fault(each) for each in values) if entry else ()
-        return next((f"of each entry, {fault}" for fault in faults if fault), None)
+        return next((f"of each entry, {fault}; () is none" for fault in faults if fault), None)
 
     def fault_of_text(self, value: str) -> str | None:
         """`fault` for a string."""
