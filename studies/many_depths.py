@@ -52,6 +52,8 @@ def _models(depths: tuple[int, ...], length: float) -> dict[str, tuple[str, Keys
     return {
         "nested": ("euler", {**nested, **together}),
         "ode": ("ode", together),
+        # W0 and max(depths) - 1 matrices P, as many kernels as the control has
+        "ode, as many parameters": ("ode", {**together, "model.time_embed_dim": max(depths) - 1}),
         "smooth": ("smooth", together),
         **{
             f"apart, {depth} steps": (
