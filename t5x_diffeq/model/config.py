@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -18,6 +19,8 @@ from t5x_diffeq.system.errors import InputError
 VOCAB_MULTIPLE = 128
 ACTIVATIONS = {"gpt": ("gelu", "relu"), "llama": ("silu", "gelu")}  # the first is the default
 _MOST_UNROLLED = 32  # solver steps in a loop's body, which takes 2 to 3 times as long to compile
+# With the compiler of jax 0.10, two slices would gather each other's states for this layout.
+_ROW_MAJOR_SINCE = (0, 12)
 # The keys that only llama obeys, with the values that gpt must leave them at: gpt has learned
 # positions, biases everywhere and a tied head.
 _LLAMA_KEYS = {"qkv_bias": False, "rope_theta": BASE, "rope_scaling": (), "tied_head": False}
@@ -81,7 +84,8 @@ class ModelConfig(ModelKeys):
         stored state unless the loop carries it row by row (docs/lab/tpu_step.md).
         """
         tpu = platform == "tpu"
-        config = replace(self, merge_tokens=not tpu, state_row_major=tpu)
+        row_major = tpu and jax.__version_info__ >= _ROW_MAJOR_SINCE
+        config = replace(self, merge_tokens=not tpu, state_row_major=row_major)
         if self.scan_unroll is not None:
             return config
         unrolled = platform == "gpu" and self.remat != "full"

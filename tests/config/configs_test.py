@@ -93,7 +93,8 @@ def test_layouts_suit_the_platform():
         model = ModelConfig.of(Config.of(config).model, 256, 64).for_platform(platform)
         mlp, attention = mlp_of(model), attention_of(model)
         assert mlp.merge_tokens == attention.merge_tokens == merged
-        assert model.state_row_major == (platform == "tpu")
+        new = jax.__version_info__ >= (0, 12)
+        assert model.state_row_major == (platform == "tpu" and new)
 
 
 H100 = "NVIDIA H100 80GB HBM3"
