@@ -5,9 +5,10 @@
 Each model is trained at three numbers of steps at once (pairs of them, distillation 0.5) and
 evaluated at each; its loss is the mean of the three. The control has one stack of as many layers as
 the largest number, of which fewer steps take every second, third, ...
-(`examples.depth.nested_layers`). `apart` are GPTs for a single number of steps each, trained for a
-third of the time of the others, so that the three take as long as one model for all numbers. Weight
-decay is 0.1 for all, and every model has the best rate of its sweep.
+(`examples.depth.nested_layers`). `apart` are GPTs for a single number of steps each. Each of them
+is trained for two thirds of the others' optimizer steps, so that the three take as many solver
+steps as one model for all numbers. Weight decay is 0.1 for all, and every model has the best rate
+of its sweep.
 """
 
 from functools import partial

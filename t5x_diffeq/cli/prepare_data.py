@@ -61,6 +61,8 @@ def prepare_data(
         as it uses all cores.
       part: (i, n), the i-th of n parts.
     """
+    from t5x_diffeq.checkpoints.identity import run_of
+    from t5x_diffeq.data.corpus import stored_fingerprint
     from t5x_diffeq.data.manifest import MASKS, SPLITS
     from t5x_diffeq.data.named_source import check_paths, load_source
     from t5x_diffeq.data.preparation import prepare_shards
@@ -68,7 +70,7 @@ def prepare_data(
     from t5x_diffeq.data.sources import STREAM
 
     check_paths(data)
-    if (folder / "config.json").exists() and (folder / "data.json").exists():
+    if run_of(folder) is not None or stored_fingerprint(folder) is not None:
         raise InputError(f"--output={folder} is the workdir of a run; name another folder")
     if data.source == STREAM:
         raise InputError(

@@ -21,11 +21,9 @@ def explain_unknown_flag(name: str, verb_flags: flags.FlagValues) -> str:
     has_config = any(config_flags.is_config_flag(verb_flags[each]) for each in verb_flags)
     meant = keys_meant(name) or (nearest(name, KEYS) if "." in name else [])
     meant = [f"--config.{each}" if each in KEYS else each for each in meant]
-    if (name == "workdir" or "--workdir" in meant) and "output" in verb_flags:
-        meant = ["--workdir" if "workdir" in verb_flags and name[:3] != "out" else "--output"]
-    elif name == "output" and "workdir" in verb_flags:
-        meant = ["--workdir"]
-    elif name == "config" and "workdir" in verb_flags:
+    if "--workdir" in meant:
+        meant = ["--workdir", "--output"]  # a verb has one of these folders, or both
+    if name == "config" and "workdir" in verb_flags:
         return "--config is not a flag of this verb, which takes the run's config; leave it out"
     near = [x for x in meant if x[:2] != "--" or x[2:].partition(".")[0] in verb_flags]
     near = near or [f"--{each}" for each in nearest(name.rpartition(".")[2], verb_flags)]

@@ -5,13 +5,13 @@ The projects are nanoGPT, nanochat, transformers, MaxText, levanter and torchtit
 
 _NAMES = {
     "--workdir": "output_dir out_dir outdir base_output_directory run_name model_tag dump_folder "
-    "log_dir logdir save_dir checkpoint_dir ckpt_dir workdirs resume_from_checkpoint resume",
+    "log_dir logdir save_dir checkpoint_dir ckpt_dir workdirs resume_from_checkpoint resume "
+    "workdir output",
     "--max_tokens": "max_new_tokens max_length num_tokens length n_tokens",
     "--prompt": "start text input_text prompts",
     "--checkpoint": "ckpt step load_step checkpoint_step",
     "init_from": "load_parameters_path model_name_or_path pretrained from_pretrained",
-    "seed": "init_weights_seed data_shuffle_seed data_seed random_seed rng_seed shuffle "
-    "shuffle_seed",
+    "seed": "init_weights_seed data_shuffle_seed data_seed random_seed rng_seed shuffle_seed",
     "model.architecture": "decoder_block model_type flavor model_name",
     "model.block": "decoder_block",
     "model.num_steps": "num_layers n_layers n_layer layers num_hidden_layers depth "

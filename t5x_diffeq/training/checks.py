@@ -82,13 +82,16 @@ def _check_needed(config: Config) -> None:
 
 
 def _check_kept(config: Config) -> None:
-    """Checks that a checkpoint can exist that `keep_every` keeps."""
+    """Checks that `keep_every` keeps a checkpoint, unless the run is too short for any."""
     train = config.train
-    if train.keep_every and lcm(train.checkpoint_every, train.keep_every) > train.total_steps:
+    every, keep, total = train.checkpoint_every, train.keep_every, train.total_steps
+    if keep is None or max(every, keep) > total or total % keep == 0:  # the last step is saved
+        return
+    if lcm(every, keep) > total:
         raise InputError(
-            f"train.keep_every={train.keep_every} keeps none of the checkpoints that "
-            f"train.checkpoint_every={train.checkpoint_every} saves up to "
-            f"train.total_steps={train.total_steps}; make it a multiple of train.checkpoint_every"
+            f"train.keep_every={keep} keeps none of the checkpoints that train.checkpoint_every="
+            f"{every} saves up to train.total_steps={total}; make it a multiple of "
+            "train.checkpoint_every"
         )
 
 

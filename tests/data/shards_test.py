@@ -92,8 +92,7 @@ def test_the_config_of_a_fine_tuning_will_do(data, tmp_path):
     )
     call(prepare_data, f"--config={file}", f"--output={tmp_path / 'made'}")
     assert (tmp_path / "made" / "tokenizer").is_dir()
-    for name in ("config.json", "data.json"):
-        (tmp_path / "made" / name).touch()
+    (tmp_path / "made" / "config.json").write_text('{"run_id": "a"}')
     with pytest.raises(InputError, match="made is the workdir of a run; name another folder"):
         call(prepare_data, f"--config={file}", f"--output={tmp_path / 'made'}")
 

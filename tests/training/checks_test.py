@@ -67,6 +67,9 @@ def test_a_row_concerns_its_verbs(row, case, monkeypatch):
         ({"train.depths_per_step": 2}, "without train.depths"),
         ({"train.keep_every": 1500}, ""),
         ({"train.keep_every": 250}, ""),
+        ({"train.keep_every": 7}, "keep_every=7 keeps none"),
+        ({"train.keep_every": 5000}, ""),  # a try of a longer run's config
+        ({"train.keep_every": 7, "train.total_steps": 140}, ""),  # the last step is saved
         ({"train.depths": (3, 4), "train.depths_until": 0.5}, ""),
         ({"train.depths": (3, 24)}, ""),
         ({**FILES, "data.train_split": "train[:9%]"}, "data.source=text_files has no splits"),

@@ -101,14 +101,15 @@ class Values:
 
     def fault_of_type(self) -> str:
         """`fault` for a value of another type."""
-        example = ", which Python writes as (A,) or (A, B)" if self.type is tuple else ""
-        return f"it must be {_TYPE_WORDS[self.type]}{example}{' or None' if self.optional else ''}"
+        example = "; Python writes a tuple as (A,) or (A, B)" if self.type is tuple else ""
+        return f"it must be {_TYPE_WORDS[self.type]}{' or None' if self.optional else ''}{example}"
 
     def fault_of_entries(self, values: Iterable[object]) -> str | None:
         """`fault` for a tuple: that of its first entry which has one."""
         entry = self.entry or (Values(str, choices=self.choices) if self.choices else None)
         faults = (entry.fault(each) for each in values) if entry else ()
-        return next((f"of each entry, {fault}; () is none" for fault in faults if fault), None)
+        fault = next(filter(None, faults), None)
+        return fault and f"of each entry, {fault}; () has no entries"
 
     def fault_of_text(self, value: str) -> str | None:
         """`fault` for a string."""
