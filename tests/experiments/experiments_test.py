@@ -14,6 +14,7 @@ from helpers import ROOT, call
 
 from studies import (
     budgets,
+    compression,
     controls,
     equal_time,
     gpu_quarter,
@@ -47,8 +48,8 @@ from t5x_diffeq.experiments.runs import (
 from t5x_diffeq.system.errors import InputError, RunError
 
 STUDIES = (
-    *(budgets, controls, equal_time, gpu_quarter, grown_depth, hypotheses, ladder, many_depths),
-    *(own_tasks, read_twice, repeated_text, structures, two_kernels),
+    *(budgets, compression, controls, equal_time, gpu_quarter, grown_depth, hypotheses, ladder),
+    *(many_depths, own_tasks, read_twice, repeated_text, structures, two_kernels),
 )
 EVERY = {
     "laptop": [*LAPTOP.values(), *(study.LAPTOP for study in STUDIES)],
