@@ -4,9 +4,11 @@
 
 Growing from one layer saves compute at equal loss (arXiv 2511.04981). Here a model of 12 steps has
 one step for 0.7 of its training. So for the same FLOPs it takes 2.8 times the optimizer steps of a
-model that is not grown. The control is a stack of 12 layers, of which a model of one step reads
-only the last (`examples.depth.nested_layers`): if W(t) is not ahead of the control, its lead over
-GPT comes from growing.
+model that is not grown. There are two grown stacks of 12 layers as controls. Of nested layers, a
+model of one step reads only the last (`examples.depth.nested_layers`), so the others are untrained
+when depth grows. Copied layers begin as copies of the one layer that was trained
+(`examples.depth.copied_layers`). If W(t) is not ahead of both, its lead over GPT comes from
+growing.
 """
 
 from studies.study import Model, Models, run_study, sweeps_at_two_scales
@@ -20,11 +22,15 @@ _EVERY: Keys = {
     "model.num_steps": _N,
 }
 _GROWN: Keys = {"train.depths": (1,), "train.depths_until": _UNTIL}
+_COPIED: Keys = {"model.weights": f"examples.depth.copied_layers:CopiedLayers(layers={_N})"}
 _NESTED: Keys = {"model.weights": f"examples.depth.nested_layers:NestedLayers(layers={_N})"}
 _MODELS: Models = {
     "ode, grown": Model("ode", _GROWN, _TIMES),
+    # W0 and N matrices P, as many kernels as copied layers have
+    "ode, as many parameters, grown": Model("ode", {**_GROWN, "model.time_embed_dim": _N}, _TIMES),
     "smooth, grown": Model("smooth", _GROWN, _TIMES),
     "nested layers, grown": Model("euler", {**_NESTED, **_GROWN}, _TIMES),
+    "copied layers, grown": Model("euler", {**_COPIED, **_GROWN}, _TIMES),
     "GPT": Model("baseline"),
     "GPT, Euler's scheme": Model("euler"),
 }

@@ -279,6 +279,7 @@ SOURCES = {
     "nested": f"{_PACKAGE}.nested_layers:NestedLayers(layers=6)",
     "relaxed": f"{_PACKAGE}.relaxed_recursion:RelaxedRecursion(layers=2, rank=3)",
     "ends": f"{_PACKAGE}.own_ends:OwnEnds(middle=1)",
+    "copied": f"{_PACKAGE}.copied_layers:CopiedLayers(layers=6)",
 }
 
 
@@ -290,11 +291,20 @@ def test_a_source_is_the_formula_of_its_paper(name):
     params = map_parameters(
         lambda leaf: np.random.default_rng(leaf.value.size).normal(size=leaf.value.shape), declared
     )
-    made = source.apply({"params": jax.tree.map(jnp.asarray, params)}, times)
-    made = made["mlp"]["up"]["kernel"]
-    layers = params["weights"]["mlp"]["up"]["kernel"]
+
+    def made_at(times):
+        made = source.apply({"params": jax.tree.map(jnp.asarray, params)}, times)
+        return made["mlp"]["up"]["kernel"]
+
+    made = made_at(times)
+    of_layers = params["changes" if name == "copied" else "weights"]
+    layers = of_layers["mlp"]["up"]["kernel"]
     if name == "nested":  # of 6 layers, 4 steps read the layers 2, 3, 5 and 6
         expected = layers[[1, 2, 4, 5]]
+    elif name == "copied":
+        shared = params["shared"]["mlp"]["up"]["kernel"]
+        expected = shared + layers[[1, 2, 4, 5]]
+        np.testing.assert_array_equal(made_at(jnp.ones(1))[0], shared)
     elif name == "ends":
         expected = layers[[0, 1, 1, 2]]
     else:
