@@ -293,6 +293,10 @@ def main() -> int:
         for row in PARTS[options.part](options.small):
             print(json.dumps(row), flush=True)
         return 0
+    if not options.minutes > 0:
+        parser.error(f"--minutes={options.minutes:g} must be more than 0")
+    if options.output.is_dir() or not options.output.parent.is_dir():
+        parser.error(f"--output={options.output} must be a file in a folder that is there")
     until = time.monotonic() + 60 * options.minutes
     rows = []
     for name in PARTS:

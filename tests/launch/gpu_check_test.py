@@ -45,3 +45,15 @@ def test_a_part_that_fails():
     assert "not done in" in row.value
     (row,) = gpu_check.run_part("no part of it", True, 60)
     assert not row.fine and "invalid choice" in row.value
+
+
+@pytest.mark.parametrize(
+    ("argument", "said"),
+    [
+        ("--minutes=0", "--minutes=0 must be more than 0"),
+        ("--output=/none/a.md", "--output=/none/a.md must be a file in a folder that is there"),
+    ],
+)
+def test_what_is_refused_before_anything_is_checked(argument, said):
+    ended = run_to_end([sys.executable, SCRIPT, argument])
+    assert ended.returncode == 2 and said in ended.stderr
