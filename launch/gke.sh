@@ -39,7 +39,7 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 source "$(dirname "${BASH_SOURCE[0]}")/kubernetes.sh"
 
-topology="" type=v5p slices=1 chips_per_host=4 gpu="" nodes=1 gpus_per_node=8
+topology="" type="" slices="" chips_per_host=4 gpu="" nodes="" gpus_per_node=8
 queue="" priority="" service_account="" spot="" flex_start="" reservation="" max_run_duration=""
 restarts=100 grace="" pvc="" mount=/shared cache_gib=20 unchecked="" pod_network="" gcsfuse=""
 run_as_root=""
@@ -49,6 +49,9 @@ parse_options "topology type slices chips_per_host gpu nodes gpus_per_node image
 
 # ---------------------------------------------------------------- what was asked for
 
+case "$config" in
+  status | logs | stop | delete) [ -e "$config" ] || die "$config is no config; kubectl get, logs and delete jobset NAME do that (docs/launch/gke.md)" ;;
+esac
 case "$spot$flex_start${reservation:+true}" in
   truetrue*) die "--spot, --flex_start and --reservation exclude each other" ;;
 esac
@@ -60,9 +63,18 @@ if [ -n "$spot" ]; then
     say "--grace=$grace holds on Spot nodes if their pool's shutdownGracePeriodSeconds allows it; by default they give 15"
 fi
 grace="${grace:-300}"
+if [ -n "$gpu" ]; then
+  [ -z "$slices$type" ] || die "--gpu=$gpu has neither --slices nor --type, which are of TPUs; give --nodes=N"
+  [[ "$gpu" == nvidia-* ]] || die "--gpu=$gpu must be GKE's name of a GPU, such as nvidia-h100-80gb"
+else
+  [ -z "$nodes" ] || die "--nodes=$nodes is for --gpu; a TPU's --topology says how many hosts a slice has, and --slices=N how many slices there are"
+fi
+type="${type:-v5p}" slices="${slices:-1}" nodes="${nodes:-1}"
+[[ "$mount" == /* ]] || die "--mount=$mount must be a folder from /, such as /shared"
 numbers slices chips_per_host nodes gpus_per_node restarts grace cache_gib
 max_run_seconds=""
 [ -z "$max_run_duration" ] || max_run_seconds="$(seconds_of max_run_duration "$max_run_duration")"
+check_secrets
 project_config
 name="${name:-$(name_of_config)}"
 check_name
@@ -95,6 +107,13 @@ describe_slice() {
     v5p) accelerator="tpu-v5p-slice" ;;
     v6e) accelerator="tpu-v6e-slice" ;;
     tpu7x) devices=$((chips * 2)) ;; # of each chip, JAX sees two
+    tpu*) ;;
+    *) die "--type=$type must be v4, v5e, v5p, v6e, tpu7x, or GKE's name of a TPU, such as tpu-v5-lite-podslice" ;;
+  esac
+  case "$type:$topology" in
+    v5e:*x*x* | v6e:*x*x*) die "--topology=$topology: a $type has two dimensions, such as 4x4" ;;
+    v5e:* | v6e:* | tpu-*:* | *:*x*x*) ;;
+    *) die "--topology=$topology: a $type has three dimensions, such as 2x2x4" ;;
   esac
   [ "$chips" -ge "$chips_per_host" ] || chips_per_host="$chips"
   [ $((chips % chips_per_host)) -eq 0 ] ||

@@ -42,6 +42,15 @@ sources() {
 # manifest NAME=VALUE ... -- ARGUMENT ...: `template` filled in.
 manifest() { "$(find_python)" "$ROOT/launch/gke/render.py" "$ROOT/launch/gke/$template" "$@"; }
 
+# Checks what --secret names, without showing what may be a secret's value.
+check_secrets() {
+  local each
+  for each in ${secrets[@]+"${secrets[@]}"}; do
+    [[ "$each" =~ ^[a-z0-9][-.a-z0-9]*$ ]] ||
+      die "--secret=${each%%=*}... must be the name of a Kubernetes Secret, whose keys become variables"
+  done
+}
+
 # Sets `shared`: the values that every manifest has for its run's config, user, variables and secrets.
 describe_pods() {
   local each

@@ -153,6 +153,7 @@ describe_type() {
     v2-* | v3-*) chips=$((number / 2)) devices="$number" ;;
     v4-* | v5p-*) chips=$((number / 2)) devices="$chips" ;;
     v5litepod-* | v6e-*) chips="$number" devices="$number" ;;
+    v5e-*) die "--type=$type is --type=v5litepod-$number, in gcloud's words" ;;
     *) die "--type=$type is not known to this script; it knows v2, v3, v4, v5litepod, v5p and v6e (a TPU7x is available only on GKE: launch/gke.sh --type=tpu7x)" ;;
   esac
   case "$type" in v5litepod-8 | v6e-8) per_host=8 ;; esac
@@ -328,6 +329,7 @@ start() {
   [ -z "$type" ] || describe_type
   [ -n "$type" ] || missing+=("--type=v5p-128, the kind of TPU and its size")
   [ -z "$flex_start" ] || [ -n "$max_run_duration" ] || missing+=("--max_run_duration=24h, for which a flex-start TPU is yours (7d at most)")
+  [ -n "$flex_start" ] || [ -z "$max_run_duration" ] || die "--max_run_duration=$max_run_duration is for --flex_start; add that, or leave it out"
   [ -n "$workdir" ] || missing+=("--workdir=gs://BUCKET/FOLDER (or a folder mounted on all hosts, with --mounted): every host needs it")
   case "$workdir" in
     "" | gs://*) ;;

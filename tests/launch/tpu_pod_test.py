@@ -59,6 +59,8 @@ def create(stand_ins):
         (["--flex_start", "--spot"], "exclude each other"),
         ([*PLACE, "--flex_start", "--unchecked"], "give --max_run_duration=24h"),
         ([*PLACE, "--secret=a b"], "--secret=a b must be VARIABLE"),
+        ([*PLACE, "--max_run_duration=24h"], "--max_run_duration=24h is for --flex_start"),
+        (["--type=v5e-16"], "--type=v5e-16 is --type=v5litepod-16, in gcloud's words"),
     ],
 )
 def test_bad_arguments(stand_ins, arguments, message):
