@@ -50,11 +50,12 @@ between_checks() { sleep "${LAUNCH_POLL_SECONDS:-$1}"; }
 
 # parse_options "VARIABLE ..." "SWITCH ..." ARGUMENT ...: `--variable=value` sets the variable,
 # `--switch` sets it to true; --config.KEY=VALUE is collected in `arguments`, and the one word
-# without dashes is the config. An option's name may have dashes in place of underscores. `--env`,
-# `--secret` and `--grid` may be given several times: they are collected in `environment`, `secrets` and
-# `grid`.
+# without dashes is the config, also as `--config=FILE`. An option's name may have dashes in place of
+# underscores. `--env`, `--secret` and `--grid` may be given several times: they are collected in
+# `environment`, `secrets` and `grid`.
 parse_options() {
   local with_value=" ${1//$'\n'/ } workdir " switches=" $2 dry_run " argument key
+  local another=',([A-Za-z_][A-Za-z0-9_]*)=' # bash 3.2 takes no parentheses after =~
   shift 2
   for argument in "$@"; do
     key="${argument%%=*}"
@@ -62,11 +63,19 @@ parse_options() {
     key="${key//-/_}"
     case "$argument" in
       -h | --help) usage; exit 0 ;;
+      –* | —*) die "$argument begins with another kind of dash; write --${argument#[–—]}" ;;
       --config.*) arguments+=("$argument") ;;
+      --config=*) take_config "${argument#--config=}" ;;
       --*=*)
+        [[ "$switches" != *" $key "* ]] || die "$argument: ${argument%%=*} takes no value; give it alone, or leave it out"
         [[ "$with_value" == *" $key "* ]] || die "${argument%%=*} is not an option of this script; see --help"
+        [ -n "${argument#*=}" ] || die "$argument is empty; give it a value, or leave it out"
         case "$key" in
-          env) environment+=("${argument#*=}") ;;
+          env)
+            argument="${argument#*=}" # whose value may be a secret
+            [[ ! "$argument" =~ $another ]] ||
+              say "note: --env=${argument%%=*}=... is one variable, with ${BASH_REMATCH[1]} in its value; for two, give --env twice"
+            environment+=("$argument") ;;
           grid) grid+=("${argument#*=}") ;;
           secret) secrets+=("${argument#*=}") ;;
           *) printf -v "$key" '%s' "${argument#*=}" ;;
@@ -76,11 +85,16 @@ parse_options() {
         [[ "$switches" == *" $key "* ]] || die "$argument is not an option of this script; see --help"
         printf -v "$key" true ;;
       -*) die "$argument is not an option of this script; see --help" ;;
-      *)
-        [ -z "$config" ] || die "two configs are given: $config and $argument"
-        config="$argument" ;;
+      *) take_config "$argument" ;;
     esac
   done
+}
+
+# take_config FILE: sets `config`.
+take_config() {
+  [ -z "$config" ] ||
+    die "two configs are given: $config and $1; a value follows its option after =, in quotes if it has spaces"
+  config="$1"
 }
 
 # The help of a script is the comment at its top.
@@ -124,8 +138,13 @@ absolute_config() {
   config="$(cd "$(dirname "$file")" && pwd)/$(basename "$file")$variant"
 }
 
-# Sets `workdir` to its absolute path, unless it is in a bucket.
+# Sets `workdir` to its absolute path, unless it is in a bucket. No shell fills in the ~ of --workdir=~/run.
 absolute_workdir() {
+  case "$workdir" in
+    gs://?*) ;;
+    gs:*) die "--workdir=$workdir names no bucket; write gs://BUCKET/PATH" ;;
+    \~ | \~/*) workdir="$HOME${workdir#\~}" ;;
+  esac
   [[ "$workdir" == /* || "$workdir" == *://* ]] || workdir="$PWD/$workdir"
 }
 

@@ -42,10 +42,13 @@ train=(--workdir="$workdir" ${arguments[@]+"${arguments[@]}"})
 
 # ---------------------------------------------------------------- one process
 
+[ -z "$hosts" ] || [ -z "$rank$size" ] ||
+  die "--hosts starts all processes, and --rank=$rank --size=$size is one of them; leave one of these out"
 if [ -z "$hosts" ]; then
-  if ! [[ "$rank" =~ ^[0-9]+$ ]] || [ -z "$coordinator" ]; then
+  if [ -z "$rank" ] || [ -z "$coordinator" ]; then
     die "give --hosts=a,b, or --rank, --size and --coordinator"
   fi
+  [[ "$rank" =~ ^[0-9]+$ ]] || die "--rank=$rank must be a number, from 0"
   numbers size
   [ "$rank" -lt "$size" ] || die "--rank=$rank must be less than --size=$size; the first is 0"
   [ -n "$dry_run" ] || setup gpu data gcs trackers
@@ -66,10 +69,14 @@ named=" "
 [ ${#machines[@]} -gt 0 ] || die "--hosts names no host; give names, separated by commas or white space"
 for machine in "${machines[@]}"; do
   [[ "$machine" =~ $host ]] || die "--hosts: '$machine' is not the name of a host; give names, separated by commas or white space"
-  [[ "$named" != *" $machine "* ]] || die "--hosts: $machine is named twice; --processes_per_host=N starts N processes on each host"
-  named+="$machine "
+  [[ "$named" != *" ${machine#*@} "* ]] || die "--hosts: ${machine#*@} is named twice; --processes_per_host=N starts N processes on each host"
+  named+="${machine#*@} "
 done
 first="${machines[0]#*@}"
+case "${coordinator:+given}$first" in
+  localhost | 127.* | ::1) [ ${#machines[@]} -eq 1 ] ||
+    die "--hosts: no other host finds the first as $first; give the name by which they do, or --coordinator=HOST" ;;
+esac
 [[ "$first" != *:* ]] || first="[$first]" # an address of IPv6
 coordinator="${coordinator:-$first}"
 without_port='^(\[.*\]|[^:]*)$' # bash 3.2 takes no parentheses after =~

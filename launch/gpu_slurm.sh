@@ -40,7 +40,7 @@ while [ $# -gt 0 ]; do
   own+=("$1")
   shift
 done
-output="" jobs=1 seeds=""
+output="" jobs="" seeds=""
 nodes=1 gpus_per_node=8 tasks_per_node="" cpus_per_task="" time=24:00:00 grace=300 restarts=100
 container="" container_mounts="" exclusive="" unchecked=""
 # shellcheck disable=SC2034 # read by name, below
@@ -56,11 +56,17 @@ a_sweep() {
   [ "$nodes" = 1 ] || die "--nodes=$nodes: each run of a sweep has one node; leave it out, give --jobs=N"
   tasks_per_node="${tasks_per_node:-1}" workdir="$output"
   [ "$tasks_per_node" = 1 ] || die "--tasks_per_node=$tasks_per_node: a sweep has one process per node"
+  jobs="${jobs:-1}"
   numbers jobs
 }
 
 verb=train
 [ -z "${grid[*]-}$seeds$output" ] || a_sweep
+[ "$verb" = sweep ] || [ -z "$jobs" ] || die "--jobs=$jobs is for a sweep, with --grid=KEY=V1,V2 and --output=DIR; leave it out"
+[ -z "$container_mounts" ] || [ -n "$container" ] || die "--container_mounts=$container_mounts needs --container=IMAGE"
+for each in ${further[@]+"${further[@]}"}; do
+  [[ "$each" != --config.* ]] || die "$each comes after --, where options of sbatch are; give it before"
+done
 [ "$gpus_per_node" = 0 ] || numbers gpus_per_node
 tasks_per_node="${tasks_per_node:-$((gpus_per_node > 0 ? gpus_per_node : 1))}"
 numbers nodes tasks_per_node grace restarts

@@ -21,15 +21,18 @@ arguments=()
 several=()
 dry_run=""
 while [ $# -gt 0 ]; do
+  case "$1" in --workdir | --workdir=?*) [ -z "$workdir" ] || die "--workdir is given twice; give it once" ;; esac
   case "$1" in
     -h | --help) sed -n '2,12s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
     --workdir=) die "--workdir= is empty; give a folder, or leave it out" ;;
     --workdir=*) workdir="${1#--workdir=}" ;;
     --workdir) [ $# -ge 2 ] || die "--workdir needs a folder"; workdir="$2"; shift ;;
+    --help=*) die "$1 is for the verb: python -m t5x_diffeq.train $1" ;;
     --dry-run | --dry_run) dry_run=true ;;
-    --processes=* | --devices_per_process=* | --restarts=*)
+    --dry-run=* | --dry_run=*) die "$1: ${1%%=*} takes no value; give it alone, or leave it out" ;;
+    --processes=* | --devices[-_]per[-_]process=* | --restarts=*)
       [[ "$1" =~ =[1-9][0-9]*$ || "$1" = --restarts=0 ]] || die "$1 must be a number, at least 1"
-      several+=("$1")
+      several+=("${1/--devices-per-process/--devices_per_process}")
       ;;
     --processes | --devices_per_process | --restarts) die "$1 has no value; write $1=N" ;;
     --config=*) set -- "$1" "${1#--config=}" "${@:2}" ;; # the name is optional here
@@ -39,10 +42,17 @@ while [ $# -gt 0 ]; do
     *://*) die "$1 is an address; download the file, and give its path" ;;
     *.*=*) die "$1 is no config file; did you mean --config.${1#config.}?" ;;
     *=*) die "$1 is not understood; keys are --config.SECTION.NAME=VALUE, and flags --name=value" ;;
-    *) [ -z "$config" ] || die "two configs are given: $config and $1"; config="$1" ;;
+    *)
+      [ -z "$config" ] ||
+        die "two configs are given: $config and $1; a value follows its flag after =, in quotes if it has spaces"
+      config="$1" ;;
   esac
   shift
 done
+case " ${several[*]-}" in
+  " " | *" --processes="*) ;;
+  *) die "${several[*]} needs --processes=N, the number of processes with virtual CPU devices; leave it out to train as one" ;;
+esac
 [ -n "$config" ] || die "give a config: launch/local.sh configs/tiny.py"
 
 # A config of the project is found from anywhere.
@@ -73,10 +83,7 @@ python="$VENV/bin/python"
 export PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}"
 echo "workdir: $workdir" >&2
 train=("$python" -m t5x_diffeq.train --config="$config" --workdir="$workdir" ${arguments[@]+"${arguments[@]}"})
-if [ -n "$dry_run" ] && "$python" -c "import t5x_diffeq.cli.train" 2>/dev/null; then
-  "$python" -c 'from t5x_diffeq.cli import command_line, train; command_line.run(int, "", train.FLAGS)' \
-    "${train[@]:3}" || exit
-fi
+[ -z "$dry_run" ] || check_flags train "${train[@]:3}"
 if [ ${#several[@]} -gt 0 ]; then
   train=("$python" "$ROOT/launch/local_processes.py" "${several[@]}" -- "${train[@]}")
 fi

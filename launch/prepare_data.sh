@@ -25,7 +25,7 @@ where="${1:-}"
 case "$where" in
   slurm | gke) shift ;;
   -h | --help) usage; exit 0 ;;
-  *) die "say where: launch/prepare_data.sh slurm|gke configs/llama1b.py --output=DIR" ;;
+  *) die "say where: launch/prepare_data.sh slurm|gke configs/llama1b.py --output=DIR (here: python -m t5x_diffeq.prepare_data)" ;;
 esac
 output="" parts=16 shards="" cpus=8 time=12:00:00 retries=64
 # shellcheck disable=SC2034 # read by name, below
@@ -59,6 +59,7 @@ on_slurm() {
     [ -z "${!option}" ] || options+=(--"$option=${!option}")
   done
   run setup data gcs
+  check_flags prepare_data "${prepare[@]}"
   job="$(run sbatch "${options[@]}" --job-name="$name" --array="0-$((parts - 1))" --output="$name-%A-%a.log" \
     "$ROOT/launch/slurm_job.sh" "$ROOT" "$retries" prepare_data -- "${prepare[@]}")" ||
     fail "sbatch did not take the jobs; the lines above say why"
@@ -87,6 +88,12 @@ on_gke() {
   local base="$name"
   needs kubectl
   [ -z "$gcsfuse" ] || [ -n "$pvc" ] || die "give --pvc=CLAIM, the volume that --gcsfuse mounts"
+  case "$output" in
+    gs://*) ;;
+    "$mount"/*) [ -n "$pvc" ] || die "give --pvc=CLAIM, the volume that is mounted at $mount" ;;
+    *) die "--output=$output: a pod loses its own folders when it ends; give gs://BUCKET/FOLDER, or --pvc=CLAIM and a folder in $mount" ;;
+  esac
+  check_secrets
   project_config
   check_name
   find_image tpu

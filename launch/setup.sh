@@ -45,6 +45,14 @@ runs_project() {
   PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}" "$VENV/bin/python" -c 'import t5x_diffeq.training.loop' 2>/dev/null
 }
 
+# check_flags VERB WORD ...: checks a verb's flags and keys, where there is an environment.
+check_flags() {
+  local -x PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}"
+  "$VENV/bin/python" -c "import t5x_diffeq.cli.$1" 2>/dev/null || return 0
+  "$VENV/bin/python" -c 'import sys; from t5x_diffeq.cli import command_line; from importlib import import_module
+command_line.run(int, "", import_module(f"t5x_diffeq.cli.{sys.argv.pop(1)}").FLAGS)' "$@" || exit
+}
+
 # has_extras [extra ...]: true if an installation with the versions in $want had these extras, or more.
 has_extras() {
   local file each
@@ -72,7 +80,7 @@ setup() {
     return
   fi
   python="$(find_python)"
-  mkdir -p "$VENV"
+  mkdir -p "$VENV" || die "VENV=$VENV must be a folder, new or with an environment"
   {
     wait_for_lock "$python"
     has_extras "$@" || make_environment

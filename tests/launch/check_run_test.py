@@ -105,6 +105,14 @@ def test_clusters_that_share_files(check, script, tmp_path):
     assert submitted in ended.stdout
 
 
+@pytest.mark.slow
+def test_keys_of_an_array_of_jobs(check):
+    words = ("slurm", "configs/tiny.py", "--output=/out", "--config.data.sorce=x")
+    ended = check(*words, script="prepare_data.sh")
+    assert ended.returncode == 2 and "did you mean data.source?" in ended.stderr
+    assert "+ sbatch" not in ended.stdout
+
+
 def test_where_there_is_no_environment_a_line_says_so(check, tmp_path):
     """--dry-run makes none, and prints what it would run."""
     words = ("configs/llama1b.py", "--workdir=/shared/run", "--hosts=a,b", "--config.seed=x")

@@ -41,6 +41,14 @@ def test_another_is_installed_into_once(before, tmp_path):
     assert set_up(tmp_path, "data docs") == f"install {ROOT}[data,docs]\n"
 
 
+def test_a_file_is_no_environment(tmp_path):
+    (tmp_path / "file").touch()
+    given = {**clean_environment(), "VENV": str(tmp_path / "file")}
+    ended = run_to_end(["bash", "-euc", f"{SCRIPT} data"], env=given)
+    assert ended.returncode == 2
+    assert f"error: VENV={tmp_path}/file must be a folder, new or with" in ended.stderr
+
+
 @pytest.mark.parametrize("flag", ["--workdir", "--config.data.path"])
 def test_local_sh_installs_what_a_bucket_needs(tmp_path, flag):
     add_python(tmp_path, "exit 0\n")
