@@ -116,6 +116,8 @@ def stored_config(workdir: AnyPath) -> Config:
             raise ValueError(f"it lacks {', '.join(missing)}")
     except FileNotFoundError as error:
         raise InputError(explain_no_run(workdir)) from error
+    except PermissionError:
+        raise  # with its path
     except (ValueError, OSError) as error:
         raise InputError(
             f"{path} is not the config of a run: {describe_error(error)}; restore it or choose a "

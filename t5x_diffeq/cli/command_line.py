@@ -33,6 +33,7 @@ from ml_collections.config_flags import config_flags
 
 from t5x_diffeq.cli.failures import end_of, fail, fail_to_write, find_peers
 from t5x_diffeq.cli.quiet_libraries import silence_libraries
+from t5x_diffeq.cli.verb_flags import WordsParser
 from t5x_diffeq.cluster import tpu_hosts
 from t5x_diffeq.cluster.peers import EXIT_INFRASTRUCTURE
 from t5x_diffeq.config import mistakes, plugins
@@ -86,6 +87,7 @@ def _work(verb: Callable[[], int | None], verb_flags: flags.FlagValues, several:
     """Checks the environment, parses the flags and runs the verb; returns its status."""
     for variable in environment.OF_EVERY_VERB:
         variable.read()
+    console.log(*environment.unknown_variables())
     end_with_parent(os.environ)
     keep_freed_memory(os.environ)
     if asked := [each for each in sys.argv[1:] if re.match("--?help=.", each)]:
@@ -217,7 +219,9 @@ def _check_repeated(argv: list[str], verb_flags: flags.FlagValues) -> None:
     names = (re.match(r"--?(?:no)?(\w+)(?:=|$)", argument) for argument in argv[1:])
     for name, times in Counter(name[1] for name in names if name).items():
         if times > 1 and name in verb_flags and not isinstance(verb_flags[name], flags.MultiFlag):
-            raise InputError(f"--{name} is given {times} times; give it once")
+            listed = isinstance(verb_flags[name].parser, WordsParser)
+            once = f", with its values separated by commas: --{name}=A,B" if listed else ""
+            raise InputError(f"--{name} is given {times} times; give it once{once}")
 
 
 def _check_flags(verb_flags: flags.FlagValues) -> None:

@@ -100,6 +100,8 @@ def _fail_unforeseen(error: Exception) -> int:
     unusable = isinstance(error, IMPORT_ERRORS) and explain_import(error)
     if refused := errors.platform_error(error) or unusable:
         return fail(2, refused)
+    if isinstance(error, PermissionError) and error.filename is not None:
+        return fail(2, f"{error.filename}: {describe_error(error)}; change that, or name another")
     with suppress(OSError):
         traceback.print_exception(error)
     if others := find_peers():

@@ -46,7 +46,7 @@ class VerbFlags(flags.FlagValues):
 
     def define_words(self, name: str, meaning: str) -> flags.FlagHolder:
         """Defines a flag whose value is None or a list, separated by commas or white space."""
-        return flags.DEFINE(_WordsParser(), name, None, meaning, flag_values=self)
+        return flags.DEFINE(WordsParser(), name, None, meaning, flag_values=self)
 
     def define_choice(self, name: str, meaning: str, choices: Sequence[str]) -> flags.FlagHolder:
         """Defines a flag with one of these values, the first by default."""
@@ -81,7 +81,11 @@ class VerbFlags(flags.FlagValues):
     def define_config(self, meaning: str, default: str | None = None) -> flags.FlagHolder:
         """Defines `--config`, whose value is the ConfigDict of a file, and `--config.KEY`."""
         meaning += " --help=keys prints all keys, --help=KEY one of them."
-        config = config_flags.DEFINE_config_file("config", default, meaning, flag_values=self)
+        try:
+            config = config_flags.DEFINE_config_file("config", default, meaning, flag_values=self)
+        except flags.CantOpenFlagFileError as error:  # it looks for --config there, too
+            sys.stderr.write(f"error: --flagfile: {error.__context__}; give a file of flags\n")
+            sys.exit(2)
         self["config"].parser = _ConfigParser()
         return config
 
@@ -132,7 +136,9 @@ class _ConfigParser(flags.ArgumentParser):
         return read_config_file(argument).lock()
 
 
-class _WordsParser(flags.ArgumentParser):
+class WordsParser(flags.ArgumentParser):
+    """Parses the words of a list, separated by commas or white space."""
+
     def parse(self, argument: str | list[str]) -> list[str]:
         """The words; `command_line` refuses an empty one."""
         return split_words(argument) if isinstance(argument, str) else argument
@@ -145,7 +151,9 @@ class _CheckpointParser(flags.ArgumentParser):
         if text == BEST:
             return BEST
         if not (text.isdecimal() and int(text) <= INT32):
-            raise ValueError(f"it must be a step, from 0 to {INT32}, or {BEST}")
+            raise ValueError(
+                f"it must be a step, from 0 to {INT32}, or {BEST}; for the newest, leave it out"
+            )
         return int(text)
 
     def flag_type(self) -> str:

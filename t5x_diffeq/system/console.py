@@ -88,7 +88,9 @@ def prepare_outputs() -> None:
         before = sys.stdout
         file = open(before.fileno(), "wb", closefd=False)  # noqa: SIM115
         at_once = before.line_buffering or before.write_through
-        sys.stdout = Results(file, before.encoding, before.errors, line_buffering=at_once)
+        strict = before.errors == "strict" and before.encoding.lower() not in ("utf-8", "utf8")
+        errors = "backslashreplace" if strict else before.errors  # not all encodings have all text
+        sys.stdout = Results(file, before.encoding, errors, line_buffering=at_once)
         sys.stdout.before = before  # Python would close the file if nothing referred to `before`
 
 

@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from math import inf
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -161,6 +162,24 @@ OF_EVERY_VERB = (
     *(KEEP_MEMORY, CACHE, CACHE_GIB, ARRIVAL_SECONDS, SILENCE_SECONDS, LEASE_SECONDS, PARENT),
     *(SPARSE_CORE, COMBINE_MIB, MEMORY_FRACTION, _OLD_MEMORY_FRACTION, XLA_FLAGS, CPU_DEVICES),
 )
+
+_OF_LAUNCHERS = ("T5X_DIFFEQ_RESTARTS", "T5X_DIFFEQ_SECRETS")
+
+
+def unknown_variables() -> list[str]:
+    """A line for each variable with this package's prefix that nothing reads."""
+    ours = "T5X_DIFFEQ_"
+    known = [each.name for each in OF_EVERY_VERB if each.name.startswith(ours)]
+    ends = [name.removeprefix(ours) for name in (*known, *_OF_LAUNCHERS)]
+    given = [name.removeprefix(ours) for name in sorted(os.environ) if name.startswith(ours)]
+    near = {end: get_close_matches(end, ends, n=2) for end in given if end not in ends}
+    return [
+        f"warning: nothing reads {ours}{end}; did you mean "
+        f"{' or '.join(ours + each for each in meant)}?"
+        for end, meant in near.items()
+        if meant
+    ]
+
 
 # ------------------------------------------------------------------------------ of processes
 

@@ -88,6 +88,7 @@ _FINAL = re.compile(
 )
 
 _REFUSED = re.compile(r"JAX flag \w+|environment 'JAX_\w+'")  # JAX names a variable that it refuses
+_OLD_PLATFORM = "JAX_PLATFORM_NAME"  # before JAX_PLATFORMS
 # Texts of jaxlib 0.11.2 on an H100 whose memory another process held.
 _GPU_FULL = re.compile(
     r"no supported devices found for platform CUDA|cuBlas allocation failure"
@@ -242,6 +243,8 @@ def platform_error(error: BaseException) -> InputError | None:
         name = refused[0].split()[-1].strip("'").upper()
         if name in os.environ:
             return InputError(f"{name}={os.environ[name]}: {error}; correct or unset it")
+    if re.match("Unknown backend:? '", str(error)) and (named := os.environ.get(_OLD_PLATFORM)):
+        return InputError(f"{_OLD_PLATFORM}={named}: {error}; unset it")
     if not wordless and (not str(error).startswith(_BACKEND) or is_infrastructure_failure(error)):
         return None
     from t5x_diffeq.system.extras import install_command  # which imports this module

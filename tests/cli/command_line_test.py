@@ -181,6 +181,50 @@ def test_variables_of_this_package(name, value, monkeypatch, capsys):
     assert ended.value.code == 2 and re.match(f"error: {name}={value}: .*(give|unset)", line)
 
 
+def test_a_variable_that_nothing_reads_is_told(monkeypatch, capsys):
+    monkeypatch.setenv("T5X_DIFFEQ_CACHE_DIR", "/cache")
+    monkeypatch.setattr(sys, "argv", ["verb"])
+    with pytest.raises(SystemExit) as ended:
+        command_line.run(lambda: None, "", flags.FlagValues())
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("warning: nothing reads T5X_DIFFEQ_CACHE_DIR; did you mean T5X_DIFFEQ_C")
+    assert ended.value.code == 0 and "T5X_DIFFEQ_CACHE?" in line.replace(" or ", "? ")
+
+
+@pytest.mark.parametrize(
+    ("error", "named"),
+    [
+        (PermissionError(13, "Permission denied", "/run/state"), "/run/state: Permission denied; "),
+        (
+            RuntimeError("Unknown backend: 'gpu' requested, but no platforms"),
+            "JAX_PLATFORM_NAME=gpu: Unknown backend: 'gpu' requested, but no platforms; unset it",
+        ),
+    ],
+    ids=lambda each: type(each).__name__,
+)
+def test_what_this_machine_refuses_is_one_line(error, named, monkeypatch, capsys):
+    monkeypatch.setenv("JAX_PLATFORM_NAME", "gpu")
+    monkeypatch.setattr(sys, "argv", ["verb"])
+    with pytest.raises(SystemExit) as ended:
+        command_line.run(lambda: leave(error), "", flags.FlagValues())
+    (line,) = capsys.readouterr().err.splitlines()
+    assert ended.value.code == 2 and line.startswith(f"error: {named}")
+
+
+@pytest.mark.parametrize(
+    ("words", "variables", "status", "said"),
+    [
+        ("train --flagfile=none.txt", {}, 2, "error: --flagfile: [Errno 2] No such file"),
+        ("train --help=train.total_steps", {"PYTHONIOENCODING": "ascii"}, 0, ""),
+        ("status --workdir=ä", {"PYTHONIOENCODING": "ascii"}, 2, "holds a run"),
+    ],
+)
+def test_a_flag_file_and_an_output_of_ascii(words, variables, status, said, tmp_path):
+    command = [sys.executable, "-m", "t5x_diffeq", *words.split()]
+    ended = run_to_end(command, cwd=tmp_path, env={**os.environ, **variables})
+    assert ended.returncode == status and said in ended.stderr and "Traceback" not in ended.stderr
+
+
 def test_jax_has_one_name_for_the_fraction_of_a_gpus_memory(monkeypatch):
     monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.9")
     new, old = (x for x in environment.OF_EVERY_VERB if x.name.endswith("MEM_FRACTION"))

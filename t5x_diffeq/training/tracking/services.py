@@ -116,8 +116,14 @@ def check_login() -> None:
         return
     import wandb
 
-    if wandb.setup().settings.mode in _OFFLINE or wandb.login(prompt=False):
-        return
+    try:
+        if wandb.setup().settings.mode in _OFFLINE or wandb.login(prompt=False):
+            return
+    except ValueError as error:  # of a variable of its settings
+        reason = " ".join(str(error).split())
+        raise InputError(
+            f"train.trackers has wandb, which refuses its settings: {reason}"
+        ) from error
     raise InputError(
         "train.trackers has wandb, which has no account here; run `wandb login`, set "
         "WANDB_API_KEY, or set WANDB_MODE=offline"
