@@ -23,14 +23,21 @@ def list_verbs() -> str:
 
 def main() -> None:
     """Runs the verb that the first argument names, with the arguments after it."""
-    first = sys.argv[1] if sys.argv[1:] else "--help"
+    first, *rest = sys.argv[1:] or ["--help"]
+    if first in ("--help", "-h", "help") and rest[:1] and rest[0] in VERBS:
+        first = sys.argv[1] = rest[0]
+        sys.argv[2:] = ["--help"]
     if first in VERBS:
         del sys.argv[1]
         run_verb(first)
     elif first == "--version":
         print(f"t5x_diffeq {__version__}")
-    elif first in ("--help", "-h"):
+    elif first in ("--help", "-h", "help"):
         print(list_verbs())
+    elif first.startswith("-") and (verbs := [each for each in rest if each in VERBS]):
+        hint = f"write python -m t5x_diffeq {verbs[0]} {first}"
+        print(f"error: the verb comes before its flags; {hint}", file=sys.stderr)
+        sys.exit(2)
     else:
         near = get_close_matches(first, VERBS, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]}?" if near else "see the verbs above"

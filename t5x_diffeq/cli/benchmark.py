@@ -49,7 +49,12 @@ def _config_of(given: str) -> Config:
             )
         check_key(key)
         values[key] = parse_value(key, text)
-    return load_config(file, values)
+    if not file or file.startswith(":"):
+        raise InputError(f"--against={given} names no file; write FILE:VARIANT")
+    try:
+        return load_config(file, values)
+    except InputError as error:
+        raise InputError(f"--against={given}: {error}") from error
 
 
 def _format_cell(result: dict[str, Any], key: str) -> str:

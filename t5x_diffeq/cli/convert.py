@@ -10,6 +10,7 @@ perplexity; model, length and tokenizer come from FOLDER.
 Needs safetensors: pip install -e '.[export]'.
 """
 
+import re
 from dataclasses import replace
 from math import isfinite
 from pathlib import Path
@@ -52,6 +53,10 @@ CONFIG = FLAGS.define_config(
 
 def main() -> None:
     """Runs the verb."""
+    if hub := re.fullmatch(
+        r"https?://(?:huggingface|hf)\.co/([^/]+(?:/[^/]+)?)/?", _INPUT.value or ""
+    ):
+        raise InputError(f"--input={_INPUT.value} is an address; give the name: --input={hub[1]}")
     source = flag_values.parse_folder(_INPUT, "convert")
     target = flag_values.parse_folder(_WORKDIR, "convert")
     for key in config_flags.get_override_values(FLAGS["config"]):

@@ -36,7 +36,10 @@ def parse_output_of_runs(flag: flags.FlagHolder | flags.Flag, verb: str) -> Path
         raise InputError(
             f"--{flag.name}={flag.value} is in a bucket; name a folder that all machines see"
         )
-    return Path(parse_folder(flag, verb))
+    folder = Path(parse_folder(flag, verb))
+    if (folder / "config.json").exists():
+        raise InputError(f"--{flag.name}={folder} is the workdir of a run; name another folder")
+    return folder
 
 
 def parse_folders(flag: flags.FlagHolder, verb: str) -> list[AnyPath]:
@@ -49,6 +52,10 @@ def parse_folders(flag: flags.FlagHolder, verb: str) -> list[AnyPath]:
 def _parse_folder(text: str, name: str) -> AnyPath:
     path = parse_path(text, f"--{name}")
     if isinstance(path, Path):
+        if not path.exists() and (meant := _not_a_folder(text)):
+            raise InputError(f"--{name}={text!r} {meant}")
+        if path == path.parent:
+            raise InputError(f"--{name}={text} is the root of all folders; name one in it")
         if path.is_symlink() and not path.exists():
             target = path.readlink()
             raise InputError(f"--{name}={path} is a link to {target}, which doesn't exist")
@@ -56,6 +63,28 @@ def _parse_folder(text: str, name: str) -> AnyPath:
         if not existing.is_dir():
             raise InputError(f"--{name}={path}: {existing} is a file; name a folder")
     return path
+
+
+def _not_a_folder(text: str) -> str | None:
+    """Why no new folder has this name: what it means to a shell, to ssh or to Windows."""
+    if text != text.strip():
+        return "begins or ends with a space; leave that out"
+    if variable := re.match(r"\$\{?\w+", text):
+        return f"has {variable[0]}, which the shell has not filled in; put it in double quotes"
+    if re.match(r"[A-Za-z]:\\", text):
+        return "is a path of Windows; give one of this machine, such as /mnt/c/runs under WSL"
+    if re.match(r"[\w.-]+@[\w.-]+:", text):
+        return "is on another machine; mount it here, or run this command there"
+    return None
+
+
+def check_new_run(folder: AnyPath, name: str) -> None:
+    """An InputError if the folder of a flag is a part of a run, such as its checkpoints."""
+    if (folder.parent / "config.json").exists() and folder.name in ("checkpoints", "data"):
+        raise InputError(
+            f"--{name}={folder} is a part of the run {folder.parent}; name that workdir, or "
+            "another folder"
+        )
 
 
 def check_plot(flag: flags.FlagHolder) -> None:

@@ -187,6 +187,11 @@ def _check_parameters(get_config: Callable, given: list[str], file: str) -> None
 
 def _explain_missing(file: str) -> str:
     """One line for a config file that doesn't exist: the one with the nearest name, or all."""
+    if " --" in file:
+        flag = file[file.index(" --") + 1 :].split()[0]
+        return f"--config has {flag} in its value; leave out the quotes around all of it"
+    if wrong := re.fullmatch(r"(.*\.py)[#@,/](\w+)", file):
+        return f"{file}: there is no such file; did you mean {wrong[1]}:{wrong[2]}?"
     paths = (path for folder in (Path("configs"), CONFIGS) for path in folder.glob("*.py"))
     names = {path.stem for path in paths if "def get_config(" in path.read_text("utf-8")}
     if near := get_close_matches(Path(file).stem, sorted(names), n=1):

@@ -84,6 +84,7 @@ device_description_str: "{kind}"
 _GPUS_PER_NODE = 8  # where the name gives a count alone
 GPUS = dict(zip(("a100", "h100", "h200", "b200"), TARGETS, strict=True))
 _TPUS = ("v2", "v3", "v4", "v5e", "v5p", "v6e", "tpu7x")
+_CUBIC = ("v4", "v5p", "tpu7x")  # their chips are connected in three dimensions
 _PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")
 # A slice's dimension closes to a ring if its size is a multiple of this (v4, v5p, TPU7x: in slices
 # of whole cubes of 4x4x4; v5e, v6e: in a whole pod of 16x16). docs.cloud.google.com/tpu/docs
@@ -180,6 +181,10 @@ def make_topology(name: str, slices: int = 1) -> Topology:
             f"GPUs {', '.join(GPUS)}, and cpu"
         )
     if kind != "cpu" and kind not in GPUS:
+        sizes = [int(part) for part in size.split("x")]
+        if 0 in sizes or (kind in _CUBIC and len(sizes) != 3):
+            form = f"{kind}:2x2x1" if kind in _CUBIC else f"{kind}:4x4"
+            raise InputError(f"--topology={name}: a slice has the form {form}, without zeros")
         devices = _tpu_devices(name, kind, slices)
         return Topology(name, slices, devices, devices[0].device_kind, "tpu")
     if slices > 1:

@@ -22,13 +22,14 @@ NOT_KEYS = {  # of the table: classes, scripts, and parts of names
 def said(capsys, monkeypatch, tmp_path):
     """What `python -m t5x_diffeq WORDS` says, run in this process."""
 
-    def said(words: str) -> str:
+    def said(words: str | list[str]) -> str:
+        words = words.split() if isinstance(words, str) else words
         monkeypatch.chdir(tmp_path)
         monkeypatch.setenv("HOME", str(tmp_path / "home"))
-        monkeypatch.setattr(sys, "argv", ["t5x_diffeq", *words.split()])
+        monkeypatch.setattr(sys, "argv", ["t5x_diffeq", *words])
         monkeypatch.setitem(sys.modules, "huggingface_hub", None)  # it isn't installed
         monkeypatch.setattr(command_line, "exit_process", sys.exit)  # this process goes on
-        if (verb := words.split()[0]) in VERBS:
+        if (verb := words[0]) in VERBS:
             forget_flags(import_module(f"t5x_diffeq.cli.{verb}"))
         with pytest.raises(SystemExit) as ended:
             __main__.main()
@@ -158,6 +159,21 @@ def said(capsys, monkeypatch, tmp_path):
         (f"train {TINY} --config.data.streaming=True", "did you mean data.source?"),
         (f"train {TINY} --config.train.depths=(2,4", "a tuple; Python writes a tuple as (A,) or"),
         (f"train {TINY} --config.train.trackers=none", "tensorboard, wandb; () has no entries"),
+        ("--workdir=w train", "comes before its flags; write python -m t5x_diffeq train --workdir"),
+        ("train --config=configs/tiny.py#ode", "did you mean configs/tiny.py:ode?"),
+        ("generate --workdir=w --checkpoint=latest", "best; for the newest, leave it out"),
+        ("evaluate --workdir=w --num_steps=3 --num_steps=6", "separated by commas: --num_steps=A"),
+        (f"train {TINY} --workdir=$SCRATCH/w", "has $SCRATCH, which the shell has not filled in"),
+        (f"train {TINY} --workdir=C:\\runs\\w", "is a path of Windows; give one of this machine"),
+        (f"train {TINY} --workdir=me@host:/runs/w", "is on another machine; mount it here, or ru"),
+        (f"train {TINY} --workdir=/", "--workdir=/ is the root of all folders; name one in it"),
+        (f"train {TINY} --workdir=runs/mine/checkpoints", "is a part of the run "),
+        (f"sweep {TINY} --seeds=2 --output=runs/mine", "runs/mine is the workdir of a run; name"),
+        (f"benchmark {TINY} --against=baseline", "--against=baseline: baseline: there is no such"),
+        (f"benchmark {TINY} --against=:ode", "--against=:ode names no file; write FILE:VARIANT"),
+        (f"plan {TINY} --topology=v5p:4x4", "a slice has the form v5p:2x2x1, without zeros"),
+        (f"plan {TINY} --topology=v5e:0x4", "a slice has the form v5e:4x4, without zeros"),
+        ("convert --input=https://huggingface.co/a/b --workdir=w", "give the name: --input=a/b"),
     ],
 )
 def test_a_mistake_is_named_with_the_way_out(words, named, said, tmp_path):
@@ -167,6 +183,24 @@ def test_a_mistake_is_named_with_the_way_out(words, named, said, tmp_path):
         (runs / "mine" / "checkpoints" / "3").mkdir(parents=True)
         (runs / "mine" / "config.json").write_text("{}")
     assert named in said(words)
+
+
+def test_a_name_with_a_space_and_flags_in_quotes(said):
+    for argument, named in (
+        ("--workdir= w", "--workdir=' w' begins or ends with a space; leave that out"),
+        ("--config=configs/tiny.py --workdir=w", "--config has --workdir=w in its value; leave"),
+    ):
+        config = [] if argument.startswith("--config") else [TINY]
+        assert named in said(["train", *config, argument])
+
+
+@pytest.mark.parametrize("words", [["help", "plan"], ["--help", "plan"], ["plan", "--help"]])
+def test_help_of_a_verb(words, monkeypatch, capsys):
+    forget_flags(import_module("t5x_diffeq.cli.plan"))
+    monkeypatch.setattr(sys, "argv", ["t5x_diffeq", *words])
+    with pytest.raises(SystemExit) as ended:
+        __main__.main()
+    assert not ended.value.code and "--topology" in capsys.readouterr().out
 
 
 def test_names_in_other_projects_are_known():
