@@ -16,7 +16,7 @@ import orbax.checkpoint as ocp
 from flax.traverse_util import flatten_dict
 
 from t5x_diffeq.checkpoints import checksums, stored
-from t5x_diffeq.checkpoints.checkpoint_folder import best_step, whole_steps
+from t5x_diffeq.checkpoints.checkpoint_folder import best_step, read_facts, whole_steps
 from t5x_diffeq.checkpoints.identity import check_owner
 from t5x_diffeq.checkpoints.stored import ITEMS, RestoredCheckpoint, RunFacts, TrainState
 from t5x_diffeq.cluster.processes import gather
@@ -290,4 +290,8 @@ def find_step(workdir: AnyPath, step: int | str | None) -> int:
         )
     chosen = steps[-1] if step is None else int(step)
     check_owner(workdir, [chosen])
+    folder = absolute_path(workdir) / "checkpoints" / str(chosen)
+    made = read_facts(folder).get("step", chosen)
+    if made != chosen:
+        raise InputError(f"checkpoint {folder} was made at step {made}; rename its folder to that")
     return chosen

@@ -405,6 +405,14 @@ def test_checkpoints_and_runs_of_earlier_versions_have_no_id(siblings, tmp_path)
         assert checkpoints.run_id == "of its local checkpoints"
 
 
+def test_a_verb_reads_no_checkpoint_under_the_number_of_another(siblings):
+    mine, _ = siblings
+    shutil.copytree(mine / "checkpoints" / "2", mine / "checkpoints" / "10")
+    with pytest.raises(InputError, match="checkpoints/10 was made at step 2; rename its folder"):
+        find_step(mine, None)
+    assert find_step(mine, 2) == 2
+
+
 def test_a_branch_takes_the_checkpoint_that_it_begins_with(siblings, tmp_path):
     mine, theirs = siblings
     branch = name_run(tmp_path / "branch")
