@@ -13,7 +13,7 @@ from t5x_diffeq.cluster import recurrence
 from t5x_diffeq.cluster.processes import gather
 from t5x_diffeq.config.config import KEYS, SECTIONS, Config
 from t5x_diffeq.config.plugins import changed_plugins, check_trusted, plugin_versions, trust
-from t5x_diffeq.data.corpus import explain_no_run
+from t5x_diffeq.data.corpus import explain_no_run, is_hugging_face
 from t5x_diffeq.system.console import log
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.extras import __version__
@@ -119,6 +119,8 @@ def stored_config(workdir: AnyPath) -> Config:
     except PermissionError:
         raise  # with its path
     except (ValueError, OSError) as error:
+        if is_hugging_face(workdir):
+            raise InputError(explain_no_run(workdir)) from error
         raise InputError(
             f"{path} is not the config of a run: {describe_error(error)}; restore it or choose a "
             "new --workdir"

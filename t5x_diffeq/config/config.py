@@ -24,6 +24,10 @@ from t5x_diffeq.config.keys.values import Section, Values, check_value, dotted, 
 from t5x_diffeq.config.other_names import OTHER_NAMES
 from t5x_diffeq.system.errors import InputError
 
+TUNES = (
+    "this config begins with another run's model (config.init_from); give it to "
+    "`python -m t5x_diffeq.finetune`"
+)
 _SWITCHES = {"true": True, "false": False}
 
 
@@ -51,6 +55,8 @@ class Config(RunKeys):
         """The config of a ConfigDict or a `config.json`; an InputError if a key is invalid."""
         values = flatten(nested)
         check_complete(values.keys())
+        if values["model.num_steps"] is None:
+            raise InputError(TUNES)
         return cls().with_values(values)
 
     def with_values(self, values: Mapping[str, object]) -> "Config":
@@ -80,11 +86,35 @@ def _refuse_change(config: Section, name: str, value: object) -> None:
     )
 
 
+def _refuse_items(config: Section, name: object) -> None:
+    raise TypeError(
+        f"a Config has attributes, and no item {name!r}: write config.train.total_steps, or "
+        "config.flat()['train.total_steps']"
+    )
+
+
+def _explain_attribute(config: Section, name: str) -> None:
+    if name.startswith("_"):  # which libraries look for
+        raise AttributeError(name)
+    if config.section or keys_meant(name):
+        raise AttributeError(explain_unknown_key(dotted(config.section, name)))
+    raise AttributeError(
+        f"a Config has no attribute {name!r}; with_values({{'train.total_steps': 100}}) returns "
+        "one with other values, and flat() has the values of all keys"
+    )
+
+
 SECTIONS: dict[str, type[Section]] = {
     each.section: each for each in (ModelKeys, DataKeys, TrainKeys, OptimizerKeys, MeshKeys)
 }
 for _kind in (Config, *SECTIONS.values()):
     _kind.__setattr__ = _refuse_change  # type: ignore[assignment]
+    for _name, _refuse in (
+        ("__setitem__", _refuse_change),
+        ("__getitem__", _refuse_items),
+        ("__getattr__", _explain_attribute),
+    ):
+        setattr(_kind, _name, _refuse)
 KEYS = keys_of(RunKeys)
 for _section in SECTIONS.values():
     KEYS |= keys_of(_section)
@@ -94,10 +124,13 @@ def flatten(config: Any) -> dict[str, Any]:
     """The values by dotted key of a ConfigDict, or of the content of a `config.json`."""
     flat: dict[str, Any] = {}
     for key, value in config.items():
+        named = {key: value}
         if key in SECTIONS and hasattr(value, "items"):
-            flat |= {f"{key}.{name}": each for name, each in value.items()}
-        else:
-            flat[key] = value
+            named = {f"{key}.{name}": each for name, each in value.items()}
+        if twice := sorted(flat.keys() & named):
+            name = twice[0]
+            raise InputError(f"{name} is given twice, as {flat[name]!r} and as {named[name]!r}")
+        flat |= named
     return flat
 
 

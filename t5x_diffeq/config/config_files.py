@@ -61,6 +61,12 @@ class _Keys(ConfigDict):
         return _Explained(explain_unknown_key(dotted(self._section, str(request))))
 
     def __setitem__(self, name: str, value: object) -> None:
+        if "." in name:
+            raise TypeError(f"{name!r} is no item; write config.{name} = {value!r:.60}")
+        if not self._section and name in SECTIONS and not isinstance(value, ConfigDict):
+            raise TypeError(
+                f"{name} is a section; set its keys: config.{name}.update({value!r:.60})"
+            )
         try:
             # `plain_value` takes everything with a `dtype` for an array, and the section `model`
             # has a key of this name.
@@ -150,7 +156,10 @@ def read_config_file(file: str) -> ConfigDict:
     except OSError as error:  # such as a name that is too long
         raise InputError(f"{file[:60]}...: {error.strerror}; name a config file") from error
     if path.suffix != ".py":
-        raise InputError(f"{file}: a config file is written in Python, as configs/tiny.py is")
+        of_run = "; load(WORKDIR).config is the config of a run" if path.suffix == ".json" else ""
+        raise InputError(
+            f"{file}: a config file is written in Python, as configs/tiny.py is{of_run}"
+        )
     try:
         get_config = getattr(_import_file(path), "get_config", None)
         if not callable(get_config):
@@ -166,6 +175,11 @@ def read_config_file(file: str) -> ConfigDict:
         raise InputError(f"{where}{line}: {error.msg}") from error
     except InputError:
         raise
+    except SystemExit as error:
+        raise InputError(
+            f"{file} ends the process (SystemExit: {error}); a config file has no arguments but "
+            "the variant: take out argparse and sys.exit"
+        ) from error
     except Exception as error:
         raise InputError(_explain_mistake(error, path, file)) from error
     if not isinstance(config, ConfigDict):

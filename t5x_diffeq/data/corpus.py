@@ -281,7 +281,8 @@ def check_tokenizers(data: DataKeys, tokenizer: Tokenizer) -> None:
 def load_corpus(workdir: AnyPath) -> Corpus:
     """The corpus that a run left in its workdir; an InputError if it can't be read."""
     facts_file, tokenizer = workdir / _FACTS_FILE, load_tokenizer(workdir / "tokenizer")
-    if not facts_file.exists() and not (workdir / _CONFIG_FILE).exists():
+    has_config = (workdir / _CONFIG_FILE).exists() and not is_hugging_face(workdir)
+    if not facts_file.exists() and not has_config:
         raise InputError(explain_no_run(workdir))
     if tokenizer is None and facts_file.exists():
         raise InputError(f"workdir {workdir} has lost its tokenizer/; train in a new one")
@@ -334,6 +335,11 @@ def _fingerprint_of_parts(parts: Sequence[tuple[str, float]]) -> str:
 
 def explain_no_run(workdir: AnyPath) -> str:
     """An error message for a workdir without a run; it names runs above, in or beside it."""
+    if is_hugging_face(workdir):
+        return (
+            f"{workdir} is a Hugging Face folder, and no run; make one of it: `python -m "
+            f"t5x_diffeq.convert --input={workdir} --workdir=NEW`"
+        )
     above = next((each for each in workdir.parents if (each / _CONFIG_FILE).exists()), None)
     if above and workdir.exists():
         return f"{workdir} is a part of the run {above}; name that workdir"
@@ -345,6 +351,14 @@ def explain_no_run(workdir: AnyPath) -> str:
     return f"{workdir} holds no run{missing}; name a run's workdir" + (
         f", such as {runs}" if runs else ", or train there first"
     )
+
+
+def is_hugging_face(folder: AnyPath) -> bool:
+    """Whether the `config.json` of a folder is that of a model of transformers."""
+    try:
+        return "model_type" in json.loads((folder / _CONFIG_FILE).read_bytes())
+    except (OSError, ValueError, TypeError, RecursionError):
+        return False
 
 
 def link_corpus(source: AnyPath, workdir: AnyPath) -> None:

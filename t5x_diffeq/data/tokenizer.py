@@ -95,7 +95,16 @@ class Tokenizer(ABC):
 
         Args:
           tokens: the tokens of one text, such as [72, 105].
+
+        Raises:
+          InputError: if the vocabulary has no such token.
         """
+        numbers = np.asarray(tokens)
+        if numbers.size and not 0 <= numbers.min() <= numbers.max() < self.vocab_size:
+            wrong = next(n for n in numbers.flat if not 0 <= n < self.vocab_size)
+            raise InputError(
+                f"tokens has {wrong}; the tokens of this vocabulary are 0 to {self.vocab_size - 1}"
+            )
         return self._decode(tokens)
 
     @property

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from t5x_diffeq.checkpoints.identity import CONFIG_FILE
 from t5x_diffeq.checkpoints.workdir import read_config, short_names
-from t5x_diffeq.data.corpus import explain_no_run
-from t5x_diffeq.inference.notebook import import_plots, shown_in_notebooks
+from t5x_diffeq.data.corpus import explain_no_run, is_hugging_face
+from t5x_diffeq.inference.notebook import check_reported, import_plots, shown_in_notebooks
 from t5x_diffeq.inference.trained_run import TrainedRun, describe_model
 from t5x_diffeq.system.arguments import checked
 from t5x_diffeq.system.console import align, format_count
@@ -61,8 +61,7 @@ class Comparison:
           InputError: if matplotlib isn't installed, or no run has reported a loss.
         """
         plots = import_plots("a plot of losses", "run_plots")
-        if not any(self.metrics.values()):
-            raise InputError(f"{', '.join(self.metrics)}: no loss has been reported yet")
+        check_reported(self.metrics)
         return shown_in_notebooks(plots.losses_over_steps(self.metrics))
 
 
@@ -99,9 +98,15 @@ def compare(runs: Sequence[str | PathLike | TrainedRun]) -> Comparison:
         run.workdir if isinstance(run, TrainedRun) else parse_path(str(run), "workdir")
         for run in runs
     ]
+    for run in runs:
+        if isinstance(run, TrainedRun) and run.num_steps != run.config.model.num_steps:
+            raise InputError(
+                f"runs has {run.workdir} at {run.num_steps} steps, which is the same training; "
+                "run.plot.depths() compares numbers of steps"
+            )
     if not workdirs:
         raise InputError("runs=[]: there is nothing to compare; give at least one workdir")
     for workdir in workdirs:
-        if not (workdir / CONFIG_FILE).exists():
+        if not (workdir / CONFIG_FILE).exists() or is_hugging_face(workdir):
             raise InputError(explain_no_run(workdir))
     return Comparison(list(dict.fromkeys(workdirs)))

@@ -15,6 +15,7 @@ from t5x_diffeq.analysis.weight_paths import make_weight_paths
 from t5x_diffeq.model.layers.array_types import Weights
 from t5x_diffeq.system.arguments import checked
 from t5x_diffeq.system.console import log
+from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.extras import need_package
 from t5x_diffeq.system.files import AnyPath, write_whole
 from t5x_diffeq.training.load import Run
@@ -82,6 +83,9 @@ class WeightsOverTime(dict):
         self.t, self._names = t, names
 
     def __missing__(self, name: object) -> NoReturn:
+        path = str(name).split("/")
+        if tuple(path) in flatten_dict(dict(self)):
+            raise KeyError(f"{name!r}: write W{''.join(f'[{each!r}]' for each in path)}")
         raise KeyError(f"{name!r}: there are {', '.join(self)}")
 
     @property
@@ -127,6 +131,15 @@ def _shorten(words: Sequence[str]) -> str:
     return ", ".join([*words[: _MOST - 2], "...", words[-1]])
 
 
+def check_reported(metrics: Mapping[str, Sequence]) -> None:
+    """Raises an InputError if none of the runs has reported a loss, by its name."""
+    if not any(metrics.values()):
+        raise InputError(
+            f"{', '.join(metrics)}: no loss has been reported yet; there is nothing in "
+            "metrics.jsonl of the workdir"
+        )
+
+
 def import_plots(asked: str, module: str) -> ModuleType:
     """A module of `analysis` that draws, which `asked` needs; InputError without matplotlib."""
     need_package("matplotlib", asked, "leave it out")
@@ -163,7 +176,9 @@ class Figures:
     def __call__(self) -> "Figure":
         """The training and validation losses over optimizer steps."""
         run_plots = import_plots("run.plot()", "run_plots")
-        return shown_in_notebooks(run_plots.losses_over_steps(self._metrics()))
+        metrics = self._metrics()
+        check_reported(metrics)
+        return shown_in_notebooks(run_plots.losses_over_steps(metrics))
 
     def weights(self) -> "Figure":
         """W(t) at the grid's nodes: the path of each kernel, its norm, and its direction."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from os import PathLike
-from typing import Any, Literal, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -74,6 +74,15 @@ class TrainedRun:
             f"a TrainedRun can't be pickled or copied; pass its workdir, {str(self.workdir)!r}, "
             "and call td.load there"
         )
+
+    if not TYPE_CHECKING:  # else each misspelt name would have a type
+
+        def __getattr__(self, name: str) -> NoReturn:
+            public = ", ".join(each for each in dir(self) if not each.startswith("_"))
+            raise AttributeError(
+                f"a TrainedRun has no attribute {name!r}; it has {public}; its parameters are "
+                "run.params, and its files are in workdir"
+            )
 
     def _repr_html_(self) -> str:
         rows = (

@@ -11,7 +11,7 @@ from configs.default import VARIANTS
 from t5x_diffeq import __version__
 from t5x_diffeq.checkpoints.workdir import check_config, read_config, save_config
 from t5x_diffeq.config.config import Config
-from t5x_diffeq.config.config_files import default_config
+from t5x_diffeq.config.config_files import default_config, load_config
 from t5x_diffeq.model.config import ModelConfig
 from t5x_diffeq.model.config_layers import attention_of, mlp_of
 from t5x_diffeq.model.language_model import LanguageModel
@@ -154,3 +154,26 @@ def test_what_is_wrong_in_a_workdirs_config_is_named(tmp_path, change, message):
     path.write_text(json.dumps({"t5x_diffeq": "9.1", **content}))
     with pytest.raises(InputError, match=message):
         read_config(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("config['model.num_steps'] = 3", "line 5: .* write config.model.num_steps = 3"),
+        ("config.model = dict(num_steps=3)", r"line 5: model is a section; .*update\(\{'num_st"),
+        ("sys.exit('usage')", r"own.py ends the process \(SystemExit: usage\); .* take out argpar"),
+    ],
+)
+def test_lines_that_a_config_file_can_not_have(line, message, tmp_path):
+    head = (
+        "import sys\nfrom configs import tiny\ndef get_config():\n    config = tiny.get_config()\n"
+    )
+    (tmp_path / "own.py").write_text(f"{head}    {line}\n    return config\n")
+    with pytest.raises(InputError, match=message):
+        load_config(tmp_path / "own.py")
+
+
+def test_a_runs_config_is_no_config_file(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(InputError, match=r"load\(WORKDIR\)\.config is the config of a run"):
+        load_config(tmp_path / "config.json")

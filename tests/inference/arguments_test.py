@@ -1,5 +1,6 @@
 """What the functions of the Python interface are given wrongly."""
 
+import copy
 import pickle
 import re
 import signal
@@ -146,6 +147,16 @@ def test_a_config_says_how_to_change_it(change, said):
             "field gives ShapeDtypeStruct(shape=(3,), dtype=float32), where dy/dt has the",
         ),
         (lambda: integrate(weights=None), "the weights None have no leaf"),
+        (lambda: td.load_config("configs/finetune.py:full"), "give it to `python -m t5x_diffeq.fi"),
+        (
+            lambda: td.train(td.Config(init_from="w"), "nowhere/new"),
+            "begins with another run's model (config.init_from); give it to `python -m t5x_diffeq",
+        ),
+        (
+            lambda: td.load_config("configs/tiny.py", {"train.seed": 1, "train": {"seed": 2}}),
+            "train.seed is given twice, as 1 and as 2",
+        ),
+        (lambda: td.load_config("w/config.json"), "w/config.json: there is no such file"),
         (lambda: integrate(y="one"), "y='one'; it must be a number, a list of numbers or an array"),
     ],
 )
@@ -153,6 +164,27 @@ def test_the_interface_checks_what_it_gets(call, said):
     with pytest.raises(InputError) as caught:
         call()
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("use", "said"),
+    [
+        (lambda c: c["train.total_steps"], "write config.train.total_steps, or config.flat()['tra"),
+        (lambda c: c.update({}), "no attribute 'update'; with_values({'train.total_steps': 100})"),
+        (lambda c: c.train.steps, "'train.steps' does not exist; did you mean train.total_steps?"),
+        (lambda c: c.lr, "'lr' does not exist; did you mean optimizer.learning_rate?"),
+        (lambda c: c.__setitem__("seed", 1), "with_values({'seed': 1}) returns one with the other"),
+    ],
+)
+def test_a_config_says_how_to_read_it(use, said):
+    with pytest.raises((AttributeError, TypeError), match=re.escape(said)):
+        use(td.Config())
+
+
+def test_a_config_is_copied_and_pickled():
+    config = td.Config()
+    assert copy.deepcopy(config) == pickle.loads(pickle.dumps(config)) == config
+    assert not hasattr(config, "items")
 
 
 def integrate(**other):
@@ -196,12 +228,42 @@ def test_a_run_can_not_be_pickled(run_on_lines):
         ),
         (lambda run: run.weights(np.ones((2, 1))), "t has the shape (2, 1); give a number or a"),
         (lambda run: run.weights(0.5)["nope"], "'nope': there are attention, "),
+        (lambda run: run.weights(0.5)["mlp/up/kernel"], "write W['mlp']['up']['kernel']"),
+        (lambda run: run.params, "no attribute 'params'; it has at_depth, config, "),
+        (lambda run: run.tokenizer.decode([72, 999]), "tokens has 999; the tokens of this vocabul"),
+        (lambda run: run.tokenizer.decode([-1]), "tokens has -1; the tokens of this vocabulary ar"),
+        (
+            lambda run: td.compare([run, run.at_depth(5)]),
+            "at 5 steps, which is the same training; run.plot.depths() compares numbers of steps",
+        ),
     ],
 )
 def test_a_run_checks_what_it_gets(call, said, run_on_lines):
-    with pytest.raises((InputError, KeyError)) as caught:
+    with pytest.raises((InputError, KeyError, AttributeError)) as caught:
         call(td.load(run_on_lines))
     assert said in str(caught.value.args[0])
+
+
+def read_config_of(folder):
+    from t5x_diffeq.checkpoints.workdir import read_config
+
+    return read_config(folder)
+
+
+def test_no_figure_of_losses_without_losses(run_on_lines, monkeypatch):
+    run = td.load(run_on_lines)
+    monkeypatch.setattr("t5x_diffeq.inference.trained_run.read_metrics", lambda workdir: [])
+    with pytest.raises(InputError, match=r"no loss has been reported yet; .* metrics\.jsonl"):
+        run.plot()
+
+
+@pytest.mark.parametrize("call", [lambda x: td.load(x), lambda x: td.compare([x]), read_config_of])
+def test_a_hugging_face_folder_is_no_run(call, tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(
+        InputError, match=rf"is a Hugging Face folder, .*convert --input={tmp_path} "
+    ):
+        call(tmp_path)
 
 
 def test_an_interrupt_is_raised_again_once_the_run_is_saved(tmp_path, monkeypatch):
