@@ -33,6 +33,8 @@ def make_block(config: ModelConfig) -> Block:
         return TransformerBlock(config, parent=None)
     block = make_plugin("model.block", config.block, Block, config=config, parent=None)
     for key, value in block.needs.items():
+        if not hasattr(config, key):
+            raise InputError(f"model.block={config.block} needs model.{key}, which is no key")
         if getattr(config, key) != value:
             raise InputError(
                 f"model.{key}={getattr(config, key)}: the block {config.block} needs "

@@ -185,7 +185,10 @@ def _prepare(
         check_continues(workdir)
     run_checks("train", config, new=new)
     hooks = [HookClass(cls, cls) for cls in verb_hooks]
-    hooks += [*load_hooks(config.train.hooks), HookClass(Saves, Saves)]
+    hooks += [
+        *load_hooks(config.train.hooks, [each.name for each in verb_hooks]),
+        HookClass(Saves, Saves),
+    ]
     setup = make_setup(config, expected_vocab_size(config))
     run_checks("train", config, setup)  # before the data, which may take hours to prepare
     for hook in hooks:

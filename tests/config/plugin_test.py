@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+from unittest import mock
 
 import pytest
 import warm_python
@@ -18,6 +19,7 @@ from t5x_diffeq.cli.train import train_to_end
 from t5x_diffeq.config import plugins
 from t5x_diffeq.config.config import Config, flatten
 from t5x_diffeq.data.named_source import load_source
+from t5x_diffeq.model.ode import solvers
 from t5x_diffeq.model.ode.solvers import find_scheme
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.training.tracking.jsonl import read_metrics
@@ -135,6 +137,25 @@ def test_the_packages_scheme():
         find_scheme(f"{PARTS}:reads_too_much")
     with pytest.raises(InputError, match=r"take the weights of one node, W\[i\], and not all of W"):
         find_scheme(f"{PARTS}:reads_all")
+
+
+@pytest.mark.parametrize(
+    ("facts", "message"),
+    [
+        ({"order": -1}, "has order=-1; it must be at least 1, or None"),
+        (
+            {"order": None, "remembers": "the last", "begin": lambda y, num_steps: (y, y)},
+            r"has its own `begin` and no `end`; give it end\(memory\)",
+        ),
+    ],
+)
+def test_facts_of_a_scheme_that_can_not_be(facts, message):
+    given = {"step": solvers.euler, "nodes": (1.0,), "order": 1, "evaluations": (1, 1), **facts}
+    with (
+        mock.patch.object(solvers, "make_plugin", lambda *_: solvers.Scheme(**given)),
+        pytest.raises(InputError, match=message),
+    ):
+        find_scheme("own:scheme")
 
 
 def test_the_packages_documents():

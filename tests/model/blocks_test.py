@@ -1,5 +1,7 @@
 """The further block: what it computes, and the methods that verbs ask of blocks."""
 
+from typing import ClassVar
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,7 +17,7 @@ from t5x_diffeq.model.block import Block
 from t5x_diffeq.model.flops import step_flops
 from t5x_diffeq.model.layers.array_types import Places
 from t5x_diffeq.model.plugin_checks import check_block
-from t5x_diffeq.model.sub_fields import has_method, make_block, need_methods
+from t5x_diffeq.model.sub_fields import declared_leaves, has_method, make_block, need_methods
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.training.objective import end_of_pass
 from t5x_diffeq.training.setup import make_setup
@@ -69,6 +71,35 @@ def test_a_faulty_block_is_refused_before_the_run(kind, message):
         check_block(small(block=name).config)
     check_block(small(block=f"{__name__}:BareBlock").config)
     check_block(small(block=PARALLEL).config)
+
+
+class WithDense(BareBlock):
+    """A layer of Flax, whose parameters have no roles."""
+
+    def setup(self):
+        self.dense = nn.Dense(self.config.embed_dim)
+
+    def f(self, y, places, deterministic=True):
+        return self.dense(y)
+
+
+class Needy(BareBlock):
+    """Needs a key that doesn't exist."""
+
+    needs: ClassVar = {"qk_nrm": "none"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("BareBlock", "has no parameters, so there is nothing to train"),
+        ("WithDense", "the parameter dense/.* is of the role None; .* such as Linear for nn.Dense"),
+        ("Needy", "model.block=.*Needy needs model.qk_nrm, which is no key"),
+    ],
+)
+def test_a_block_whose_weights_no_source_makes(kind, message):
+    with pytest.raises(InputError, match=message):
+        declared_leaves(small(block=f"{__name__}:{kind}").config)
 
 
 def test_a_run_checks_its_block():

@@ -55,7 +55,7 @@ def random_params(source, key=0):
 
 @pytest.mark.parametrize("block", [UndeclaredBlock(), TableBlock()])
 def test_a_leaf_of_unknown_role_is_an_error(block):
-    with pytest.raises(ValueError, match=r"has role .*; a weight source generates kernel, bias"):
+    with pytest.raises(InputError, match=r"is of the role .*; the roles are kernel, bias"):
         TimeDependentWeights(block, INPUTS, KEYS).init(jax.random.key(0), TIMES)
 
 

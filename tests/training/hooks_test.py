@@ -12,7 +12,7 @@ from t5x_diffeq.cli.train import train_to_end
 from t5x_diffeq.config.config import Config
 from t5x_diffeq.system.errors import InputError, RunError
 from t5x_diffeq.training.hooks import Hook, LoopPosition, Training
-from t5x_diffeq.training.hooks.hook_list import Hooks, _check_numbers, _named
+from t5x_diffeq.training.hooks.hook_list import Hooks, _check_numbers, _named, load_hooks
 
 
 class Calls(Hook):
@@ -156,6 +156,49 @@ class Nameless(Hook):
     """Has no name for messages."""
 
 
+class RunsAlone(Hook):
+    """Its `run` doesn't take the position."""
+
+    name = "runs_alone"
+
+    def run(self):
+        return {}
+
+
+class Train(Hook):
+    """Has the name under which the project reports a step."""
+
+    name = "train"
+
+    def run(self, position):
+        return {"train/loss": 0.0}
+
+
+class KeepsArrays(Train):
+    """Keeps what JSON can't hold."""
+
+    name = "keeps_arrays"
+
+    def to_save(self):
+        return {"mean": np.ones(2)}
+
+
+def test_what_a_hook_keeps_is_json():
+    training = mock.create_autospec(Training, instance=True)
+    hooks = Hooks(training, [KeepsArrays(training)])
+    with pytest.raises(RunError, match=r"the hook keeps_arrays: `to_save` returns .*; it must ret"):
+        hooks.states()
+
+
+def test_two_hooks_have_two_names():
+    with pytest.raises(InputError, match=r"its name 'idle_no_more' is another hook's"):
+        load_hooks([f"{__name__}:IdleNoMore", f"{__name__}:IdleNoMore(every=4)"])
+
+
+class IdleNoMore(Train):
+    name = "idle_no_more"
+
+
 class Idle(Hook):
     """Has none of a hook's methods."""
 
@@ -171,6 +214,9 @@ class Idle(Hook):
         ("Nameless", "the class has no name"),
         ("Idle", "the class does nothing; give it a `run"),
         ("Calls(evry=2)", "its arguments are invalid"),
+        ("Calls(every='2')", "every='2'; it must be a whole number"),
+        ("RunsAlone", r"its method must be run\(self, position\), and is run\(self\)"),
+        ("Train", "its name 'train' is another hook's, .* the names .* are taken"),
     ],
 )
 def test_a_hook_that_cannot_be_made_is_refused_before_the_run(small, tmp_path, hook, message):

@@ -168,6 +168,16 @@ def _load_scheme(name: str) -> Scheme:
             f"model.scheme={name} has remembers={scheme.remembers!r}; a scheme says what it "
             "remembers exactly if it has its own `begin`"
         )
+    if scheme.remembers and scheme.end is Scheme.end:
+        raise InputError(
+            f"model.scheme={name} has its own `begin` and no `end`; give it end(memory), which "
+            "returns the state in a memory"
+        )
+    if scheme.order is not None and scheme.order < 1:
+        raise InputError(
+            f"model.scheme={name} has order={scheme.order}; it must be at least 1, or None for a "
+            "step that is no solver's"
+        )
     if scheme.leaves is not None:  # a step can't be taken without them: see `scheme_checks`
         return scheme
     try:

@@ -19,6 +19,7 @@ from jaxtyping import Array, Float
 from t5x_diffeq.config.config import ModelKeys
 from t5x_diffeq.model.layers.array_types import Times, Weights
 from t5x_diffeq.model.layers.parameter import Parameter, flatten_parameters, is_parameter
+from t5x_diffeq.system.errors import InputError
 
 # The value of a generated weight whose function of time is zero, for each role that can be
 # generated.
@@ -96,20 +97,26 @@ def block_parameters(block: nn.Module, inputs: tuple) -> dict[LeafPath, Paramete
     """The block's parameters by path, with shapes in place of arrays; nothing is computed.
 
     Raises:
-      ValueError: if a leaf was not made by `declare` in a layer of the block, or no source
-        generates its role.
+      InputError: if there is no leaf, or one was not made by `declare` in a layer of the block, or
+        no source generates its role.
     """
     variables = jax.eval_shape(block.clone(parent=None, name=None).init, jax.random.key(0), *inputs)
-    leaves = flatten_parameters(variables["params"])
+    leaves = flatten_parameters(variables.get("params", {}))
+    if not leaves:
+        raise InputError(
+            "the block of model.block has no parameters, so there is nothing to train; let f or g "
+            "have a layer, such as t5x_diffeq.model.layers.linear.Linear"
+        )
     for path, leaf in leaves.items():
         role = leaf.role if is_parameter(leaf) else None
         if role not in OFFSET:
-            raise ValueError(
-                f"the block's parameter {'/'.join(path)} has role {role!r}; "
-                f"a weight source generates {', '.join(OFFSET)} (see layers.parameter.declare)"
+            raise InputError(
+                f"model.block: the parameter {'/'.join(path)} is of the role {role!r}; "
+                f"the roles are {', '.join(OFFSET)}: declare it by t5x_diffeq.model.layers."
+                "parameter.declare, or take the package's layers, such as Linear for nn.Dense"
             )
         if len(path) < 2:
-            raise ValueError(
+            raise InputError(
                 f"the block declares {path[0]!r} itself; a layer of the block must declare it"
             )
     return leaves

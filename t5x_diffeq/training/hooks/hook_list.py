@@ -1,6 +1,7 @@
 """The hooks of a run: their classes, and how the loop calls them."""
 
 import inspect
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
@@ -25,9 +26,9 @@ class HookClass(NamedTuple):
     make: Callable[[Training], Hook]  # the class, with the arguments that the config gives
 
 
-def load_hooks(names: Sequence[str]) -> list[HookClass]:
-    """The classes that `train.hooks` names."""
-    hooks = []
+def load_hooks(names: Sequence[str], taken: Sequence[str] = ()) -> list[HookClass]:
+    """The classes that `train.hooks` names; `taken` are the names of the run's other hooks."""
+    hooks: list[HookClass] = []
     for name in names:
         make = load_plugin("train.hooks", name)
         cls = getattr(make, "func", make)  # of a class with arguments
@@ -36,9 +37,19 @@ def load_hooks(names: Sequence[str]) -> list[HookClass]:
             raise InputError(f"{where} is not a class derived from t5x_diffeq.Hook")
         if not getattr(cls, "name", None):
             raise InputError(f"{where}: the class has no name; give it one")
+        used = [*taken, *(each.cls.name for each in hooks)]
+        if cls.name in used:
+            raise InputError(
+                f"{where}: its name {cls.name!r} is another hook's, and their numbers "
+                f"and states are kept by name; the names {', '.join(used)} are taken"
+            )
         own = {n for kind in cls.__mro__ if kind not in Hook.__mro__ for n in vars(kind)}
         if not any(callable(vars(Hook).get(name)) for name in own - {"__init__"}):
             raise InputError(f"{where}: the class does nothing; give it a `run(self, position)`")
+        _check_methods(cls, where)
+        every = getattr(make, "keywords", {}).get("every")
+        if every is not None and not isinstance(every, int):
+            raise InputError(f"{where}: every={every!r}; it must be a whole number")
         try:
             inspect.signature(make).bind(None)  # None stands for the Training
         except (TypeError, ValueError) as error:
@@ -48,6 +59,22 @@ def load_hooks(names: Sequence[str]) -> list[HookClass]:
             ) from error
         hooks.append(HookClass(cls, make))
     return hooks
+
+
+def _check_methods(cls: type[Hook], where: str) -> None:
+    """Raises an InputError if a method can't be called as `Hook`'s is."""
+    for name, method in vars(Hook).items():
+        own = getattr(cls, name)
+        if name.startswith("_") or not inspect.isfunction(method) or not inspect.isfunction(own):
+            continue
+        takes = inspect.signature(method).parameters
+        try:
+            inspect.signature(own).bind(*takes)
+        except TypeError as error:
+            raise InputError(
+                f"{where}: its method must be {name}({', '.join(takes)}), and is "
+                f"{name}{inspect.signature(own)}"
+            ) from error
 
 
 def _check_numbers(values: Any, name: str, others: Sequence[str]) -> None:
@@ -171,7 +198,16 @@ class Hooks:
         keeping = [hook for hook in self.hooks if type(hook).to_save is not Hook.to_save]
         if not keeping:
             return {}
-        by_process = gather("what hooks keep", {hook.name: hook.to_save() for hook in keeping})
+        kept = {hook.name: hook.to_save() for hook in keeping}
+        for name, value in kept.items():
+            try:
+                json.dumps(value)
+            except (TypeError, ValueError) as error:
+                raise RunError(
+                    f"the hook {name}: `to_save` returns {value!r:.60}; it must return what JSON "
+                    f"can hold ({error}), such as x.tolist() of an array"
+                ) from error
+        by_process = gather("what hooks keep", kept)
         return {hook.name: [each[hook.name] for each in by_process] for hook in keeping}
 
     def restore(self, states: Mapping[str, list]) -> None:
