@@ -210,3 +210,20 @@ def test_each_step_reports_the_rate_that_it_took(finished):
     schedule = learning_rate_schedule(config.optimizer, config.train.total_steps)
     rates = [line["train/learning_rate"] for line in read_metrics(workdir, "train/learning_rate")]
     np.testing.assert_allclose(rates, [schedule(step) for step in range(6)], rtol=1e-6)
+
+
+def whole_adam(config, declared) -> optax.GradientTransformation:
+    return optax.adam(1e-3)
+
+
+def directions(config, declared) -> optax.GradientTransformation:
+    return optax.scale_by_adam()
+
+
+def test_an_optimizer_that_goes_uphill_is_refused():
+    declared = declared_params(LanguageModel(SMALL))
+    make_optimizer(OptimizerKeys(name=f"{__name__}:directions"), declared)
+    with pytest.raises(
+        InputError, match="updates against the gradient, .* such as optax.scale_by_adam"
+    ):
+        make_optimizer(OptimizerKeys(name=f"{__name__}:whole_adam"), declared)

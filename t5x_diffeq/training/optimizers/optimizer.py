@@ -186,7 +186,33 @@ def _plugin(optimizer: OptimizerKeys, declared: dict, multipliers: dict) -> Dire
             f"optimizer.name={optimizer.name} returns a {type(transformation).__name__}; it must "
             "return an optax.GradientTransformation"
         )
-    return _with_documented_arguments(transformation), multipliers
+    with_arguments = _with_documented_arguments(transformation)
+    if _goes_uphill(with_arguments, declared):
+        raise InputError(
+            f"optimizer.name={optimizer.name} returns updates against the gradient, and the "
+            "learning rate and its minus sign are applied afterwards; return directions, such as "
+            "optax.scale_by_adam() in place of optax.adam(...)"
+        )
+    return with_arguments, multipliers
+
+
+def _goes_uphill(transformation: optax.GradientTransformationExtraArgs, declared: dict) -> bool:
+    """Whether the first direction points against a gradient, of parameters of the same ranks.
+
+    A transformation that can't be tried on small arrays is taken as it is.
+    """
+
+    def ones(leaf: Any) -> Array:
+        return jnp.ones([min(n, 2) for n in leaf.value.shape])
+
+    gradient = map_parameters(ones, declared)
+    try:
+        state = transformation.init(gradient)
+        norm = optax.global_norm(gradient)
+        updates, _ = transformation.update(gradient, state, gradient, norm=norm)
+        return bool(sum(u.sum() for u in jax.tree.leaves(updates)) < 0)
+    except Exception:  # another package's code may raise anything
+        return False
 
 
 def _with_documented_arguments(
