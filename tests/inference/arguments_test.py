@@ -146,6 +146,13 @@ def test_a_config_says_how_to_change_it(change, said):
             lambda: integrate(field=lambda t, y: jnp.ones(3)),
             "field gives ShapeDtypeStruct(shape=(3,), dtype=float32), where dy/dt has the",
         ),
+        (lambda: integrate(field=lambda y, t: y), "field takes (y, t); the weights come first"),
+        (lambda: integrate(field=lambda y: y), "field takes (y); it must take W and y"),
+        (lambda: integrate(weights=[1.0, 1.0]), "a list is a tree of leaves, so give an array"),
+        (
+            lambda: integrate(y=jnp.ones(2, jnp.bfloat16), field=lambda t, y: t * y),
+            "field gives float32, and y is bfloat16; give y and the weights one dtype",
+        ),
         (lambda: integrate(weights=None), "the weights None have no leaf"),
         (lambda: td.load_config("configs/finetune.py:full"), "give it to `python -m t5x_diffeq.fi"),
         (
@@ -190,6 +197,12 @@ def test_a_config_is_copied_and_pickled():
 def integrate(**other):
     given = {"field": lambda t, y: y, "weights": lambda t: t, "y": [1, 2]}
     return td.integrate(**{**given, **other}, num_steps=2)
+
+
+def test_a_scheme_itself_can_be_given():
+    euler = td.Scheme(lambda F, W, y, dt: y + dt * F(W[0], y), (1.0,), 1, (1, 1))
+    given = {"field": lambda t, y: t * y, "weights": lambda t: t, "y": 1.0, "num_steps": 2}
+    assert td.integrate(**given, scheme=euler) == td.integrate(**given, scheme="euler")
 
 
 def test_whole_numbers_are_a_state():

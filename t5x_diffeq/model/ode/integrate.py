@@ -4,6 +4,7 @@ What a scan carries is the scheme's memory, which is the state alone unless the 
 more. If its memory grows from step to step, the steps are unrolled.
 """
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array
 
 from t5x_diffeq.model.layers.array_types import Tree, Vector
-from t5x_diffeq.model.ode.solvers import Memory, SubField, VectorField, find_scheme, grid
+from t5x_diffeq.model.ode.solvers import Memory, Scheme, SubField, VectorField, find_scheme, grid
 from t5x_diffeq.system.arguments import checked
 from t5x_diffeq.system.errors import InputError
 
@@ -39,7 +40,7 @@ def integrate(
     y: Vector,
     args: Args = None,
     *,
-    scheme: str,
+    scheme: str | Scheme,
     num_steps: int,
     step_size: float,
     remat: str = "none",
@@ -93,7 +94,7 @@ def trajectory(
     y: Vector,
     args: Args = None,
     *,
-    scheme: str,
+    scheme: str | Scheme,
     num_steps: int,
     step_size: float,
 ) -> Vector:
@@ -150,7 +151,7 @@ def weights_by_step(weights: Tree, scheme: str, num_steps: int) -> list[Tree]:
 
 
 def step_function(
-    field: FieldOfKey, scheme: str, step_size: float, scope: str = "solver step"
+    field: FieldOfKey, scheme: str | Scheme, step_size: float, scope: str = "solver step"
 ) -> Step:
     """One step of the scheme, as a function of its memory and the step's slice of `step_inputs`.
 
@@ -191,7 +192,9 @@ def _recompute_in_turn(field: FieldOfKey) -> FieldOfKey:
     return in_turn
 
 
-def step_inputs(weights: Tree, scheme: str, num_steps: int, key: Array | None) -> StepInputs:
+def step_inputs(
+    weights: Tree, scheme: str | Scheme, num_steps: int, key: Array | None
+) -> StepInputs:
     """Each step's weights, leaves `[N, nodes per step, ...]`, and its dropout key."""
     nodes = len(find_scheme(scheme).nodes)
     by_step = jax.tree.map(lambda w: w.reshape(num_steps, nodes, *w.shape[1:]), weights)
@@ -322,7 +325,7 @@ def integrate_field(
     weights: Tree | Callable[[Array], Tree],
     y: float | Sequence[float] | np.ndarray | Array,
     *,
-    scheme: str = "euler",
+    scheme: str | Scheme = "euler",
     num_steps: int,
     keep: bool = False,
 ) -> Array:
@@ -333,7 +336,8 @@ def integrate_field(
       weights: W(t), as a function of the times at which the scheme reads it, `[nodes]`, or as its
         values there: a tree of arrays `[nodes, ...]` in the order of `grid(scheme, num_steps)`.
       y: the state at t = 0, an array of any shape.
-      scheme: a scheme's name, such as "rk4", or the importable name of one of another package.
+      scheme: a scheme's name, such as "rk4", the importable name of one of another package, or a
+        `Scheme`.
       num_steps: the number of solver steps.
       keep: whether to return the states at t = 0, 1/N, ..., 1, stacked, instead of the last one.
 
@@ -348,9 +352,11 @@ def integrate_field(
         )
     for leaf in jax.tree.leaves(stacked):
         if jnp.ndim(leaf) == 0 or len(leaf) != len(times):
+            hint = "; a list is a tree of leaves, so give an array" if type(stacked) is list else ""
+            named = scheme if isinstance(scheme, str) else "this scheme"
             raise InputError(
                 f"the weights have a leaf of shape {jnp.shape(leaf)}; {num_steps} steps of "
-                f"{scheme} read them at {len(times)} times, which must be its first axis"
+                f"{named} read them at {len(times)} times, which must be its first axis{hint}"
             )
     if not isinstance(field, VectorField):
         field = VectorField(field, lambda W, y: jnp.zeros_like(y))
@@ -359,11 +365,25 @@ def integrate_field(
     solve = trajectory if keep else integrate
     y = jnp.asarray(y) + 0.0  # whole numbers become floats
     for sub_field in field:
+        try:
+            takes = inspect.signature(sub_field)
+            takes.bind(None, None)
+        except ValueError:  # a built-in function has no signature
+            continue
+        except TypeError as error:
+            raise InputError(f"field takes {takes}; it must take W and y: {error}") from error
+        if next(iter(takes.parameters)) == "y":
+            raise InputError(f"field takes {takes}; the weights come first: field(W, y)")
+    for sub_field in field:
         given = jax.eval_shape(sub_field, jax.tree.map(lambda w: jnp.asarray(w)[0], stacked), y)
         shape = getattr(given, "shape", (0,) * (y.ndim + 1))
         ends = zip(reversed(shape), reversed(y.shape), strict=False)
         if len(shape) > y.ndim or any(own not in (1, size) for own, size in ends):
             raise InputError(f"field gives {given}, where dy/dt has the shape {y.shape} of y")
+        if jnp.result_type(given.dtype, y.dtype) != y.dtype:
+            raise InputError(
+                f"field gives {given.dtype}, and y is {y.dtype}; give y and the weights one dtype"
+            )
     return solve(
         lambda args: lambda key: field,
         stacked,

@@ -144,12 +144,16 @@ SCHEMES = {
 }
 
 
-def find_scheme(name: str) -> Scheme:
+def find_scheme(name: str | Scheme) -> Scheme:
     """The scheme of this name: one of `SCHEMES`, or of another package by importable name.
+
+    A scheme itself may stand for its name.
 
     Raises:
       InputError: if there is no such scheme, or the name stands for something else.
     """
+    if isinstance(name, Scheme):
+        return name
     if name in SCHEMES:
         return SCHEMES[name]
     if not is_plugin(name):
@@ -214,7 +218,7 @@ def count_evaluations(scheme: Scheme, W: Tree, y: Vector) -> tuple[int, int]:
 
 
 @checked
-def grid(scheme: str, num_steps: int) -> Float[np.ndarray, "N nodes_per_step"]:
+def grid(scheme: str | Scheme, num_steps: int) -> Float[np.ndarray, "N nodes_per_step"]:
     """The nodes: the times in [0, 1] at which each step reads its weights.
 
     Step n runs from n/N to (n+1)/N.
