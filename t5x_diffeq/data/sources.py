@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 _VALIDATION_EVERY = 20  # one in so many files of the standard library is for validation
 _VALIDATION_PART = 0.1  # the last fraction of text files is for validation
 STREAM = "stream"  # read while the model trains
+_OTHER_SPLITS = {"test", "valid", "validation", "val", "dev", "eval"}  # names of files
 _NOT_CORPUS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 
 
@@ -188,6 +189,12 @@ def find_text_files(key: str, path: str) -> list[Path]:
         if others and files:
             log(f"data.{key}={path}: read {len(files)} of {len(visible)} files; {others}")
         kinds = f"are no files ending in {', '.join(FILE_KINDS)}, plain or with .gz or .zst"
+        if parts := [x for x in files if x.name.partition(".")[0].lower() in _OTHER_SPLITS]:
+            name = parts[0].relative_to(root)
+            log(
+                f"warning: data.{key}={path} has {name}, which is read like its other files; name "
+                "the files to train on, and those of data.validation_path"
+            )
         from t5x_diffeq.data.manifest import MANIFEST  # which imports Grain
 
         if (root / MANIFEST).exists():

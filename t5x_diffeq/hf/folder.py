@@ -246,12 +246,16 @@ class TensorFiles:
         return sorted(self.files.keys() - self.used)
 
 
+_LFS = b"version https://git-lfs"  # how a file begins whose content was not downloaded
+
+
 def _open_tensors(path: Path) -> Any:
     from safetensors import SafetensorError, safe_open
 
     try:
-        with open_inside(path):
-            pass
+        with open_inside(path) as file:
+            if file.read(len(_LFS)) == _LFS:
+                raise InputError(f"{path} is a pointer of Git LFS; run git lfs pull in its folder")
         return safe_open(path, "numpy")
     except (SafetensorError, OSError) as error:
         raise InputError(f"{path} can't be read: {error}; restore it") from error

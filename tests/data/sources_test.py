@@ -149,6 +149,15 @@ def test_such_files_of_a_folder_are_skipped_and_counted(tmp_path):
     assert skipped == {"not UTF-8": 1, "with a NUL character": 1}
 
 
+def test_files_named_like_another_split_are_told(tmp_path, capsys):
+    (tmp_path / "train.txt").write_text("text " * 40)
+    source_of(tmp_path)
+    assert "warning" not in capsys.readouterr().err
+    (tmp_path / "test.txt").write_text("words " * 40)
+    source_of(tmp_path)
+    assert "has test.txt, which is read like its other files; name the" in capsys.readouterr().err
+
+
 def test_paths_that_lead_nowhere(tmp_path, small):
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match=r"there are no files ending in .txt, .md"):

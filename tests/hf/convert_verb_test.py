@@ -226,6 +226,9 @@ def test_flags_and_files_that_dont_fit(good_folder, tmp_path):
     weights.write_bytes(whole[:-100])  # a download that was cut off
     with pytest.raises(InputError, match=r"model.safetensors can't be read: .*; restore it"):
         call(convert, folder, new)
+    weights.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+    with pytest.raises(InputError, match=r"model.safetensors is a pointer of Git LFS; run git lfs"):
+        call(convert, folder, new)
     weights.unlink()
     with pytest.raises(InputError, match=r"holds neither model.safetensors"):
         call(convert, folder, new)
