@@ -224,6 +224,6 @@ def test_an_optimizer_that_goes_uphill_is_refused():
     declared = declared_params(LanguageModel(SMALL))
     make_optimizer(OptimizerKeys(name=f"{__name__}:directions"), declared)
     with pytest.raises(
-        InputError, match="updates against the gradient, .* such as optax.scale_by_adam"
+        InputError, match=r"updates against the gradient, .* such as optax\.scale_by_adam"
     ):
         make_optimizer(OptimizerKeys(name=f"{__name__}:whole_adam"), declared)
