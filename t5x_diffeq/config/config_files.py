@@ -63,7 +63,7 @@ class _Keys(ConfigDict):
     def __setitem__(self, name: str, value: object) -> None:
         if "." in name:
             raise TypeError(f"{name!r} is no item; write config.{name} = {value!r:.60}")
-        if not self._section and name in SECTIONS and not isinstance(value, ConfigDict):
+        if name in SECTIONS and isinstance(value, dict):  # `mesh` has a key `data`: a number
             raise TypeError(
                 f"{name} is a section; set its keys: config.{name}.update({value!r:.60})"
             )
