@@ -150,9 +150,8 @@ def read_config_file(file: str) -> ConfigDict:
     path = config_file(ours[1]) if ours else Path(os.path.expanduser(name))
     try:
         if not path.is_file():
-            wrong = f"{name} is a folder" if name else "--config is empty"
-            known = f"{wrong}; name a config file" if path.is_dir() else _explain_missing(name)
-            raise InputError(known)
+            explain = _explain_folder if path.is_dir() else _explain_missing
+            raise InputError(explain(name))
     except OSError as error:  # such as a name that is too long
         raise InputError(f"{file[:60]}...: {error.strerror}; name a config file") from error
     if path.suffix != ".py":
@@ -197,6 +196,15 @@ def _check_parameters(get_config: Callable, given: list[str], file: str) -> None
     except TypeError as error:
         hint = "let it have one parameter, the variant, with a default: get_config(variant='ode')"
         raise InputError(f"{file}: get_config(): {error}; {hint}") from error
+
+
+def _explain_folder(name: str) -> str:
+    """One line for a folder in place of a config file."""
+    if not name:
+        return "--config is empty; name a config file"
+    is_run = (Path(os.path.expanduser(name)) / "config.json").exists()
+    of_run = "; load(WORKDIR).config is the config of a run" if is_run else ""
+    return f"{name} is a folder; name a config file{of_run}"
 
 
 def _explain_missing(file: str) -> str:

@@ -25,6 +25,9 @@ def explain_unknown_flag(name: str, verb_flags: flags.FlagValues) -> str:
         meant = ["--workdir", "--output"]  # a verb has one of these folders, or both
     if name == "config" and "workdir" in verb_flags:
         return "--config is not a flag of this verb, which takes the run's config; leave it out"
+    if name.startswith("no_") and name[3:] in verb_flags and verb_flags[name[3:]].boolean:
+        switch = f"--{name[3:]}"
+        return f"--{name} is not a flag of this verb; leave {switch} out, or write {switch}=false"
     near = [x for x in meant if x[:2] != "--" or x[2:].partition(".")[0] in verb_flags]
     near = near or [f"--{each}" for each in nearest(name.rpartition(".")[2], verb_flags)]
     keys_too = ", and --help=keys for the keys of a config" if has_config else ""
@@ -35,7 +38,8 @@ def explain_unknown_flag(name: str, verb_flags: flags.FlagValues) -> str:
 def nearest(name: str, names: Iterable[str]) -> list[str]:
     """The names that begin with `name`, which may be cut short, or else the most similar one."""
     names = list(names)
-    return [each for each in names if each.startswith(name)] or get_close_matches(name, names, n=1)
+    begun = [each for each in names if each.startswith(name) and len(name) > 1]
+    return begun or get_close_matches(name, names, n=1)
 
 
 def explain_argument(argument: str, verb_flags: flags.FlagValues) -> str:
@@ -47,6 +51,8 @@ def explain_argument(argument: str, verb_flags: flags.FlagValues) -> str:
     )
     if argument.startswith("--"):
         return f"argument {argument!r} comes after -- alone, which ends the flags; leave the -- out"
+    if argument.lstrip().startswith("--"):
+        return f"argument {argument!r} begins with a space; take it out (a \\ ends a line only)"
     if bare != argument:  # a dash of another kind, such as a word processor makes of two
         return f"argument {argument!r} begins with another kind of dash; write --{bare}"
     if name != argument and (name in verb_flags or name.startswith("config.")):
@@ -54,12 +60,15 @@ def explain_argument(argument: str, verb_flags: flags.FlagValues) -> str:
     elif re.search(r"\.py(:\w*)?$", argument) and "config" in verb_flags:
         hint = f"did you mean --config={argument}?"
     elif ("/" in argument or isdir(argument)) and "workdir" in verb_flags:
-        hint = f"did you mean --workdir={argument}?"
+        flag = "input" if "input" in verb_flags and verb_flags["workdir"].present else "workdir"
+        hint = f"did you mean --{flag}={argument}?"
+    elif "grid" in verb_flags:
+        hint = "values are separated by commas, without spaces: --grid=KEY=V1,V2"
     elif "what" in verb_flags:
         hint = "the analysis is one word and comes first, and a text is put in --prompt='TEXT'"
     elif "prompt" in verb_flags:
         hint = "flags are --name=value, and a text with spaces is put in quotes: --prompt='TEXT'"
-    elif "experiment" in verb_flags:
+    elif "experiment" in verb_flags and not verb_flags["experiment"].present:
         hint = f"did you mean --experiment={argument}?"
     return f"argument {argument!r} is not understood; {hint}"
 
@@ -98,6 +107,8 @@ def check_arguments(argv: list[str], verb_flags: flags.FlagValues) -> None:
                     f"--config.{key[1]} changes a config, and none is given before it; give "
                     "--config=configs/tiny.py, or another file, first"
                 )
+        elif re.match(r"--?config\.[\w.]+\s+=", argument):
+            raise InputError(f"{argument} has a space before the =; take it out")
         elif re.match(r"--?config[.\[]", argument):
             raise InputError(f"{argument} is no key; write it as --config.model.num_steps=VALUE")
 

@@ -56,9 +56,14 @@ def load_plugin(key: str, name: str) -> Any:
     try:
         module = importlib.import_module(module_name)
     except Exception as error:  # a module may raise anything while it is imported
+        way_out = "correct it"
+        if isinstance(error, ModuleNotFoundError):
+            way_out = "install its package, or add its folder to PYTHONPATH"
+        if module_name.endswith(".py"):
+            way_out = f"a module is named without .py, as in {module_name[:-3]}:{attribute}"
         raise InputError(
             f"{key}={name}: {module_name} can't be imported ({type(error).__name__}: {error}); "
-            "install its package, or add its folder to PYTHONPATH"
+            f"{way_out}"
         ) from error
     if not hasattr(module, attribute):
         public = ", ".join(sorted(each for each in vars(module) if not each.startswith("_")))

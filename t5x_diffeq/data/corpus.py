@@ -104,10 +104,7 @@ def prepare_corpus(
       InputError: if the data is invalid, or isn't what the workdir was started with.
       RunError: if the workdir can't be written to.
     """
-    origins = [
-        _shard_folder(part) if part.source == "tokens" else load_source(part)
-        for part in part_configs(data)
-    ]
+    origins = [_origin_of(part, data) for part in part_configs(data)]
     if new:
         _make_corpus(data, origins, workdir, vocab_size, tuned)
     else:
@@ -117,6 +114,16 @@ def prepare_corpus(
     if data.loss_on == "completion":
         log(f"chat template: {chat.origin if chat.template is not None else 'none'}")
     return corpus
+
+
+def _origin_of(part: DataKeys, data: DataKeys) -> Source | AnyPath:
+    """The shards of a part, or its documents; an InputError names the mixture that it is of."""
+    try:
+        return _shard_folder(part) if part.source == "tokens" else load_source(part)
+    except InputError as error:
+        if part is data:
+            raise
+        raise InputError(f"data.mixture: {error}") from error
 
 
 def _check_same(data: DataKeys, origins: list[Source | AnyPath], workdir: AnyPath) -> None:

@@ -66,7 +66,10 @@ def part_configs(data: DataKeys) -> list[DataKeys]:
             raise InputError(
                 f"data.mixture has {entry!r}; give the parts of that mixture themselves"
             )
-    return [replace(data, source=source, path=path) for _, source, path in data.mixture]
+    try:
+        return [replace(data, source=source, path=path) for _, source, path in data.mixture]
+    except InputError as error:
+        raise InputError(f"data.mixture: {error}") from error
 
 
 def _is_part(entry: object) -> bool:
@@ -110,8 +113,8 @@ def _from_function(data: DataKeys) -> Source:
         ):
             raise InputError(
                 f"data.source={data.source} returns a {type(source).__name__}; it must return a "
-                "t5x_diffeq.data.sources.Source, or two nonempty sequences of texts, for training "
-                "and for validation"
+                "t5x_diffeq.data.sources.Source, or two nonempty sequences of texts, such as "
+                "lists, for training and for validation"
             )
         kinds = {type(text) for split in source for text in split}
         if kinds != {str}:

@@ -67,9 +67,10 @@ def _make_tokenizer(data: DataKeys, documents: Documents) -> Tokenizer:
         return tokenizer
     path = parse_path(data.tokenizer, "data.tokenizer")
     if not path.is_file():
+        missing = ", and there is no such file" if "/" in data.tokenizer else ""
         raise InputError(
-            f"data.tokenizer is {data.tokenizer!r}; it can be sentencepiece (trained on the data), "
-            "bytes, or the path of a sentencepiece model or a tokenizer.json"
+            f"data.tokenizer is {data.tokenizer!r}{missing}; it can be sentencepiece (trained on "
+            "the data), bytes, or the path of a sentencepiece model or a tokenizer.json"
         )
     return read_tokenizer(path, data.end_of_text)
 

@@ -210,6 +210,8 @@ def find_text_files(key: str, path: str) -> list[Path]:
             log(f"data.{key}={path}: {len(folders)} folder(s) left out, such as {folders[0]}")
         elif folders:
             kinds += f", but {len(folders)} folder(s); {path.rstrip('/')}/**/* reads their files"
+        elif path != path.strip():
+            kinds += "; it begins or ends with a space"
         elif re.search(r"[,{\s]", path):
             kinds += "; several files are a folder, or a glob with * or ?"
         if re.fullmatch(r"[\w.-]+/[\w.-]+", path):

@@ -227,7 +227,10 @@ def describe_foreign(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [each for each in frames if not each.filename.startswith((ours, "<", *libraries))]
     at = f" ({theirs[-1].filename}, line {theirs[-1].lineno})" if theirs else ""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}{at}"
+    text = " ".join(str(error).split())
+    if isinstance(error, NotImplementedError) and not text and frames:
+        text = f"it has no {frames[-1].name} of its own"
+    return f"{type(error).__name__}: {text}{at}"
 
 
 def platform_error(error: BaseException) -> InputError | None:

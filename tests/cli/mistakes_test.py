@@ -157,6 +157,10 @@ def said(capsys, monkeypatch, tmp_path):
         (f"evaluate --workdir=w {TINY}", "which takes the run's config; leave it out"),
         ("analyze all spectra --workdir=w", "the analysis is one word and comes first"),
         (f"train {TINY} --config.data.streaming=True", "did you mean data.source?"),
+        (f"train {TINY} --workdir=w --no_dry_run", "leave --dry_run out, or write --dry_run=false"),
+        ("convert --workdir=w models/llama", "did you mean --input=models/llama?"),
+        (f"sweep {TINY} --output=o --grid=seed=2 4", "separated by commas, without spaces"),
+        ("reproduce --experiment=figure5 out", "'out' is not understood; flags are --name=value"),
         (f"train {TINY} --config.train.depths=(2,4", "a tuple; Python writes a tuple as (A,) or"),
         (f"train {TINY} --config.train.trackers=none", "tensorboard, wandb; () has no entries"),
         ("--workdir=w train", "comes before its flags; write python -m t5x_diffeq train --workdir"),
@@ -216,6 +220,18 @@ def test_names_in_other_projects_are_known():
             keys[name].update(own)
     for name, own in keys.items():
         assert {each.removeprefix("--") for each in keys_meant(name)} & own, (name, own)
+
+
+@pytest.mark.parametrize(
+    ("argument", "named"),
+    [
+        ("--config.seed = 3", "--config.seed = 3 has a space before the =; take it out"),
+        (" --dry_run", "argument ' --dry_run' begins with a space; take it out"),
+        ("-n", "error: --n is not a flag of this verb; see --help"),
+    ],
+)
+def test_a_mistake_of_quoting_is_named(argument, named, said):
+    assert named in said(["train", TINY, "--workdir=w", argument])
 
 
 @pytest.mark.parametrize(

@@ -255,7 +255,8 @@ def test_a_mixture_of_shards_and_documents(data, shards_folder, tmp_path):
     text.write_text("changed")
     with pytest.raises(InputError, match=r"started on .*notes.txt"):
         corpus_of(mixed, tmp_path / "run", new=False)
-    for wrong in (((0, "stdlib", None),), ((1, "mixture", "a"),), ("stdlib",), ()):
+    invalid = ((0, "stdlib", None),), ((1, "mixture", "a"),), ("stdlib",), ()
+    for wrong in (*invalid, ((1, "text_files", "nowhere"),), ((1, "textfiles", "a"),)):
         mixed.mixture = wrong
         with pytest.raises(InputError, match=r"data.mixture"):
             corpus_of(mixed, tmp_path / "wrong", new=True)

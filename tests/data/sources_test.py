@@ -164,6 +164,8 @@ def test_paths_that_lead_nowhere(tmp_path, small):
         find_text_files("path", str(tmp_path / "empty"))
     with pytest.raises(InputError, match="there is no file or folder of that name"):
         find_text_files("path", str(tmp_path / "absent.txt"))
+    with pytest.raises(InputError, match="it begins or ends with a space; check the path"):
+        find_text_files("path", "text.txt ")
     small.data.path = None
     with pytest.raises(InputError, match=r"data.path is not set"):
         load_source(Config.of(small).data)

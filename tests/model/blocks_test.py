@@ -187,6 +187,7 @@ def test_a_block_without_a_method_is_refused_by_name():
 @pytest.mark.parametrize(
     ("block", "message"),
     [
+        ("nowhere.py:Block", "a module is named without .py, as in nowhere:Block"),
         ("nowhere:Block", "nowhere can't be imported .*No module named 'nowhere'.* PYTHONPATH"),
         ("t5x_diffeq.model.parallel_block:Block9", "has no Block9; it has .*ParallelBlock"),
         ("t5x_diffeq.model.config:ModelConfig", "is no subclass of .*Block; derive it"),
