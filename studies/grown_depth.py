@@ -8,7 +8,8 @@ model that is not grown. There are two grown stacks of 12 layers as controls. Of
 model of one step reads only the last (`examples.depth.nested_layers`), so the others are untrained
 when depth grows. Copied layers begin as copies of the one layer that was trained
 (`examples.depth.copied_layers`). If W(t) is not ahead of both, its lead over GPT comes from
-growing.
+growing. And GPTs of 4, 2 and 1 layers take the FLOPs of twelve layers for more optimizer steps: if
+one of them is ahead, depth was not worth growing.
 """
 
 from studies.study import Model, Models, run_study, sweeps_at_two_scales
@@ -16,6 +17,9 @@ from t5x_diffeq.experiments.experiment import Keys
 
 _N, _UNTIL = 12, 0.7
 _TIMES = 1 / (_UNTIL / _N + (1 - _UNTIL))  # the optimizer steps that a grown model may take
+# The optimizer steps of a GPT with fewer layers, over those of 12 layers with the same FLOPs. At
+# width 32 the head takes as many as 0.67 layers.
+_SHALLOW = {4: 2.7, 2: 4.7, 1: 7.5}
 _EVERY: Keys = {
     "optimizer.schedule": "wsd",
     "optimizer.role_multipliers": (),  # e(t) stays as it was initialised
@@ -33,6 +37,10 @@ _MODELS: Models = {
     "copied layers, grown": Model("euler", {**_COPIED, **_GROWN}, _TIMES),
     "GPT": Model("baseline"),
     "GPT, Euler's scheme": Model("euler"),
+    **{
+        f"GPT, Euler's scheme, N = {layers}": Model("euler", {"model.num_steps": layers}, times)
+        for layers, times in _SHALLOW.items()
+    },
 }
 LAPTOP, PAPER = sweeps_at_two_scales(lambda width: _MODELS, _EVERY)
 
