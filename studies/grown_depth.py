@@ -9,7 +9,8 @@ model of one step reads only the last (`examples.depth.nested_layers`), so the o
 when depth grows. Copied layers begin as copies of the one layer that was trained
 (`examples.depth.copied_layers`). If W(t) is not ahead of both, its lead over GPT comes from
 growing. And GPTs of 4, 2 and 1 layers take the FLOPs of twelve layers for more optimizer steps: if
-one of them is ahead, depth was not worth growing.
+one of them is ahead, twelve layers are too many for this budget. So W(t) and copied layers grow to
+four steps, too.
 """
 
 from studies.study import Model, Models, run_study, sweeps_at_two_scales
@@ -26,15 +27,24 @@ _EVERY: Keys = {
     "model.num_steps": _N,
 }
 _GROWN: Keys = {"train.depths": (1,), "train.depths_until": _UNTIL}
-_COPIED: Keys = {"model.weights": f"examples.depth.copied_layers:CopiedLayers(layers={_N})"}
+_TO_4: Keys = {**_GROWN, "model.num_steps": 4}
+_TIMES_TO_4 = 4.9  # likewise, with 0.67 layers for the head
 _NESTED: Keys = {"model.weights": f"examples.depth.nested_layers:NestedLayers(layers={_N})"}
+
+
+def _copied(layers: int) -> Keys:
+    return {"model.weights": f"examples.depth.copied_layers:CopiedLayers(layers={layers})"}
+
+
 _MODELS: Models = {
     "ode, grown": Model("ode", _GROWN, _TIMES),
     # W0 and N matrices P, as many kernels as copied layers have
     "ode, as many parameters, grown": Model("ode", {**_GROWN, "model.time_embed_dim": _N}, _TIMES),
     "smooth, grown": Model("smooth", _GROWN, _TIMES),
     "nested layers, grown": Model("euler", {**_NESTED, **_GROWN}, _TIMES),
-    "copied layers, grown": Model("euler", {**_COPIED, **_GROWN}, _TIMES),
+    "copied layers, grown": Model("euler", {**_copied(_N), **_GROWN}, _TIMES),
+    "ode, grown to N = 4": Model("ode", _TO_4, _TIMES_TO_4),
+    "copied layers, grown to N = 4": Model("euler", {**_copied(4), **_TO_4}, _TIMES_TO_4),
     "GPT": Model("baseline"),
     "GPT, Euler's scheme": Model("euler"),
     **{
