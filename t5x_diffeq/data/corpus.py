@@ -363,8 +363,8 @@ def explain_no_run(workdir: AnyPath) -> str:
 def is_hugging_face(folder: AnyPath) -> bool:
     """Whether the `config.json` of a folder is that of a model of transformers."""
     try:
-        return "model_type" in json.loads((folder / _CONFIG_FILE).read_bytes())
-    except (OSError, ValueError, TypeError, RecursionError):
+        return "model_type" in files.read_json_object(folder / _CONFIG_FILE)
+    except (OSError, ValueError, InputError):
         return False
 
 

@@ -230,11 +230,12 @@ def _first_of_two(field, W, memory, dt):
         ({"leaves": _leaf, "step": lambda *_: 1 / 0}, "depth_examples_test.py, line "),
         (
             {"keys": _NARROW, "step": _widening, "remembers": "y", "begin": lambda y, _: y}
-            | {"grows": True},
+            | {"grows": True, "end": lambda y: y},
             "returns float32[1, 3, 4] for a state bfloat16[1, 3, 4]",
         ),
         (
-            {"remembers": "both", "begin": lambda y, N: (y, y), "step": _first_of_two},
+            {"remembers": "both", "begin": lambda y, N: (y, y), "step": _first_of_two}
+            | {"end": lambda memory: memory[0]},
             "takes (float32[1, 3, 4], float32[1, 3, 4]) in a step and returns float32[1, 3, 4]; "
             "return what it takes, or say grows=True",
         ),
