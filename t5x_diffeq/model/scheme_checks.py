@@ -54,6 +54,8 @@ def check_scheme(config: ModelConfig) -> None:
             f"says that a step evaluates f and g {scheme.evaluations} times, and it does so "
             f"{counted} times; correct its evaluations",
         )
+    if not isinstance(returned, jax.ShapeDtypeStruct):
+        raise _refused(config, "ends with a memory; give it end(memory), which returns its state")
     if (returned.shape, returned.dtype) != (state.shape, state.dtype):
         raise _refused(
             config,

@@ -143,10 +143,6 @@ def test_the_packages_scheme():
     ("facts", "message"),
     [
         ({"order": -1}, "has order=-1; it must be at least 1, or None"),
-        (
-            {"order": None, "remembers": "the last", "begin": lambda y, num_steps: (y, y)},
-            r"has its own `begin` and no `end`; give it end\(memory\)",
-        ),
     ],
 )
 def test_facts_of_a_scheme_that_can_not_be(facts, message):

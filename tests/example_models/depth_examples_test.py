@@ -218,6 +218,10 @@ def _first_of_two(field, W, memory, dt):
     return memory[0] + dt * field(W[0], memory[0])
 
 
+def _both(field, W, memory, dt):
+    return _first_of_two(field, W, memory, dt), memory[0]
+
+
 @pytest.mark.parametrize(
     ("facts", "message"),
     [
@@ -230,14 +234,17 @@ def _first_of_two(field, W, memory, dt):
         ({"leaves": _leaf, "step": lambda *_: 1 / 0}, "depth_examples_test.py, line "),
         (
             {"keys": _NARROW, "step": _widening, "remembers": "y", "begin": lambda y, _: y}
-            | {"grows": True, "end": lambda y: y},
+            | {"grows": True},
             "returns float32[1, 3, 4] for a state bfloat16[1, 3, 4]",
         ),
         (
-            {"remembers": "both", "begin": lambda y, N: (y, y), "step": _first_of_two}
-            | {"end": lambda memory: memory[0]},
+            {"remembers": "both", "begin": lambda y, N: (y, y), "step": _first_of_two},
             "takes (float32[1, 3, 4], float32[1, 3, 4]) in a step and returns float32[1, 3, 4]; "
             "return what it takes, or say grows=True",
+        ),
+        (
+            {"remembers": "both", "begin": lambda y, N: (y, y), "step": _both},
+            "ends with a memory; give it end(memory), which returns its state",
         ),
     ],
 )

@@ -172,11 +172,6 @@ def _load_scheme(name: str) -> Scheme:
             f"model.scheme={name} has remembers={scheme.remembers!r}; a scheme says what it "
             "remembers exactly if it has its own `begin`"
         )
-    if scheme.remembers and scheme.end is Scheme.end:
-        raise InputError(
-            f"model.scheme={name} has its own `begin` and no `end`; give it end(memory), which "
-            "returns the state in a memory"
-        )
     if scheme.order is not None and scheme.order < 1:
         raise InputError(
             f"model.scheme={name} has order={scheme.order}; it must be at least 1, or None for a "
