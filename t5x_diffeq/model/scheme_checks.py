@@ -40,6 +40,10 @@ def check_scheme(config: ModelConfig) -> None:
         y = jax.random.normal(jax.random.key(1), (1, _LENGTH, _WIDTH))
         counted = solvers.count_evaluations(scheme, W, y)
         _check_memory(small, scheme)
+        if not hasattr(jax.eval_shape(lambda y: scheme.end(scheme.begin(y, N)), y), "shape"):
+            raise _refused(
+                config, "ends with a memory; give it end(memory), which returns its state"
+            )
         solve = partial(_integrate, small, config.scheme)
         end, pull_back = jax.vjp(solve, W, y)
         state = jax.ShapeDtypeStruct(y.shape, jnp.dtype(config.state_dtype))
@@ -54,8 +58,6 @@ def check_scheme(config: ModelConfig) -> None:
             f"says that a step evaluates f and g {scheme.evaluations} times, and it does so "
             f"{counted} times; correct its evaluations",
         )
-    if not isinstance(returned, jax.ShapeDtypeStruct):
-        raise _refused(config, "ends with a memory; give it end(memory), which returns its state")
     if (returned.shape, returned.dtype) != (state.shape, state.dtype):
         raise _refused(
             config,
