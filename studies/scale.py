@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 from t5x_diffeq.cli import command_line, flag_values
 from t5x_diffeq.cli.verb_flags import VerbFlags
-from t5x_diffeq.hf.folder import local_path
+from t5x_diffeq.hf.folder import check_new_folder, local_path
 from t5x_diffeq.system.errors import InputError, RunError
 
 FLAGS = VerbFlags("studies.scale")
@@ -181,6 +181,7 @@ def main() -> None:
     output = local_path(flag_values.parse_folder(_OUTPUT, "scale"), "output")
     if _WHAT.value not in WHAT:
         raise InputError(f"--what={_WHAT.value} must be {', '.join(WHAT)}")
+    check_new_folder(output, "output")  # since what is in it is deleted between measurements
     output.mkdir(parents=True, exist_ok=True)
     for n, row in enumerate(WHAT[_WHAT.value](output)):
         print(f"| {' | '.join(row)} |", flush=True)

@@ -80,8 +80,8 @@ class TrainedRun:
         def __getattr__(self, name: str) -> NoReturn:
             public = ", ".join(each for each in dir(self) if not each.startswith("_"))
             raise AttributeError(
-                f"a TrainedRun has no attribute {name!r}; it has {public}; its parameters are "
-                "run.params, and its files are in workdir"
+                f"a TrainedRun has no attribute {name!r}; it has {public}; .run.params are its "
+                "parameters, and its files are in .workdir"
             )
 
     def _repr_html_(self) -> str:

@@ -22,3 +22,7 @@ def test_a_text_can_be_cut_anywhere():
 def test_what_can_be_measured(tmp_path):
     with pytest.raises(InputError, match="--what=time must be steps, bytes, files, outcomes"):
         call(scale, f"--output={tmp_path}", "--what=time")
+    (tmp_path / "mine.txt").write_text("kept")
+    with pytest.raises(InputError, match="--output"):
+        call(scale, f"--output={tmp_path}", "--what=files")
+    assert (tmp_path / "mine.txt").read_text() == "kept"
