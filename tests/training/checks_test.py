@@ -69,7 +69,10 @@ def test_a_row_concerns_its_verbs(row, case, monkeypatch):
         ({"train.keep_every": 250}, ""),
         ({"train.keep_every": 7}, "keep_every=7 keeps none"),
         ({"train.keep_every": 5000}, ""),  # a try of a longer run's config
-        ({"train.keep_every": 7, "train.total_steps": 140}, ""),  # the last step is saved
+        (  # the last step is saved
+            {"train.keep_every": 7, "train.checkpoint_every": 30, "train.total_steps": 140},
+            "",
+        ),
         ({"train.depths": (3, 4), "train.depths_until": 0.5}, ""),
         ({"train.depths": (3, 24)}, ""),
         ({**FILES, "data.train_split": "train[:9%]"}, "data.source=text_files has no splits"),
