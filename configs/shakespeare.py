@@ -6,9 +6,8 @@
 The text, the benchmark's 1.1 MB file, is not part of the project. The first 90% are for training,
 the rest for validation. The well-known validation loss of the per-layer baseline is
 1.88 nats per character, at learning rate 1e-3. Here each variant has the best of several learning
-rates. ODE and baseline also have the best of several decays (docs/lab/settings.md), and the ODE has
-the best of several T. With T = 48 it takes 0.65 of the time, and its loss is 0.007 higher
-(docs/lab/budgets.md).
+rates (docs/lab/settings.md), and the ODE has the best of several T. With T = 48 it takes 0.65 of
+the time, and its loss is 0.007 higher (docs/lab/budgets.md). Weight decay is 0.1 for all.
 
 Variants: `:ode` (default), `:compact`, `:smooth`, `:baseline`, `:shared`.
 """
@@ -38,7 +37,7 @@ def get_config(variant: str = "ode") -> ConfigDict:
     config.train.checkpoint_every = 500
     config.optimizer.learning_rate = 4e-3
     config.optimizer.beta2 = 0.99
-    config.optimizer.weight_decay = 0.5 if variant in default.ODES else 0.1
+    config.optimizer.weight_decay = 0.1
     config.optimizer.warmup_fraction = 0.05
     config.optimizer.end_lr_fraction = 0.1
     return default.set_variant(config, variant)

@@ -33,6 +33,6 @@ def get_config(variant: str = "ode") -> ConfigDict:
     config.train.checkpoint_every = 50
     config.optimizer.learning_rate = 2e-3 if variant == "baseline" else 4e-3
     config.optimizer.beta2 = 0.99
-    config.optimizer.weight_decay = 0.5 if variant in default.ODES else 0.1
+    config.optimizer.weight_decay = 0.1
     config.optimizer.warmup_fraction = 0.05
     return default.set_variant(config, variant)
