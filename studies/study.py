@@ -37,8 +37,23 @@ def run_study(name: str, doc: str, laptop: Experiment, paper: Experiment) -> Non
     command_line.run(lambda: carry_out_at_scale(name, scales.__getitem__, flags), doc, flags)
 
 
+class Scale(NamedTuple):
+    """The widths at which models train, and their optimizer steps, over those of the ladder."""
+
+    widths: tuple[int, ...]
+    length: float
+
+
+_LAPTOP = Scale((32, 48), 0.5)  # as in `studies.structures`
+_PAPER = Scale((48, 64), 1.0)
+
+
 def sweeps_at_two_scales(
-    models: Callable[[int], Models], every: Keys | None = None, seeds: int = 3
+    models: Callable[[int], Models],
+    every: Keys | None = None,
+    seeds: int = 3,
+    laptop: Scale = _LAPTOP,
+    paper: Scale = _PAPER,
 ) -> tuple[Sweep, Sweep]:
     """The same sweep of Muon's learning rate for each of the models, on configs/ladder.py.
 
@@ -46,10 +61,8 @@ def sweeps_at_two_scales(
       models: the models of a width.
       every: the keys that all models set, which a model's own may replace.
       seeds: the number of seeds.
-
-    Returns:
-      A sweep for a laptop, of widths 32 and 48 with half of the ladder's optimizer steps, as in
-      `studies.structures`; and a sweep of widths 48 and 64 with all of its steps.
+      laptop: the scale of the first sweep.
+      paper: the scale of the second sweep.
     """
     keys = {
         "optimizer.name": "muon",
@@ -58,24 +71,24 @@ def sweeps_at_two_scales(
         **(every or {}),
     }
 
-    def sweep(widths: tuple[int, ...], length: float) -> Sweep:
+    def sweep(scale: Scale) -> Sweep:
         return Sweep(
             trainings=tuple(
                 Trainee(
                     f"{model.variant}-{width}",
-                    {**keys, **lengthened(length * model.steps), **model.keys},
+                    {**keys, **lengthened(scale.length * model.steps), **model.keys},
                     f"{name}, {width}",
                     "ladder.py",
                     _MUON_RATES,
                 )
-                for width in widths
+                for width in scale.widths
                 for name, model in models(width).items()
             ),
             tables=(TableSpec(("model",), "text", "loss", RATE_NAME),),
             seeds=seeds,
         )
 
-    return sweep((32, 48), 0.5), sweep((48, 64), 1.0)
+    return sweep(laptop), sweep(paper)
 
 
 def lengthened(times: float) -> Keys:

@@ -22,6 +22,7 @@ from studies import (
     hypotheses,
     ladder,
     many_depths,
+    more_text,
     own_tasks,
     read_twice,
     repeated_text,
@@ -49,7 +50,7 @@ from t5x_diffeq.system.errors import InputError, RunError
 
 STUDIES = (
     *(budgets, compression, controls, equal_time, gpu_quarter, grown_depth, hypotheses, ladder),
-    *(many_depths, own_tasks, read_twice, repeated_text, structures, two_kernels),
+    *(many_depths, more_text, own_tasks, read_twice, repeated_text, structures, two_kernels),
 )
 EVERY = {
     "laptop": [*LAPTOP.values(), *(study.LAPTOP for study in STUDIES)],
