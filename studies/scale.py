@@ -9,28 +9,41 @@
     bytes      `prepare_data` of 10, 100 and 1000 MB in files of 1 MB
     files      `prepare_data` of 1000, 10 000 and 100 000 files of 1 kB
     outcomes   the table of a sweep of 50, 500 and 5000 runs
+    saves      a state of 0.1, 1 and 5 GB that is saved and restored, beside `dd`
+    processes  a training of one, two, ..., 16 processes on virtual CPU devices
 
 Prints a table as Markdown. CPU seconds are those of all processes of a command, and memory is the
-largest resident set of one of them. Both hardly depend on what else the machine does.
+largest resident set of one of them. Both hardly depend on what else the machine does. Seconds do.
 """
 
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
 import sysconfig
+import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from t5x_diffeq.checkpoints.checkpoint import Checkpoints
+from t5x_diffeq.checkpoints.stored import RunFacts, TrainState
 from t5x_diffeq.cli import command_line, flag_values
 from t5x_diffeq.cli.verb_flags import VerbFlags
 from t5x_diffeq.hf.folder import check_new_folder, local_path
 from t5x_diffeq.system.errors import InputError, RunError
 
 FLAGS = VerbFlags("studies.scale")
-_WHAT = FLAGS.define_text("what", "steps, bytes, files or outcomes.")
+_WHAT = FLAGS.define_text("what", "steps, bytes, files, outcomes, saves or processes.")
 _OUTPUT = FLAGS.define_text("output", "Folder for what is made; it must be new or empty.")
 _FEW, _MANY = 4, 24  # steps of the two trainings whose difference is that of the steps between
 _TOKENS = 2048  # of an optimizer step
@@ -52,7 +65,11 @@ class Usage(NamedTuple):
 
 def measure(verb: str, *arguments: str) -> Usage:
     """What a verb takes; a RunError if it fails."""
-    command = [sys.executable, "-m", f"t5x_diffeq.{verb}", "--quiet", *arguments]
+    return measure_command(sys.executable, "-m", f"t5x_diffeq.{verb}", "--quiet", *arguments)
+
+
+def measure_command(*command: str) -> Usage:
+    """What a command takes; a RunError if it fails."""
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)
     if status:
@@ -173,7 +190,90 @@ def _outcomes(output: Path) -> Iterator[Sequence[str]]:
         yield str(count), f"{used.seconds:.1f}", f"{used.memory:.2f}"
 
 
-WHAT = {"steps": _steps, "bytes": _bytes, "files": _files, "outcomes": _outcomes}
+class _Timed(NamedTuple):
+    seconds: float
+    cpu_seconds: float
+
+
+@contextmanager
+def _timing(times: list[_Timed]) -> Iterator[None]:
+    started, cpu = time.perf_counter(), time.process_time()
+    yield
+    times.append(_Timed(time.perf_counter() - started, time.process_time() - cpu))
+
+
+def save_and_restore(folder: Path, gigabytes: float) -> tuple[_Timed, _Timed, float, float]:
+    """The times of a save and of a restore of so large a state, and the memory before and after.
+
+    Memory is the process's largest so far, in GiB.
+    """
+    size = int(gigabytes * 1e9) // (15 * 4)
+    rng = np.random.default_rng(0)
+    arrays = {str(n): jnp.asarray(rng.standard_normal(size, np.float32)) for n in range(15)}
+    state = TrainState(jnp.int32(0), arrays, {})
+    before, times = _peak(), list[_Timed]()
+    with Checkpoints(folder, keep=1) as checkpoints:
+        with _timing(times):
+            checkpoints.save(1, state, RunFacts("noise"))
+            checkpoints.wait()
+        after = _peak()
+        shapes = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state
+        )
+        with _timing(times):
+            jax.block_until_ready(checkpoints.restore(shapes, "noise"))
+    return times[0], times[1], before, after
+
+
+def _peak() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+def _saves(output: Path) -> Iterator[Sequence[str]]:
+    yield "state", "dd, s", "save, s", "CPU s", "restore, s", "CPU s", "memory before, GiB", "after"
+    for gigabytes in (0.1, 1.0, 5.0):
+        shutil.rmtree(output, ignore_errors=True)
+        output.mkdir(parents=True)
+        zeros = "if=/dev/zero", f"of={output / 'zeros'}", "bs=1M", f"count={gigabytes * 954:.0f}"
+        started = time.perf_counter()
+        measure_command("dd", *zeros, "conv=fsync", "status=none")
+        dd = time.perf_counter() - started
+        with ProcessPoolExecutor(1, get_context("spawn")) as pool:  # whose memory is this state's
+            saved, restored, before, after = pool.submit(
+                save_and_restore, output, gigabytes
+            ).result()
+        numbers = (*saved, *restored, before, after)
+        yield f"{gigabytes} GB", f"{dd:.2f}", *(f"{number:.2f}" for number in numbers)
+
+
+def _processes(output: Path) -> Iterator[Sequence[str]]:
+    yield "processes", "CPU s", "seconds", "memory of one, GiB"
+    for processes in (1, 2, 4, 8, 16):
+        started = time.perf_counter()
+        used = measure_command(
+            *(sys.executable, "launch/local_processes.py", f"--processes={processes}"),
+            *(f"--devices_per_process={16 // processes}", "--"),
+            *(sys.executable, "-m", "t5x_diffeq.train", "--quiet", "--config=configs/tiny.py"),
+            f"--workdir={output / str(processes)}",
+            "--config.train.total_steps=8",
+            "--config.train.batch_size=16",
+            "--config.train.eval_every=8",
+            "--config.train.eval_batches=1",
+            "--config.train.checkpoint_every=8",
+            "--config.data.tokenizer=bytes",
+        )
+        seconds = time.perf_counter() - started
+        yield str(processes), f"{used.seconds:.0f}", f"{seconds:.0f}", f"{used.memory:.2f}"
+
+
+WHAT = {
+    "steps": _steps,
+    "bytes": _bytes,
+    "files": _files,
+    "outcomes": _outcomes,
+    "saves": _saves,
+    "processes": _processes,
+}
 
 
 def main() -> None:

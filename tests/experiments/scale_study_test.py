@@ -20,9 +20,17 @@ def test_a_text_can_be_cut_anywhere():
 
 
 def test_what_can_be_measured(tmp_path):
-    with pytest.raises(InputError, match="--what=time must be steps, bytes, files, outcomes"):
+    with pytest.raises(
+        InputError, match="--what=time must be steps, bytes, files, outcomes, saves, processes"
+    ):
         call(scale, f"--output={tmp_path}", "--what=time")
     (tmp_path / "mine.txt").write_text("kept")
     with pytest.raises(InputError, match="--output"):
         call(scale, f"--output={tmp_path}", "--what=files")
     assert (tmp_path / "mine.txt").read_text() == "kept"
+
+
+def test_a_state_is_saved_and_restored(tmp_path):
+    saved, restored, before, after = scale.save_and_restore(tmp_path, 0.003)
+    assert (tmp_path / "checkpoints" / "1").is_dir()
+    assert min(saved + restored) > 0 and 0 < before <= after
