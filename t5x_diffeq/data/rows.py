@@ -17,6 +17,20 @@ from t5x_diffeq.system.files import parse_json
 _ONE_PER_LINE = "write one object per line, or delete it"
 _ENOUGH_ROWS = 1000  # after so many, a source is refused if most of its rows can't be read
 _ENOUGH_UNREADABLE = 100  # an endless source is judged once its limit allows so many of its rows
+_UTF16 = "a text in UTF-16", "convert it: iconv -f UTF-16 -t UTF-8 FILE > NEW"
+_OTHER_KINDS = (
+    (
+        b"\x1f\x8b",
+        "compressed by gzip",
+        "let its name end in .gz, or unpack it if it is an archive",
+    ),
+    (b"\x28\xb5\x2f\xfd", "compressed by zstd", "let its name end in .zst"),
+    (b"\xff\xfe", *_UTF16),
+    (b"\xfe\xff", *_UTF16),
+    (b"PK\x03\x04", "an archive (zip, docx, xlsx, ...)", "unpack it, or save its text"),
+    (b"%PDF-", "a PDF", "convert it, for example with pdftotext"),
+    (b"PAR1", "a parquet file", "let its name end in .parquet"),
+)
 FAULTS = "unreadable"  # in a shard's facts
 _BYTE_ORDER_MARK = "\ufeff"  # at the start of a text it only says that UTF-8 follows
 
@@ -59,6 +73,8 @@ def document_of(record: Mapping[str, Any], field: str | None, where: str) -> str
 
 def document_of_line(line: bytes, field: str | None, where: str) -> str:
     """The document of a line, a JSON object, or an `Unreadable`; `field` as in `document_of`."""
+    if (fault := _other_kind(line, where)) is not None:  # an `Unreadable` is an empty text
+        return fault
     try:
         record = parse_json(line.decode("utf-8", "surrogateescape"))
     except ValueError as error:
@@ -78,13 +94,21 @@ def document_of_text(content: bytes, where: str) -> str:
         offset = error.start
     if offset < 0:
         return text
-    if content.startswith(b"\x1f\x8b"):
-        return Unreadable("not UTF-8", f"{where} is compressed by gzip; let its name end in .gz")
+    if (other := _other_kind(content, where)) is not None:
+        return other
     fault = (
         f"{where} is not text: byte 0x{content[offset]:02x} at offset {offset} is not UTF-8 or "
         "NUL; convert the file or leave it out"
     )
     return Unreadable("with a NUL character" if content[offset] == 0 else "not UTF-8", fault)
+
+
+def _other_kind(content: bytes, where: str) -> Unreadable | None:
+    """What content that is no text is, if it begins as a file of a common kind does."""
+    for start, kind, way_out in _OTHER_KINDS:
+        if content.startswith(start):
+            return Unreadable("not UTF-8", f"{where} is {kind}; {way_out}")
+    return None
 
 
 def _text_in(record: Mapping[str, Any], field: str | None, where: str) -> str:

@@ -338,6 +338,8 @@ def _load_split(data: DataKeys, path: str, key: str, split: str) -> "datasets.Da
                 " Without a split of its own, hold out a part: --config.data.train_split="
                 "'train[:99%]' --config.data.validation_split='train[99%:]'"
             )
+        if "Unrecognized instruction format" in str(error):
+            way_out = "; a part is in percent or in rows: 'train[:90%]', 'train[:1000]'"
         raise InputError(
             f"data.path={path}, data.{key}={split} can't be loaded: {error}{way_out}"
         ) from error

@@ -19,7 +19,12 @@ from t5x_diffeq.hf.layouts import Tensors
 from t5x_diffeq.system.errors import InputError, RunError
 from t5x_diffeq.system.extras import install_command, need_package
 from t5x_diffeq.system.files import parse_json
-from t5x_diffeq.system.foreign_files import open_inside, read_inside
+from t5x_diffeq.system.foreign_files import (
+    LFS_POINTER,
+    check_downloaded,
+    open_inside,
+    read_inside,
+)
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -211,7 +216,13 @@ class TensorFiles:
         shorter = name.partition(".")[2]  # a base model that is saved alone has no prefix
         stored = next((each for each in (name, shorter) if each in self.files), None)
         if stored is None:
-            raise InputError(f"--input={self.folder} has no tensor {name}; is it of this model?")
+            of_peft = any(each.startswith("base_model.model.") for each in self.files)
+            way_out = (
+                "its names are PEFT's: merge_and_unload() makes a model of a base and adapters"
+                if of_peft
+                else "is it of this model?"
+            )
+            raise InputError(f"--input={self.folder} has no tensor {name}; {way_out}")
         tensor = self.stored(stored, FLOATS)
         if tensor.shape != shape:
             raise InputError(
@@ -246,16 +257,12 @@ class TensorFiles:
         return sorted(self.files.keys() - self.used)
 
 
-_LFS = b"version https://git-lfs"  # how a file begins whose content was not downloaded
-
-
 def _open_tensors(path: Path) -> Any:
     from safetensors import SafetensorError, safe_open
 
     try:
         with open_inside(path) as file:
-            if file.read(len(_LFS)) == _LFS:
-                raise InputError(f"{path} is a pointer of Git LFS; run git lfs pull in its folder")
+            check_downloaded(path, file.read(len(LFS_POINTER)))
         return safe_open(path, "numpy")
     except (SafetensorError, OSError) as error:
         raise InputError(f"{path} can't be read: {error}; restore it") from error

@@ -19,6 +19,7 @@ from t5x_diffeq.system.errors import InputError
 
 MOST_BYTES = 2**28  # of JSON, a template or a tokenizer, which are read whole
 MOST_BYTES_OF_ARRAYS = 2**33  # also of the reports of a long run
+LFS_POINTER = b"version https://git-lfs"  # how the pointer begins
 _KINDS = {
     stat.S_IFIFO: "a named pipe",
     stat.S_IFCHR: "a device",
@@ -59,7 +60,7 @@ def read_inside(path: Path | epath.Path, most: int = MOST_BYTES) -> bytes:
 
     Raises:
       OSError: if there is none, or it can't be read.
-      InputError: as `open_inside`, or if it has more than `most` bytes.
+      InputError: as `open_inside`, or if it has more than `most` bytes, or is a pointer of Git LFS.
     """
     if not isinstance(path, Path):
         _check_size(path, path.stat().length, most)
@@ -67,7 +68,15 @@ def read_inside(path: Path | epath.Path, most: int = MOST_BYTES) -> bytes:
     with open_inside(path) as file:
         size = os.fstat(file.fileno()).st_size
         _check_size(path, size, most)
-        return file.read(size)  # and no more, if it grows
+        content = file.read(size)  # and no more, if it grows
+    check_downloaded(path, content)
+    return content
+
+
+def check_downloaded(path: Path, start: bytes) -> None:
+    """Raises an InputError if a file that begins so is only a pointer of Git LFS."""
+    if start.startswith(LFS_POINTER):
+        raise InputError(f"{path} is a pointer of Git LFS; run git lfs pull in its folder")
 
 
 def check_inside(folder: Path | epath.Path) -> None:

@@ -128,10 +128,19 @@ def test_conversations_are_known_by_their_fields(record, way_out, tmp_path):
         (b"good\xff", "byte 0xff at offset 4 is not UTF-8"),
         (b"ab\0c", "byte 0x00 at offset 2"),
         (gzip.compress(b"text", mtime=0), "is compressed by gzip; let its name end in .gz"),
+        (b"\x28\xb5\x2f\xfd\x04", "is compressed by zstd; let its name end in .zst"),
+        ("text".encode("utf-16"), "a text in UTF-16; convert it: iconv -f UTF-16 -t UTF-8"),
+        (b"PK\x03\x04\x14\0", "is an archive .zip, docx, xlsx, ....; unpack it"),
+        (b"%PDF-1.7\n\xe2\xe3", "is a PDF; convert it, for example with pdftotext"),
+        (b"PAR1\x15\x04\0", "is a parquet file; let its name end in .parquet"),
     ],
+    ids=["UTF-8", "NUL", "gzip", "zstd", "UTF-16", "zip", "PDF", "parquet"],
 )
-def test_files_that_are_no_text(tmp_path, content, message):
-    path = tmp_path / "bad.txt"
+@pytest.mark.parametrize("name", ["bad.txt", "bad.jsonl"])
+def test_files_that_are_no_text(tmp_path, name, content, message):
+    if name == "bad.jsonl" and content[:2] in (b"go", b"ab"):
+        message = "is not JSON"
+    path = tmp_path / name
     path.write_bytes(content)
     with pytest.raises(InputError, match=message):
         source_of(path)
@@ -275,6 +284,8 @@ def test_hugging_face_datasets(tmp_path, monkeypatch):
         source_of(tmp_path / "saved", "huggingface", train_split="rest")
     with pytest.raises(InputError, match=r"hold out a part: .*train_split='train\[:99%\]' "):
         source_of(tmp_path / "rows", "huggingface", data_dir=str(tmp_path / "cache"))
+    with pytest.raises(InputError, match=r"is in percent or in rows: 'train\[:90%\]', 'train\["):
+        source_of(tmp_path / "rows", "huggingface", train_split="train[:0.9]")
     with pytest.raises(InputError, match=r"train.jsonl is a file; data.source=huggingface needs"):
         source_of(tmp_path / "rows" / "train.jsonl", "huggingface")
 

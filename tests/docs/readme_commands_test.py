@@ -130,7 +130,9 @@ def test_marked_commands_run(path, tmp_path):
                 continue
             small = SETTINGS.get(verb, ())
             if any(each.startswith("--config.train.depths=") for each in arguments):
-                small = [each for each in small if "model.num_steps" not in each]  # it is one of them
+                small = [
+                    each for each in small if "model.num_steps" not in each
+                ]  # it is one of them
             set_here = {setting.partition("=")[0] for setting in small}
             given = [each for each in arguments if each.partition("=")[0] not in set_here]
             words = [warm_python.executable(), "-m", f"t5x_diffeq.{verb}", *given, *small]

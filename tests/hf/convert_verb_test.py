@@ -165,6 +165,18 @@ def test_folders_that_dont_fit(what, good_folder, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_model_wrapped_by_peft(good_folder, tmp_path):
+    from safetensors.numpy import load_file, save_file
+
+    folder = tmp_path / "folder"
+    shutil.copytree(good_folder, folder)
+    tensors = load_file(folder / "model.safetensors")
+    wrapped = {f"base_model.model.{name}": tensor for name, tensor in tensors.items()}
+    save_file(wrapped, folder / "model.safetensors")
+    with pytest.raises(InputError, match=r"its names are PEFT's: merge_and_unload\(\) makes"):
+        call(convert, f"--input={folder}", f"--workdir={tmp_path / 'run'}")
+
+
 def test_two_files_that_state_one_fact(good_folder, tmp_path):
     """A tokenizer with more tokens, a second model, another template: the first isn't taken."""
     folder = tmp_path / "folder"

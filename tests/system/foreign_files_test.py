@@ -66,6 +66,9 @@ def test_what_is_read(folder):
     (folder / "file").write_bytes(b"1" * 16)
     (folder / "link").symlink_to("file")
     assert read_inside(folder / "link", 16) == read_inside(folder / "file") == b"1" * 16
+    (folder / "pointer").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
+    with pytest.raises(InputError, match=r"pointer is a pointer of Git LFS; run git lfs pull"):
+        read_inside(folder / "pointer")
     (folder.parent / "mine").symlink_to(folder)  # a person names the folder
     assert read_inside(folder.parent / "mine" / "link") == b"1" * 16
     with pytest.raises(IsADirectoryError):
