@@ -1,6 +1,8 @@
 """Runs of an experiment: each is a command, done once; its outcome is a line of `results.jsonl`."""
 
+import fcntl
 import json
+import os
 import re
 import sys
 import time
@@ -158,7 +160,7 @@ def carry_out(
             left = time_left(runs[number - 1 :], done)
             log(f"{number} of {len(runs)}: {run.name} (log: {output / run.name}.log){left}")
             outcome = _outcome_of(run, output, commands, go_on, done)
-            _add_line(output / results, outcome)
+            add_outcome(output / results, outcome)
             if "failed" not in outcome:
                 done[run.name] = outcome
             log(f"  {_describe_outcome(outcome)} after {format_duration(outcome['seconds'])}")
@@ -298,7 +300,12 @@ def _describe_outcome(outcome: dict) -> str:
     return f"loss {first}{outcome['loss']:.4f}"
 
 
-def _add_line(path: Path, outcome: dict) -> None:
+def add_outcome(path: Path, outcome: dict[str, Any]) -> None:
     """Appends an outcome, on disk before the next run begins, in place of an incomplete line."""
-    kept = json_lines.end_of_whole_lines(path)
-    GrowingFile(path, kept).write(f"{json.dumps(outcome)}\n".encode())
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)  # another experiment may add to the same file
+        kept = json_lines.end_of_whole_lines(path)
+        GrowingFile(path, kept).write(f"{json.dumps(outcome)}\n".encode())
+    finally:
+        os.close(folder)

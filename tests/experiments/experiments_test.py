@@ -4,6 +4,7 @@ import json
 import re
 import runpy
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -40,6 +41,7 @@ from t5x_diffeq.experiments.paper import LAPTOP, PAPER
 from t5x_diffeq.experiments.present import TableSpec
 from t5x_diffeq.experiments.runs import (
     ExperimentRun,
+    add_outcome,
     carry_out,
     part_of,
     read_numbers,
@@ -124,6 +126,19 @@ def test_a_line_half_written_counts_for_nothing(commands, tmp_path):
     (tmp_path / "results.jsonl").write_text(line_of("z") + '{"run": "a", "lo')
     carry_out([make_printing_run("a", 1)], tmp_path)
     assert {name: line["loss"] for name, line in read_results(tmp_path).items()} == {"z": 0, "a": 1}
+
+
+def test_two_experiments_add_to_one_file(tmp_path):
+    """No line is lost, although each addition writes the file anew."""
+
+    def add(experiment):
+        for number in range(20):
+            outcome = json.loads(line_of(f"{experiment}-{number}"))
+            add_outcome(tmp_path / "results.jsonl", outcome)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(add, range(4)))
+    assert len(read_results(tmp_path)) == 80
 
 
 def test_a_run_that_fails_ends_the_experiment(commands, tmp_path):
