@@ -1,4 +1,4 @@
-"""The documents in files, of which no more than a few chunks are in memory.
+"""Reads the documents in files, and holds no more than a few chunks of them in memory.
 
 A document is a whole file (txt, md), a line (jsonl) or a row (parquet). A chunk is what is read at
 once: a file, about 16 MiB of lines, or a row group; a compressed file is one chunk.
@@ -51,7 +51,10 @@ class Documents(Protocol):
 
 @dataclass(frozen=True)
 class Chunk:
-    """The part of a file from `start` to `stop`: bytes of its lines, or indices of row groups."""
+    """The part of a file from `start` to `stop`, which are bytes of its lines, or row groups.
+
+    `stop` is None at the end of the file. `_count_contents` sets `documents` and `characters`.
+    """
 
     path: Path
     name: str  # what errors call the file
@@ -64,11 +67,14 @@ class Chunk:
 class FileDocuments(Documents):
     """The documents in files, in the order of the files; fast if they are read in order.
 
-    The `field` of a line or row holds the text; None: each line or row is a conversation. The files
-    are those of `data.{key}`, which errors name.
+    Args:
+      paths: the files, which errors call those of `data.{key}`.
+      field: the field of a line or row that holds the text; None if each is a conversation.
+      max_unreadable: the largest share of the rows that may be unreadable.
 
     Raises:
-      InputError: if a file, or more than a share `max_unreadable` of the rows, can't be read.
+      InputError: if a file, or more than that share of the rows, can't be read; if a file changes
+        meanwhile; or if a conversation is to be read from a file of text.
     """
 
     def __init__(
@@ -112,7 +118,10 @@ class FileDocuments(Documents):
         return _read_recent_chunk(self.chunks[index], self.field)[number - self.firsts[index]]
 
     def character(self, number: int) -> tuple[int, int]:
-        """The document that holds character `number` of all text, and the offset in it."""
+        """The document that holds character `number` of all text, and the offset in it.
+
+        Past the last character, they are the number of documents and 0.
+        """
         for chunk, first in zip(self.chunks, self.firsts, strict=False):
             if number < chunk.characters:
                 for index, text in enumerate(_read_recent_chunk(chunk, self.field)):
@@ -124,7 +133,7 @@ class FileDocuments(Documents):
 
 
 class DocumentRange(Documents):
-    """Documents from one (number, character) to another; none is empty because of the cut."""
+    """The documents between two positions (document, character); no cut makes an empty document."""
 
     def __init__(self, documents: Documents, start: tuple[int, int], stop: tuple[int, int]):
         self.documents, self.start, self.stop = documents, start, stop
@@ -186,7 +195,7 @@ def _chunks_of(path: Path, name: str) -> Iterator[Chunk]:
 
 
 def _line_chunks(path: Path, name: str) -> Iterator[Chunk]:
-    """Chunks of whole lines; a longer line is a chunk by itself."""
+    """Chunks of whole lines: each chunk ends with the line that reaches `CHUNK_BYTES`."""
     with path.open("rb") as file:
         size, start = path.stat().st_size, 0
         while start < size:
@@ -217,7 +226,7 @@ def _read_chunk(chunk: Chunk, field: str | None) -> list[str]:
     if kind in _ROWS:
         return _read_rows(chunk, field)
     content, offset = _read_bytes(chunk), chunk.start
-    if offset == 0 and content.startswith(BOM_UTF8):  # it only says that UTF-8 follows
+    if offset == 0 and content.startswith(BOM_UTF8):  # the mark is not part of the text
         content, offset = content.removeprefix(BOM_UTF8), len(BOM_UTF8)
     if kind not in _LINES:
         return [document_of_text(content, chunk.name)]

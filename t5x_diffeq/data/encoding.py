@@ -1,11 +1,11 @@
-"""Documents to codes: integers that are a token each, and say whether its loss counts.
+"""Encodes documents as codes: each code is a token, and says whether the token's loss counts.
 
 With data.loss_on=completion, some tokens are read but not trained on, and a chat template can write
 `end_of_text` within a document. So documents of conversations hold codes instead of tokens:
 
-- `token`: it is trained on. `end_of_text` as such ends its document;
-- `token + 2**30`: it is trained on, and is an `end_of_text` within its document;
-- `~code`, which is negative: it is not trained on.
+- `token`: the token is trained on. The code `end_of_text` ends its document;
+- `token + 2**30`: the token is an `end_of_text` within its document, and is trained on;
+- `~code`, which is negative: the token of `code` is not trained on.
 
 Tokens are below 2**30. So the tokens of plain texts are codes, too, which are all trained on.
 
@@ -29,7 +29,7 @@ from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.files import digest, parse_json
 
 PIECE_CHARACTERS = 1_000_000  # longer documents are cut into pieces, after a newline or a space
-_REASON_CHARACTERS = 100  # of what a template says, in the count of skipped documents
+_REASON_CHARACTERS = 100  # the longest reason for skipping a document that is reported
 CODE_DTYPE = np.dtype("<i4")
 _WITHIN = 2**30
 Codes = Integer[np.ndarray, "..."]
@@ -41,7 +41,7 @@ def token_dtype(vocab_size: int) -> np.dtype:
 
 
 def encode_tokens(tokens: Codes, trained: Bool[np.ndarray, " length"], end_of_text: int) -> Codes:
-    """The codes of tokens that all lie within a document, before its end."""
+    """The codes of tokens within a document, so that none of them ends it."""
     codes = tokens.astype(CODE_DTYPE)
     codes[codes == end_of_text] += _WITHIN
     return np.where(trained, codes, ~codes)
@@ -60,9 +60,9 @@ def tokens_of(codes: Codes) -> Codes:
 
 
 class TextEncoder:
-    """Plain texts, of which every token is trained on.
+    """Encodes plain texts, of which every token is trained on.
 
-    `end_of_text` is the token that closes each document, `dtype` the dtype of codes in files.
+    `end_of_text` is the token that closes each document; `dtype` is the dtype of codes in files.
     """
 
     def __init__(self, tokenizer: Tokenizer):
@@ -75,7 +75,7 @@ class TextEncoder:
         return self.tokenizer.fingerprint
 
     def cut(self, documents: Iterable[str], skipped: Skipped) -> Iterator[tuple[Any, bool]]:
-        """The documents in pieces, each with whether it is the last piece of its document.
+        """Yields the pieces of documents, and whether each is the last piece of its document.
 
         Documents that can't be trained on are counted in `skipped`, by reason.
         """
@@ -98,9 +98,9 @@ class TextEncoder:
 
 
 class ConversationEncoder(TextEncoder):
-    """Conversations, of which only what the assistant wrote is trained on.
+    """Encodes conversations, of which only what the assistant wrote is trained on.
 
-    What follows the last token that is trained on is left out: nothing is learned from it.
+    Tokens after the last one that is trained on are left out: nothing is learned from them.
     """
 
     def __init__(self, tokenizer: Tokenizer):
@@ -109,14 +109,14 @@ class ConversationEncoder(TextEncoder):
 
     @property
     def fingerprint(self) -> str:
-        """A hash of the tokenizer and its chat template."""
+        """A hash of the tokenizer, its opener and its chat template."""
         opener = [] if self.tokenizer.opener is None else [f"after {self.tokenizer.opener}"]
         parts = (self.tokenizer.fingerprint, self.tokenizer.chat.fingerprint, "completion", *opener)
         return digest(map(str.encode, parts))
 
     @cached_property
     def chat(self) -> Chat:
-        """The writer of records with messages; an InputError if no template marks the answers."""
+        """The chat that writes records with messages; an InputError if it can't mark answers."""
         if self.tokenizer.chat.template is None:
             raise InputError(
                 "data.loss_on=completion: the records have messages, but the tokenizer has no chat "
@@ -150,7 +150,8 @@ class ConversationEncoder(TextEncoder):
             prompt, completion = conversation["prompt"], conversation["completion"]
             before, tokens = self.tokenizer.encode([prompt, prompt + completion])
             size = min(len(before), len(tokens))
-            # A token that holds the end of the prompt and the start of the completion is trained.
+            # The prompt's tokens are the prefix that the two encodings share. A token that holds
+            # the end of the prompt and the start of the completion is trained on.
             prompt_tokens = np.cumprod(before[:size] == tokens[:size]).sum()
             trained = np.arange(len(tokens)) >= prompt_tokens
         else:

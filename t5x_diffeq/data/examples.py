@@ -28,12 +28,12 @@ class TrainingData(Protocol):
     ) -> Iterator[dict[str, jax.Array]]:
         """Global batches `consumed`, `consumed` + 1, ..., prefetched.
 
-        `position` is what the method `position` returned after `consumed` batches or fewer; None if
-        none were drawn.
+        `position` is what the method `position` returned after `consumed` batches or fewer; it is
+        None if no batch was drawn.
         """
 
     def position(self) -> dict | None:
-        """What a checkpoint keeps, as JSON; all processes must call it. None: nothing."""
+        """The state that a checkpoint keeps as JSON, or None; all processes must call this."""
 
     def size(self) -> str:
         """The size as text, such as `1.23M tokens`."""
@@ -44,7 +44,7 @@ class TrainingData(Protocol):
 
 @dataclass(frozen=True)
 class ShuffledExamples:
-    """Examples of tokenised documents, of which any can be read by its number."""
+    """The examples of tokenised documents; each can be read by its number alone."""
 
     mixture: Mixture
     corpus: Corpus
@@ -86,7 +86,11 @@ def training_data(config: Config, corpus: Corpus) -> TrainingData:
 
 
 def train_examples(data: DataKeys, corpus: Corpus, batch_size: int, seed: int) -> Mixture:
-    """The examples of each part, with its weight; an InputError if a part is too short."""
+    """Each part's weight and its examples.
+
+    Raises:
+      InputError: if a part makes no example, or all parts together make fewer than a batch.
+    """
     if data.loss_on == "completion":
         _log_longer(corpus, data.sequence_length)
     border, length = corpus.tokenizer.border, data.sequence_length
@@ -118,7 +122,7 @@ def _log_longer(corpus: Corpus, length: int) -> None:
 
 
 def eval_examples(data: DataKeys, corpus: Corpus) -> list[Windows]:
-    """Each part's validation split, with every token once, however the training data is packed."""
+    """The windows of each part's validation split; they predict every token once."""
     return [
         Windows(
             part.validation,

@@ -1,4 +1,4 @@
-"""Tokenizers of the library `tokenizers` that make the same tokens as ours."""
+"""Converts this package's tokenizers to tokenizers of the library `tokenizers`."""
 
 from typing import Any
 
@@ -12,16 +12,16 @@ _BPE = 2  # sentencepiece's enum value for byte-pair encoding
 def fast_tokenizer(tokenizer: Tokenizer, reads_names: bool) -> Any | None:
     """The `tokenizers.Tokenizer` that makes the same tokens; None if there can be none.
 
-    A sentencepiece model has none if it normalises characters, if it isn't a byte-pair encoding, or
-    if it has a dummy prefix and symbols of several characters: the library would put the prefix
-    after each symbol, too.
+    There is none for a sentencepiece model that normalises characters, isn't a byte-pair encoding,
+    or has a dummy prefix and symbols of several characters: the library would put the prefix after
+    each symbol, too.
 
     Sentencepiece reads the name of a special token in a text as plain text, and so does the
-    tokenizer that is returned. With `reads_names` the name is read as the token, as chat templates
-    need it.
+    tokenizer that is returned. With `reads_names` it reads the name as the token, which chat
+    templates need.
 
     Raises:
-      TypeError: if it is a tokenizer of another class than this package's.
+      TypeError: if the class of `tokenizer` is not this package's.
     """
     if isinstance(tokenizer, HuggingFaceTokenizer):
         return tokenizer.processor

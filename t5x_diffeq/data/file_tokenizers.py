@@ -1,4 +1,4 @@
-"""Tokenizers that are a file: a sentencepiece model, or a `tokenizer.json`."""
+"""Tokenizers that are read from a file: a sentencepiece model, or a `tokenizer.json`."""
 
 import io
 import os
@@ -32,7 +32,7 @@ class FileTokenizer(Tokenizer):
         """The name of a token."""
 
     def open_with(self, token: int | None) -> None:
-        """Opens every text with this token; None: with none."""
+        """Makes this token the opener of every text; None: texts have no opener."""
         self.opener = token
         if token is not None:
             self.special_tokens = {**self.special_tokens, "bos_token": self.token_name(token)}
@@ -41,7 +41,7 @@ class FileTokenizer(Tokenizer):
 class SentencePieceTokenizer(FileTokenizer):
     """A sentencepiece model (Kudo and Richardson 2018), such as Llama's and T5's.
 
-    `end_of_text` names the token that ends a document; None is the model's own.
+    `end_of_text` names the token that ends a document; None selects the model's own.
 
     Raises:
       InputError: if the model has no such token.
@@ -76,7 +76,8 @@ class SentencePieceTokenizer(FileTokenizer):
         There are fewer tokens than `vocab_size` if the texts have no more to merge.
 
         Raises:
-          InputError: if the vocabulary is smaller than the texts' set of characters.
+          InputError: if there is no text, if the vocabulary is smaller than the texts' set of
+            characters, or if sentencepiece fails for another reason.
         """
         model = io.BytesIO()
         try:
@@ -134,7 +135,8 @@ class SentencePieceTokenizer(FileTokenizer):
 class HuggingFaceTokenizer(FileTokenizer):
     """A `tokenizer.json` of the Hugging Face library, such as GPT-2's byte-pair encoding.
 
-    `end_of_text` names the token that ends a document; None is the first of `ENDS_OF_TEXT` it has.
+    `end_of_text` names the token that ends a document; None selects the first token of
+    `ENDS_OF_TEXT` that the vocabulary has.
 
     Raises:
       InputError: if it has no such token, or the library isn't installed.
@@ -151,8 +153,8 @@ class HuggingFaceTokenizer(FileTokenizer):
             self.processor = tokenizers.Tokenizer.from_str(model.decode("utf-8"))
         except Exception as error:  # the library raises bare Exceptions
             raise ValueError(f"{error}") from error
-        # With add_special_tokens=False, the file's own post-processor would only leave spaces out
-        # of offsets.
+        # The file's post-processor adds no tokens with add_special_tokens=False, but it may leave
+        # spaces out of offsets.
         self.processor.post_processor = tokenizers.processors.ByteLevel(trim_offsets=False)
         self.processor.no_padding()
         self.processor.no_truncation()

@@ -26,7 +26,7 @@ from t5x_diffeq.system.staging import cache_folder
 MANIFEST = "manifest.json"
 SPLITS = ("train", "validation")
 MASKS = "masks"  # true if the shards say which tokens are trained on; without it, all are
-TRAINED = "trained_tokens"  # their number, in the facts of a shard and of a split
+TRAINED = "trained_tokens"  # the number of tokens that are trained on, in a shard or a split
 _FACTS = {"source": str, "tokenizer": str, "vocab_size": int, "record_tokens": int}
 _SPLIT_TYPES = {"documents": int, "tokens": int}
 _SHARD_TYPES = {"names": str, "sha256": str, "lengths_sha256": str, "largest_token": int}
@@ -55,7 +55,7 @@ def _damage_error(folder: AnyPath, fault: str) -> str:
 
 
 def _check(manifest: Any) -> None:
-    """Raises a ValueError that names what is missing or has the wrong type."""
+    """Raises a ValueError that names the first entry that is missing or has the wrong type."""
     _check_types("it", manifest, {**_FACTS, **dict.fromkeys(SPLITS, dict)})
     masks = manifest.get(MASKS, False)
     if not isinstance(masks, bool):
@@ -89,10 +89,11 @@ def _check_types(what: str, facts: object, types: dict[str, type]) -> None:
 def verify(folder: AnyPath, split: str, manifest: dict) -> None:
     """Checks the shards of a split against the manifest, unless this machine has done so.
 
-    Copies of shards in a bucket are checked where they are made (`staging`).
+    Shards in a bucket are not hashed here: `staging` checks their copies when it makes them.
 
     Raises:
-      InputError: if a shard is missing, changed, or holds a token beyond the vocabulary; names it.
+      InputError: if a shard is missing, changed, or holds a token beyond the vocabulary. The error
+        names the shard.
     """
     vocab_size = manifest["vocab_size"]
     for name, token in zip(manifest[split]["names"], manifest[split]["largest_token"], strict=True):
@@ -207,5 +208,5 @@ def check_records(path: AnyPath, expected: int) -> None:
 
 
 def cause(error: Exception) -> str:
-    """The library's error message, which may be just `;`."""
+    """The library's error message, or a general one: the library's may be just `;`."""
     return describe_error(error).strip("; ") or "it is damaged or cut off"

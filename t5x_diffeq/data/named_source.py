@@ -1,4 +1,4 @@
-"""From `config.data` to the source that it names, or the parts of a mixture."""
+"""Finds the source that `config.data` names, or the parts of its mixture."""
 
 from collections.abc import Sized
 from dataclasses import replace
@@ -32,7 +32,8 @@ def check_paths(data: DataKeys) -> None:
                 f"data.{key}={path} is set, and data.source={data.source} doesn't read it; "
                 f"--config.data.source=text_files does, or leave data.{key} out"
             )
-    if data.source in _WITHOUT_SPLITS:  # not of tokens, whose shards a config with splits made
+    # `tokens` has no splits either, but a config that names splits may have prepared its shards.
+    if data.source in _WITHOUT_SPLITS:
         for key in ("train_split", "validation_split"):
             if (split := getattr(data, key)) != getattr(DataKeys(), key):
                 raise InputError(
@@ -101,7 +102,7 @@ def load_source(data: DataKeys) -> Source:
 
 
 def _from_function(data: DataKeys) -> Source:
-    """The source that a function of another package returns: a `Source`, or both splits."""
+    """The source that a plug-in returns, as a `Source` or as a pair of splits."""
     make = load_plugin("data.source", data.source)
     check_returns("data.source", data.source, make, Source, tuple, list)
     source = call_plugin("data.source", data.source, make, data)

@@ -29,7 +29,10 @@ class TokenDocuments(Protocol):
     lengths: np.ndarray
 
     def slice(self, number: int, start: int, stop: int) -> np.ndarray:
-        """Codes `start` to `stop` (or the end) of document `number`; its last is `end_of_text`."""
+        """Codes `start` to `stop` (or the end) of document `number`.
+
+        The last code of each document is `end_of_text`, which `lengths` count.
+        """
 
 
 class Example(TypedDict):
@@ -132,9 +135,9 @@ class Windows:
         return example
 
     def batch(self, numbers: Sequence[int]) -> Example:
-        """The windows of these numbers, made together: NumPy's calls cost more than their work."""
+        """The windows of these numbers, made together to spread the overhead of NumPy's calls."""
         codes = np.zeros((len(numbers), self.length + 1), np.int32)
-        stops = np.empty((len(numbers), 1), np.int64)  # the numbers of targets
+        stops = np.empty((len(numbers), 1), np.int64)  # the number of targets in each window
         for row, stop, k in zip(codes, stops, numbers, strict=True):
             before = min(k, 1)
             window = self.codes(k * self.length - before, (k + 1) * self.length)
@@ -207,7 +210,7 @@ class FirstFitRows:
         starts = np.zeros(self.length, bool)
         position = 0
         for number, first in self.pieces[self.firsts[k] : self.firsts[k + 1]].tolist():
-            before = min(first, 1)  # if the piece continues a document, the token before it
+            before = min(first, 1)  # a piece that continues a document begins with one more input
             piece = self.documents.slice(number, first - before, first + self.length)
             stop = position + len(piece) - before
             tokens = tokens_of(piece)
@@ -244,7 +247,8 @@ def first_fit(
 ) -> tuple[Integer[np.ndarray, " pieces"], Integer[np.ndarray, "pieces 2"]]:
     """Puts each piece (document, first token, size) into the first open row of `length` with room.
 
-    Full rows are closed. Returns the row of each piece, ascending, its document and first token.
+    Full rows are closed, and so is the fullest if more than `_OPEN_ROWS` are open. Returns the row
+    of each piece, in ascending order, and the pieces' (document, first token) in the same order.
     """
     rows, placed = [], []
     open_rows: dict[int, int] = {}  # room left, oldest first
@@ -258,7 +262,7 @@ def first_fit(
         if not open_rows[row]:
             del open_rows[row]
         elif len(open_rows) > _OPEN_ROWS:
-            # The row with the least room: the fewest pieces would still fit.
+            # Into the row with the least room, the fewest pieces would still fit.
             del open_rows[min(open_rows, key=open_rows.__getitem__)]
         rows.append(row)
         placed.append((number, first))

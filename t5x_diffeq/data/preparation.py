@@ -25,7 +25,7 @@ from t5x_diffeq.system.files import AnyPath, digest
 
 BATCH_CHARACTERS = 4_000_000  # tokenised at once, or more if there are more threads
 _Job = tuple[str, int]  # the split and number of a shard
-_Report = Callable[[int], None]  # reports the number of characters, or documents, made so far
+_Report = Callable[[int], None]  # is told how many characters, or documents, are tokenised so far
 
 
 def prepare_shards(
@@ -38,9 +38,13 @@ def prepare_shards(
 ) -> dict | None:
     """Makes the shards of one part, with the tokenizer that is saved in their folder.
 
-    If it is the only part, checks them, and writes and returns the manifest. The same documents and
-    tokenizer give the same bytes, whatever the number of workers (processes) or parts. `shards` is
-    the number of shards of each split; `part` is (i, n), the i-th of n parts.
+    Shards that are in the folder already are kept. If the only part is to be made, this checks all
+    shards, and writes and returns the manifest. The same documents and tokenizer give the same
+    bytes, whatever the number of workers (processes) or parts.
+
+    Args:
+      shards: the number of shards of each split.
+      part: (i, n) is part i of n, counted from 0.
 
     Raises:
       InputError: if the folder holds shards of other data, or another number of them, or there is
@@ -73,7 +77,7 @@ def prepare_shards(
 
 
 def _check_count(folder: AnyPath, shards: int) -> None:
-    """Checks that no shards in the folder are of another number."""
+    """Raises an InputError if the folder's splits were divided into another number of shards."""
     shard = re.compile(rf"({'|'.join(SPLITS)})-\d{{5}}-of-(\d{{5}})")
     for path in sorted(folder.glob("*-of-*.json")):
         match = shard.fullmatch(path.stem)
@@ -123,7 +127,7 @@ def _make_shards(
                 progress.update(done.value)
                 for error in (future.exception() for future in finished):
                     if error:
-                        pool.shutdown(wait=False, cancel_futures=True)  # of those not yet begun
+                        pool.shutdown(wait=False, cancel_futures=True)  # shards in work continue
                     if isinstance(error, RunError | InputError):
                         raise error
                     if error:
@@ -137,8 +141,8 @@ def _make_shards(
 class _Worker:
     """Makes shards, one after the other; each process has one worker.
 
-    `done` is the number of characters that all workers have tokenised so far; the number of
-    documents if the source doesn't know its characters.
+    `done` is the number of characters that all workers have tokenised so far. It is the number of
+    documents instead if the source doesn't know how many characters it has.
     """
 
     source: Source
@@ -178,7 +182,7 @@ class _Worker:
             raise
 
     def _take(self, job: _Job, skipped: Skipped) -> Iterator[str]:
-        """Yields the shard's documents; then checks their files."""
+        """Yields the shard's documents, and then checks that their files are unchanged."""
         for rows, number in enumerate(_documents_of(self.source, job, self.shards), 1):
             yield getattr(self.source, job[0])[number]
             skipped.check_so_far(rows, self.source.max_unreadable)
@@ -227,7 +231,7 @@ def tokenise_documents(
 
 
 def _batches(pieces: Iterable[tuple], most: int) -> Iterator[list[tuple]]:
-    """The pieces in lists of at least so many characters."""
+    """The pieces in lists, which end once they have `most` characters."""
     batch, characters = [], 0
     for piece in pieces:
         batch.append(piece)

@@ -1,4 +1,4 @@
-"""The tokenizer of `config.data`: how it is made, and the recipe in its folder, which says so."""
+"""Makes the tokenizer of `config.data`, and stores the recipe that made it in its folder."""
 
 import json
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ from t5x_diffeq.system.files import (
     write_whole,
 )
 
-TRAINED = "sentencepiece"  # the value of data.tokenizer that is not a file
+TRAINED = "sentencepiece"  # the value of data.tokenizer for one that is trained on the data
 _RECIPE = "recipe.json"
 _CONTENTS = {"text": "was trained on other text", "files": "was made of files that have changed"}
 _TRAINING_DOCUMENTS = 1_000_000  # at most this many, evenly spaced, train a tokenizer
@@ -92,14 +92,14 @@ def adopt_tokenizer(tokenizer: Tokenizer, folder: AnyPath, data: DataKeys) -> No
 
 
 def whole_fingerprint(tokenizer: Tokenizer) -> str:
-    """A hash of a tokenizer's tokens, its opener, and the way in which it writes conversations."""
+    """A hash of a tokenizer's tokens, its opener and its chat template."""
     return digest(
         map(str.encode, (tokenizer.fingerprint, str(tokenizer.opener), tokenizer.chat.fingerprint))
     )
 
 
 def _save(tokenizer: Tokenizer, folder: AnyPath, recipe: dict) -> None:
-    """Saves the tokenizer, and then its recipe: a folder without a recipe is half made."""
+    """Saves the tokenizer, and its recipe last: a folder without a recipe is half made."""
     tokenizer.save(folder)
     write_whole(folder / _RECIPE, json.dumps(recipe, indent=2).encode())
 
@@ -148,16 +148,16 @@ def tokenizer_in(
 ) -> Tokenizer:
     """The tokenizer of `config.data`, made and saved in `folder` if it isn't there yet.
 
-    If it is trained, then on `documents`, whose fingerprint is `text`. A tokenizer in the folder is
-    used only if the same keys, text and content of the named files made it. With `discard`, another
-    tokenizer, left over from a failed start, is replaced.
+    A tokenizer that is to be trained is trained on `documents`, whose fingerprint is `text`. A
+    tokenizer in the folder is used only if it was made with the same keys, text and files. With
+    `discard`, another tokenizer is replaced: a failed start has left it.
 
     Raises:
       InputError: if `folder` holds another tokenizer, without `discard`.
     """
     trained = data.tokenizer == TRAINED
-    # The files that the config names, as they are now. For a tokenizer to be trained, they are the
-    # chat template alone, and the tokenizer of bytes stands in.
+    # `named` has the content of the files that the config names, as they are now. If the tokenizer
+    # is to be trained, only the chat template is such a file, and a tokenizer of bytes carries it.
     named = with_template(ByteTokenizer(), data) if trained else make_tokenizer(data, documents)
     files = whole_fingerprint(named)
     recipe = {**_keys_of(data), "text": text if trained else None, "files": files}
