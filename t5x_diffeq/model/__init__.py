@@ -1,4 +1,4 @@
 """The model: a config, the blocks, and the language model around them.
 
-`ode` has the idea, weights that are functions of depth; `layers` what a block is made of.
+`ode` holds the idea, weights that are functions of depth. `layers` holds what blocks are made of.
 """

@@ -1,8 +1,8 @@
-"""Low-rank adapters (LoRA) of a discretised model: `x W + (alpha / rank) (x a) b` at each node.
+"""Low-rank adapters (LoRA, Hu et al. 2021): `x W + (alpha / rank) (x a) b` at each node of a grid.
 
-Adapters are stacked over the nodes of the grid, as layer weights are. No weight source makes them:
-they are parameters of their own, and reach the block's linears in the tree of weights, under the
-name `ADAPTERS`.
+Adapters are stacked over the nodes, as layer weights are. No weight source makes them: they are
+parameters of their own, and reach the block's linears in the tree of weights, under the name
+`ADAPTERS`.
 """
 
 from math import sqrt
@@ -59,7 +59,7 @@ class Adapter(nn.Module):
 
 
 class Adapters(nn.Module):
-    """Adapters of the block's kernels."""
+    """Adapters of the block's kernels; an InputError if `kernels` names an unknown linear."""
 
     block: nn.Module
     inputs: tuple  # shapes of the block's inputs
@@ -113,7 +113,7 @@ def block_variables(W: Weights) -> dict[str, Weights]:
 
 
 def merge(weights: Weights) -> Weights:
-    """The weights with each adapter's product added to its kernel, in float32; rounded once."""
+    """The weights with each adapter's product added to its kernel in float32, and rounded once."""
     variables = block_variables(weights)
     leaves = flatten_dict(variables["params"])
     factors = flatten_dict(variables.get(ADAPTERS, {}))

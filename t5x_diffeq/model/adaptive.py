@@ -36,15 +36,15 @@ class Adaptive(NamedTuple):
 
 
 class Solution(NamedTuple):
-    """y(1) before the final norm, the solver steps taken, and whether t = 1 was reached."""
+    """The end of an adaptive integration."""
 
-    y: State
-    steps: Int[Array, ""]
-    reached: Bool[Array, ""]
+    y: State  # y(1), before the final norm; meaningless unless t = 1 was reached
+    steps: Int[Array, ""]  # the number of solver steps tried: accepted and rejected
+    reached: Bool[Array, ""]  # whether t = 1 was reached within `max_steps`
 
 
 def check_adaptive(config: ModelConfig, adaptive: Adaptive) -> None:
-    """Checks that the model is an ordinary differential equation and that diffrax is installed."""
+    """Raises an InputError unless the model is an ODE at any t and diffrax is installed."""
     if find_scheme(config.scheme).order is None:
         raise InputError(
             f"{adaptive.solver} solves dy/dt = f + g, and a step of model.scheme={config.scheme} "
@@ -65,10 +65,13 @@ def solve_adaptively(
     adaptive: Adaptive,
     places: Places | None = None,
 ) -> Solution:
-    """y(1) for a batch, whose rows all take the same steps; differentiable.
+    """Integrates a batch to t = 1; all of its rows take the same steps.
 
     The gradient is the gradient of the steps taken (discretise, then optimise), by the online
     recursive checkpointing of Stumm and Walther 2010.
+
+    Raises:
+      InputError: as `check_adaptive`.
     """
     check_adaptive(model.config, adaptive)
     import diffrax
@@ -87,7 +90,7 @@ def solve_adaptively(
         stepsize_controller=diffrax.PIDController(rtol=adaptive.rtol, atol=adaptive.rtol),
         adjoint=diffrax.RecursiveCheckpointAdjoint(),
         max_steps=adaptive.max_steps,
-        throw=False,  # the caller sees from `reached` that the solver gave up
+        throw=False,  # `reached` tells the caller whether the solver gave up
     )
     reached = solution.result == diffrax.RESULTS.successful
     return Solution(solution.ys[-1], solution.stats["num_steps"], reached)

@@ -1,4 +1,4 @@
-"""Blocks whose f is attention: their base, and GPT's and Llama's block, whose g is an MLP."""
+"""Blocks whose f is attention: a base class, and the block of GPT and Llama, whose g is an MLP."""
 
 from flax import linen as nn
 from jaxtyping import Array, Bool, Float
@@ -80,7 +80,7 @@ class AttentionBlock(Block):
 
 
 def _split_heads(attention: dict) -> tuple[Float[Matrices, "nodes D H G"], ...]:
-    """W_Q, W_K and W_V by query head, from one fused linear (GPT) or three (Llama)."""
+    """W_Q, W_K and W_V of each query head, from one fused linear (GPT) or three linears (Llama)."""
     if "qkv" in attention:
         kernel = attention["qkv"]["kernel"]
         return kernel[:, :, 0], kernel[:, :, 1], kernel[:, :, 2]

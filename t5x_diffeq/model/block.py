@@ -1,10 +1,10 @@
-"""What a block is: the two sub-fields f and g of a vector field, and what verbs ask of them.
+"""The base class of blocks: the two sub-fields f and g of a vector field, and optional methods.
 
 A block is an ordinary Linen module that knows nothing of time, step size or residual stream. Its
-linears and norms declare role and logical axes of their parameters (`layers.parameter.declare`), so
-a weight source can make them for any t. `docs/extending.md` shows how to write one; a config names
-it by `model.block`. f and g are required. The other methods are optional: each serves some verbs,
-which refuse a block without the method.
+linears and norms declare the role and the logical axes of their parameters
+(`layers.parameter.declare`), so a weight source can make them for any t. `docs/extending.md` shows
+how to write a block; a config names it by `model.block`. f and g are required. The other methods
+are optional: each serves some verbs, which refuse a block without the method.
 """
 
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ from t5x_diffeq.model.layers.mesh import mesh_axes, shards_over
 from t5x_diffeq.model.ode.weight_source import block_parameters
 from t5x_diffeq.system.errors import InputError
 
-Matrices = Any  # of NumPy or of JAX
+Matrices = Any  # arrays of NumPy or of JAX
 Factors = dict[str, tuple[Float[Matrices, "nodes *many D M"], Float[Matrices, "nodes *many M D"]]]
 
 
@@ -43,7 +43,7 @@ class SubFieldFlops(NamedTuple):
 
 
 class PyTorchForm(NamedTuple):
-    """How transformers reads a model of a block."""
+    """How the library transformers reads a model that is made of a block."""
 
     # the Python file that defines the model; it is copied beside the weights, as is
     # `modeling_diffeq.py`, from which it can import
@@ -51,7 +51,7 @@ class PyTorchForm(NamedTuple):
     config_class: str  # the name of its `PretrainedConfig`
     base_class: str  # the name of its model without a head
     model_class: str  # the name of its causal language model
-    # the entries of `config.json` that it reads beside the sizes that `modeling_diffeq.py` reads
+    # the entries of `config.json` that the file reads, besides those of `modeling_diffeq.py`
     config: Mapping[str, Any]
 
 
@@ -65,7 +65,7 @@ class Block(nn.Module):
     scopes: ClassVar[tuple[str, str]] = ("f", "g")  # what a profile calls the operations of f and g
     has_attention_kernel: ClassVar[bool] = False  # whether f calls the kernel of `config.attention`
     splits_length: ClassVar[bool] = False  # whether f heeds `Places.order`, as mesh.context needs
-    needs: ClassVar[Mapping[str, Any]] = {}  # keys of which it supports one value, with that value
+    needs: ClassVar[Mapping[str, Any]] = {}  # keys that must have one certain value, and the value
 
     def f(self, y: State, places: Places, deterministic: bool = True) -> State:
         """The sub-field that mixes tokens: its value at y, in `config.state_dtype`."""
@@ -83,7 +83,7 @@ class Block(nn.Module):
     def input_shapes(self) -> tuple[jax.ShapeDtypeStruct, Places]:
         """Shapes of small inputs, from which `init` makes the block's parameters.
 
-        Every attention kernel accepts their length, and each shard of a batch has a row.
+        Every attention kernel accepts their length, and each shard of the batch has one row.
         """
         c = self.config
         shape = shards_over(mesh_axes("batch")), min(c.max_length, LANES * length_shards())
@@ -109,8 +109,8 @@ class Block(nn.Module):
 
         Args:
           y: the state of the new tokens, which follow the cached ones.
-          places: the places of the new tokens; the positions of the real ones go on from the cache.
-          real: whether each is a token of its sequence, or padding at the end of its row.
+          places: the places of the new tokens; the positions of real tokens continue the cache's.
+          real: whether each new token belongs to its sequence; else it is padding at the row's end.
           cache: what `empty_cache` or `extend` returned.
         """
         raise self.lacks("extend")
@@ -135,16 +135,17 @@ class Block(nn.Module):
     # --------------------------------------------------------------- optional methods: analysis
     @nn.nowrap
     def spectral_factors(self, weights: Weights) -> Factors:
-        """Two factors A, B by name, of each product A B whose eigenvalues `analyze` shows.
+        """The factors (A, B), by name, of each product A B whose eigenvalues `analyze` shows.
 
         Args:
-          weights: the block's tree, leaves `[nodes, ...]`: NumPy's arrays in float64 for `analyze`,
-            JAX's in a compiled function for `train.figure_every`; use their methods.
+          weights: the block's tree, leaves `[nodes, ...]`. The leaves are float64 arrays of NumPy
+            for `analyze`, and traced arrays of JAX for `train.figure_every`, so use only the
+            methods that both have.
         """
         raise self.lacks("spectral_factors")
 
     def attention_matrix(self, y: State, places: Places) -> Float[Array, "B H L L"]:
-        """How much each token (third axis) takes from each (fourth axis) in f; rows sum to 1."""
+        """How much each token (third axis) takes from each token (fourth axis); rows sum to 1."""
         raise self.lacks("attention_matrix")
 
     @nn.nowrap
@@ -157,7 +158,7 @@ class Block(nn.Module):
         )
 
 
-_OPTIONAL = {  # what each method is for, and the sub-fields that it is about
+_OPTIONAL = {  # what each method is for, and the sub-fields that the method describes
     "empty_cache": ("generation", "f"),
     "extend": ("generation", "f"),
     "flops": ("counting FLOPs", "fg"),
@@ -184,7 +185,7 @@ def can_split_length(kind: type[Block]) -> bool:
 
 
 def _depth(kind: type[Block], name: str) -> int:
-    """How many bases above the class define its attribute of this name."""
+    """The place, in the class's method resolution order, of the class that defines `name`."""
     return next(n for n, base in enumerate(kind.__mro__) if name in vars(base))
 
 

@@ -18,8 +18,10 @@ from t5x_diffeq.system.errors import InputError
 
 VOCAB_MULTIPLE = 128
 ACTIVATIONS = {"gpt": ("gelu", "relu"), "llama": ("silu", "gelu")}  # the first is the default
-_MOST_UNROLLED = 32  # solver steps in a loop's body, which takes 2 to 3 times as long to compile
-# With the compiler of jax 0.10, two slices would gather each other's states for this layout.
+# The most solver steps in a loop's body. Such a body takes 2 to 3 times as long to compile.
+_MOST_UNROLLED = 32
+# Row-major states need jax 0.12. The compiler of jax 0.10 would make two slices of TPUs gather each
+# other's states for this layout.
 _ROW_MAJOR_SINCE = (0, 12)
 # The keys that only llama obeys, with the values that gpt must leave them at: gpt has learned
 # positions, biases everywhere and a tied head.
@@ -28,7 +30,7 @@ _LLAMA_KEYS = {"qkv_bias": False, "rope_theta": BASE, "rope_scaling": (), "tied_
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig(ModelKeys):
-    """The keys of `config.model`, with what its data and the platform determine."""
+    """The keys of `config.model`, and the values that the data and the platform determine."""
 
     vocab_size: VocabSize = field()  # the vocabulary size of the tokenizer
     max_length: int  # the longest sequence, in tokens: `config.data.sequence_length`
@@ -37,7 +39,7 @@ class ModelConfig(ModelKeys):
 
     @classmethod
     def of(cls, keys: ModelKeys, vocab_size: int, max_length: int) -> "ModelConfig":
-        """Makes one from `config.model`, the vocabulary size and the sequence length.
+        """Makes a config from `config.model`, the vocabulary size and the sequence length.
 
         Raises:
           InputError: if values can't be used together, or `model.vocab_size` isn't the tokenizer's.
@@ -93,7 +95,9 @@ class ModelConfig(ModelKeys):
         return replace(config, scan_unroll=-(-self.num_steps // parts) if unrolled else 1)
 
     def at_depth(self, num_steps: int | None, scheme: str | None = None) -> "ModelConfig":
-        """The same model, with the same parameters, on another grid; None: its own N, or scheme.
+        """The same model, with the same parameters, on another grid.
+
+        None keeps the model's own number of steps, or its own scheme.
 
         Raises:
           InputError: if the weights, or the scheme, exist only on the model's own grid; if the
@@ -258,7 +262,7 @@ class ModelConfig(ModelKeys):
 
     @property
     def dt(self) -> float:
-        """dt: `"c/N"` is the ODE dy/dt = c F on [0, 1], `"1"` the classical residual network."""
+        """The factor of a step, c/N for the ODE dy/dt = c F on [0, 1], 1 for a residual network."""
         c, is_divided, _ = self.step_size.partition("/N")
         return float(c) / self.num_steps if is_divided else 1.0
 

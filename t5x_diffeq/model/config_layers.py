@@ -58,7 +58,8 @@ def mlp_of(config: ModelConfig) -> MLP:
 def output_std(config: ModelConfig) -> float:
     """Standard deviation at initialisation of kernels that write to the residual stream.
 
-    N residual additions with step size 1 make the stream grow; additions with 1/N do not.
+    N residual additions with step size 1 make the stream grow, so their kernels begin smaller, as
+    in GPT-2 (Radford et al. 2019); additions with step size 1/N do not.
     """
     return 0.02 / sqrt(2 * config.num_steps) if config.step_size == "1" else 0.02
 

@@ -1,4 +1,4 @@
-"""FLOPs of an optimizer step, by formula, and the fraction of the hardware's peak that it reaches.
+"""The FLOPs of an optimizer step, by formula, and the fraction of the peak FLOP/s that it reaches.
 
 MFU, model FLOPs utilisation (Chowdhery et al. 2022, appendix B): the FLOPs that the model needs,
 over the FLOPs that devices could do in the time. A multiply-add is two FLOPs; only matrix products
@@ -155,6 +155,8 @@ def mfu(model_flops: float, seconds: float, num_devices: int, peak_flops: float)
     """Model FLOPs utilisation, as a fraction of 1.
 
     Args:
+      model_flops: the FLOPs that the model needs (`StepFlops.model`), of the whole batch.
+      seconds: how long they take.
       peak_flops: peak FLOP/s of a device (`chips.py`).
     """
     return model_flops / (seconds * num_devices * peak_flops)

@@ -148,7 +148,7 @@ class LanguageModel(nn.Module):
         return other
 
     def __call__(self, tokens: Tokens, deterministic: bool = True) -> Logits:
-        """The logits of each token's successor."""
+        """The logits of each token's successor; a row of tokens is one document."""
         return self.logits(self.hidden(tokens, self.weights(), None, deterministic))
 
     def state_and_head(
@@ -163,7 +163,7 @@ class LanguageModel(nn.Module):
 
         Args:
           weights: leaves `[nodes, ...]`; None: they are made here.
-          rates: running costs, whose means over depth are returned third (`solve`).
+          rates: the rates of running costs; their means over depth are returned third (`solve`).
         """
         weights = self.weights() if weights is None else weights
         y, costs = self._hidden_and_costs(tokens, weights, places, deterministic, rates)
@@ -276,7 +276,7 @@ class LanguageModel(nn.Module):
         return sub_fields.solve(self.config, weights, y, places, key, rates)
 
     def trajectory(self, tokens: Tokens, weights: Weights) -> States:
-        """The states at t = 0, dt, ..., 1."""
+        """The states at t = 0, 1/N, ..., 1; a row of tokens is one document."""
         c = self.config
         places = in_one_document(tokens)
         return trajectory(

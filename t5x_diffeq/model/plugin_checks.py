@@ -29,7 +29,7 @@ from t5x_diffeq.model.ode.weight_source import (
 from t5x_diffeq.model.sub_fields import block_of_shapes
 from t5x_diffeq.system.errors import InputError, describe_foreign
 
-# They replace the model's own sizes, because a check differentiates each leaf of the weights by
+# These replace the model's own sizes, because a check differentiates each leaf of the weights by
 # itself.
 _SMALL: dict[str, Any] = {
     "block": None,
@@ -42,7 +42,7 @@ _SMALL: dict[str, Any] = {
     "attention": "xla",
 }
 
-# How far rounding to bfloat16 may move the gradient of a P from e(t)^T dW, relative to its norm.
+# The relative error that rounding to bfloat16 may cause, in the gradient of a P or in dW/dt.
 _ROUNDING = 0.02
 
 
@@ -53,8 +53,8 @@ def check_block(config: ModelConfig) -> None:
     state.
 
     Raises:
-      InputError: if it has no f or no g, or if one of them can't be traced, or returns another
-        shape than the state's.
+      InputError: if the block has no f or no g, or if one of them can't be traced, or returns
+        another shape than the state's.
     """
     block, named = block_of_shapes(config), f"model.block={config.block}"
     y, places = block.input_shapes()
@@ -85,10 +85,11 @@ def check_source(config: ModelConfig, depths: Sequence[int] = ()) -> None:
     """Checks the source that `model.weights` names, on a small block of the architecture.
 
     Raises:
-      InputError: if a parameter isn't made by `declare`; if the weights aren't the block's tree,
-        one for each time; if a P has no e(t), or W isn't linear in P e(t); if a weight has no
-        gradient; if a source has `stored`, and its weights aren't its parameters; or if its
-        parameters differ at one of the `depths`.
+      InputError: if the source makes no weights; if a parameter isn't made by `declare`; if the
+        weights aren't the block's tree, one for each time; if a P has no e(t), or W isn't linear in
+        P e(t); if `derivative` isn't dW/dt; if a weight isn't finite, or has no gradient; if a
+        source has `stored`, and its weights aren't its parameters; or if its parameters differ at
+        one of the `depths`.
     """
     small, named = replace(config, **_SMALL), f"model.weights={config.weights}"
     times = jnp.asarray(nodes(small))
@@ -180,7 +181,7 @@ def _derivative_is_right(source: WeightSource, params: Any, times: Times) -> Arr
     if not source.any_time or derivative is WeightSource.derivative:
         return jnp.array(True)
     exact = source.clone(dtype=jnp.float32, parent=None, name=None)
-    # Backwards, because our own products P e(t) define no derivative forwards.
+    # In reverse mode, because the custom gradient of P e(t) has no forward mode (`contraction`).
     weights, pull_back = jax.vjp(lambda times: exact.apply({"params": params}, times), times)
     directions = jax.tree.map(lambda w: jax.random.normal(jax.random.key(w.size), w.shape), weights)
     (expected,) = pull_back(directions)

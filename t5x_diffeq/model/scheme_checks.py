@@ -30,8 +30,8 @@ def check_scheme(config: ModelConfig) -> None:
     Raises:
       InputError: if a step can't be taken, or evaluates f or g another number of times than the
         scheme says; if it changes the shape or dtype of the state or of the memory; if it returns a
-        state that isn't finite, or mixes tokens; if it isn't the layer that the scheme says; or if
-        a leaf has no gradient.
+        state that isn't finite, or mixes tokens; if it isn't a step of the `layer` that the scheme
+        says; if the scheme has no `end` but needs one; or if a leaf has no gradient.
     """
     small = replace(config, block=None, embed_dim=_WIDTH, num_heads=1, num_kv_heads=None)
     scheme, N = solvers.find_scheme(config.scheme), config.num_steps

@@ -1,4 +1,4 @@
-"""A config's block as a vector field, for whole passes from t = 0 to t = 1 and for new tokens."""
+"""Makes a config's block a vector field, for passes from t = 0 to t = 1 and for new tokens."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,8 +26,8 @@ def make_block(config: ModelConfig) -> Block:
     """The block that the config names, without a parent module.
 
     Raises:
-      InputError: if no block has that name, if its arguments don't fit, or if the config has
-        another value of a key that it `needs`.
+      InputError: if no block has that name, if its arguments don't fit, or if a key has another
+        value than the block `needs`.
     """
     if config.block is None:
         return TransformerBlock(config, parent=None)
@@ -44,9 +44,9 @@ def make_block(config: ModelConfig) -> Block:
 
 
 def block_of_shapes(config: ModelConfig) -> Block:
-    """The block for reading the shapes of its parameters.
+    """A block from which to read the shapes of its parameters.
 
-    It has XLA's attention, which accepts lengths that the config's own kernel, or a mesh, may not.
+    It has XLA's attention, which accepts lengths that the config's own kernel or a mesh may refuse.
     """
     return make_block(replace(config, attention="xla"))
 
@@ -106,7 +106,7 @@ def has_method(config: ModelConfig, method: str) -> bool:
 
 
 def need_methods(config: ModelConfig, methods: tuple[str, ...]) -> None:
-    """Checks that the config's block has these optional methods (else `InputError`)."""
+    """Raises an InputError unless the config's block has these optional methods."""
     for method in methods:
         if not has_method(config, method):
             raise make_block(config).lacks(method)
@@ -129,7 +129,7 @@ def cached_sub_fields(
 
 
 def vector_field(config: ModelConfig, places: Places) -> Callable[[Array | None], VectorField]:
-    """The function from a step's dropout key, or None for no dropout, to the block as a field."""
+    """A function that takes a step's dropout key (None: no dropout) and returns f and g."""
     block = make_block(config)
     f, g = (nn.apply(method, block) for method in (type(block).f, type(block).g))
 
@@ -162,7 +162,7 @@ def solve(
       key: the dropout key; None: no dropout.
       rates: the rates that are integrated along the trajectory.
     """
-    # Once per pass: in the field, every evaluation would exchange the tokens between devices.
+    # Tokens are exchanged once per pass. Inside the field, every evaluation would exchange them.
     y, places = to_zigzag(y, places)
 
     def field(places: Places) -> FieldOfKey:

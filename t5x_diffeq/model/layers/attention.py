@@ -81,7 +81,7 @@ class Attention(nn.Module):
         """The attention output, not yet scaled by the step size; and the cache, {} without one.
 
         Args:
-          cache: keys and values of the tokens before, `[B, length, K, G]`; None if there are none.
+          cache: keys and values of earlier tokens, `[B, length, K, G]`; None: attend to `x` alone.
         """
         q, k, v = self._heads(x, places.positions)
         if cache is None:
@@ -104,7 +104,8 @@ class Attention(nn.Module):
             q, k, v = qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2]
         else:
             q, k, v = self.query(x), self.key(x), self.value(x)
-        # Named before the rotation, which makes q float32: kept, it would take twice the memory.
+        # The name precedes the rotation, which makes q float32: storing that would take twice the
+        # memory.
         q, k, v = (checkpoint_name(a, "qkv") for a in (q, k, v))
         if self.qk_norm != "none":
             q, k = self.query_norm(q), self.key_norm(k)
@@ -132,7 +133,7 @@ def empty_keys_and_values(shape: tuple[int, int, int, int], dtype: DTypeLike) ->
 def _write(
     cache: Cache, k: Float[Array, "B L K G"], v: Float[Array, "B L K G"], positions: Positions
 ) -> Cache:
-    """The cache with k and v at their positions, in place."""
+    """The cache with k and v written at their positions."""
     rows = jnp.arange(len(k))[:, None]
     new = {"keys": k, "values": v}
     return {name: cache[name].at[rows, positions].set(new[name]) for name in new}

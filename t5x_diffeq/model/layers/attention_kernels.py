@@ -28,7 +28,7 @@ from t5x_diffeq.system.errors import InputError
 
 HEADS = ("batch", "length", "heads", "head_dim")
 LANES = 128  # width of a TPU's vector registers; splash blocks are multiples of it
-_LEAST_OF_TRITON = 16  # width of a head: Triton's products are at least so wide
+_LEAST_OF_TRITON = 16  # the narrowest head: Triton's products are at least this wide
 _CHECKPOINT_NAME = "attention"  # name of the kernel's output for remat policies
 
 Queries = Float[Array, "B L H G"]
@@ -48,6 +48,8 @@ def choose(
 
     Args:
       platform: "cpu", "gpu" or "tpu".
+      length: tokens of a sequence.
+      segments: whether a row holds several documents, which attention must not cross.
       shards: the number of devices that share each sequence.
       capability: CUDA's compute capability of the GPU, such as "9.0"; None if unknown.
     """
@@ -99,7 +101,8 @@ def check_kernel(
     """The reason why the kernel named in the config runs as it does on this platform.
 
     Raises:
-      InputError: if the platform doesn't have the kernel for these shapes, saying why.
+      InputError: if the platform doesn't have the kernel for these shapes, or if a block size
+        is given that doesn't fit.
     """
     shapes = (platform, dtype, head_dim, length)
     best, reason = choose(*shapes, segments, shards, capability)
@@ -133,11 +136,11 @@ def _chunks(shards: int) -> int:
 
 
 def splash_block(kernel: str, length: int, head_dim: int, shards: int = 1) -> int:
-    """The queries, and the keys, in a block of the kernel `splash`, or `splash:SIZE`.
+    """The number of queries, and of keys, in a block of the kernel `splash`, or `splash:SIZE`.
 
-    SIZE divides the length of training (see `check_kernel`). For a length that it doesn't divide,
-    such as that of a shorter text, the size is chosen. Blocks of 2048 don't fit a TPU's VMEM, and
-    if a head is wider than the lanes, blocks of 1024 don't fit on every kind of TPU.
+    SIZE divides the length of training (see `check_kernel`). For a length that SIZE doesn't divide,
+    such as the length of a shorter text, the largest size that fits is chosen. Blocks of 2048 don't
+    fit a TPU's VMEM; if a head is wider than the lanes, blocks of 1024 don't fit on every TPU.
     """
     _, _, block_size = kernel.partition(":")
     fitting = (1024, 512, 256, LANES) if head_dim <= LANES else (512, 256, LANES)
@@ -169,7 +172,7 @@ def causal_attention(
         return triton_attention(q, k, v, segments)
     if kernel.startswith("splash"):
         return splash_attention(q, k, v, segments, order, kernel)
-    q = q.astype(k.dtype)  # these kernels scale the scores, in float32
+    q = q.astype(k.dtype)  # unlike splash, these kernels scale the scores themselves, in float32
     if order is not None:
         by_token = spec_of(HEADS[:2])
         mixed = on_local_tokens(attend_in_order, (order, by_token), q, k, v, segments)

@@ -1,4 +1,4 @@
-"""Sequences that are too long for a device, split over the mesh axes of the logical axis `length`.
+"""Splits sequences that are too long for a device over the mesh axes of the logical axis `length`.
 
 Each of C devices holds two of a sequence's 2 C chunks: device i the chunks i and 2 C - 1 - i. In
 this zig-zag order all devices have the same number of causal scores to compute, because a chunk
@@ -25,13 +25,13 @@ def length_shards() -> int:
 
 
 def zigzag_order(length: int, shards: int) -> Int[np.ndarray, " L"]:
-    """The index in its row of each token, in the order in which `shards` devices hold them."""
+    """Each token's index in its row, in the order in which `shards` devices hold the tokens."""
     chunks = np.arange(length, dtype=np.int32).reshape(2 * shards, -1)
     return np.stack([chunks[:shards], chunks[: shards - 1 : -1]], axis=1).reshape(-1)
 
 
 def to_zigzag(y: State, places: Places) -> tuple[State, Places]:
-    """A state and its places with the tokens in zig-zag order; the same if nothing splits them.
+    """A state and its places with the tokens in zig-zag order; unchanged if C = 1.
 
     The length must be divisible by 2 C.
     """
@@ -110,10 +110,10 @@ def _exchange(x: Array, back: bool = False) -> Array:
 
 
 def _exchange_halves(x: Array, back: bool) -> Array:
-    """One device's part. In a row's own order device i has the chunks 2 i and 2 i + 1.
+    """One device's part. In a row's own order, device i has the chunks 2 i and 2 i + 1.
 
-    Chunk n goes to device min(n, 2 C - 1 - n). So a device gets an even chunk and an odd one, and
-    which of the two comes first depends on whether its own number is even.
+    Chunk n goes to device min(n, 2 C - 1 - n). So each device gets an even chunk and an odd chunk.
+    On devices with an even number the even chunk comes first, on the others the odd chunk.
     """
     axes = mesh_axes("length")
     shards = jax.lax.axis_size(axes)

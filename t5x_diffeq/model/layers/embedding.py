@@ -92,6 +92,7 @@ def _rows_backward(
         local = indices - (jax.lax.axis_index(vocab) * num_rows if vocab else 0)
         is_here = (local >= 0) & (local < num_rows)
         d_table = jnp.zeros((num_rows, d_vectors.shape[-1]), jnp.float32)
+        # `drop` alone isn't enough: negative indices would count from the end.
         d_table = d_table.at[jnp.where(is_here, local, num_rows)].add(d_vectors, mode="drop")
         return sum_shards(d_table, (*rows, *length), width)
 

@@ -1,9 +1,10 @@
-"""Products of an activation and a weight on fp8 operands, at twice the rate of bfloat16 ones.
+"""Products of activations and weights with fp8 operands, at twice the rate of bfloat16 operands.
 
-The operands are e4m3, the gradient that arrives is e5m2 (Micikevicius et al. 2022); each is scaled
-so that its largest entry is the largest that its dtype holds. The scale is of the array itself and
-not of earlier steps' (delayed scaling), so there is no state, and W(t) can differ from step to step
-of the solver. GPUs sum in float32 (CPUs may sum in bfloat16); results are rounded to bfloat16.
+The operands are e4m3, and the gradient that arrives is e5m2 (Micikevicius et al. 2022). Each is
+scaled so that its largest entry is the largest number of its dtype. The scale is computed from the
+array itself and not from earlier steps (delayed scaling). So there is no state, and W(t) can differ
+from one solver step to the next. GPUs sum in float32 (CPUs may sum in bfloat16); results are
+rounded to bfloat16.
 """
 
 from functools import partial
@@ -85,8 +86,8 @@ def _product(
     contracted: tuple[tuple[int, ...], tuple[int, ...]],
     dtypes: tuple[DTypeLike, DTypeLike],
 ) -> Array:
-    # The product of the fp8 arrays themselves: XLA drops a conversion to fp8 that is followed by
-    # one back, and its cuBLAS call wants a result in bfloat16.
+    # The fp8 arrays themselves are multiplied, because XLA drops a conversion to fp8 that is
+    # followed by a conversion back. XLA's cuBLAS call needs a result in bfloat16.
     left, right = (each.values(dtype) for each, dtype in zip((x, y), dtypes, strict=True))
     sums = jax.lax.dot_general(
         left, right, (contracted, ((), ())), preferred_element_type=jnp.bfloat16

@@ -30,7 +30,7 @@ class Linear(nn.Module):
     init_std: float = 0.02
     writes_residual: bool = False
     dtype: DTypeLike = jnp.float32
-    # whether `x W` is computed on fp8 operands (`fp8.fp8_tensordot`); a branch's never is
+    # whether `x W` has fp8 operands (`fp8.fp8_tensordot`); the low-rank branch never has
     fp8: bool = False
     # whether batch and length are one axis of the product. The gradient of W contracts over them,
     # and with two axes a CPU first transposes the whole output; the copy outlasts the product.
@@ -69,6 +69,6 @@ class Linear(nn.Module):
                 "bias",
                 writes_residual=self.writes_residual,
             )
-            # Added in float32, as the bias's gradient is a sum over all tokens; rounded once.
+            # The sum is in float32, because the bias's gradient is a sum over all tokens.
             y = (y.astype(jnp.float32) + bias.astype(jnp.float32)).astype(self.dtype)
         return y.reshape(*leading, *self.shape[self.num_inputs :])

@@ -1,4 +1,4 @@
-"""Which mesh axes a logical axis lies on, and functions that see one device's part of an array."""
+"""Finds the mesh axes of logical axes, and calls functions on each device's part of an array."""
 
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
@@ -8,7 +8,7 @@ from flax import linen as nn
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
-Rule = tuple[str, str | tuple[str, ...] | None]  # from a logical axis to mesh axes
+Rule = tuple[str, str | tuple[str, ...] | None]  # a logical axis, and the mesh axes that split it
 Rules = tuple[Rule, ...]
 
 

@@ -23,13 +23,13 @@ _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 def activate(
     activation: str, x: Array, up: Array | None = None, prevent_cse: bool = False
 ) -> Array:
-    """a(x), or gated, a(x) * up: computed in float32, and rounded once to the inputs' dtype.
+    """a(x), or a(x) * up if there is a gate, in float32; rounded once to the dtype of x.
 
     In bfloat16, GELU's 1 + tanh(...) has few correct digits where x is negative. As the error is a
     function of x, it doesn't average out over tokens, unlike the other roundings of a pass. The
     backward pass recomputes the activation, so no float32 array is stored for it. Outside of a
     loop, XLA would merge the recomputation with the forward pass and store the array after all;
-    `prevent_cse` forbids it.
+    `prevent_cse` forbids this.
     """
 
     @partial(jax.checkpoint, prevent_cse=prevent_cse)
@@ -43,7 +43,7 @@ def activate(
 
 
 class MLP(nn.Module):
-    """`down(a(up(x)))`, or gated, `down(a(gate(x)) * up(x))` (Shazeer 2020), a the activation."""
+    """`down(a(up(x)))`, or gated, `down(a(gate(x)) * up(x))` (Shazeer 2020); a: `activation`."""
 
     embed_dim: int
     mlp_dim: int

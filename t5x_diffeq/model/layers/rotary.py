@@ -130,7 +130,7 @@ def _scale_yarn(
     return (divided * (1 - kept) + frequencies * kept).astype(np.float32), attention_factor
 
 
-# By name: the function, and what its numbers are.
+# By name: the function, and the names of its numbers.
 SCALINGS: dict[str, tuple[Callable[..., tuple[Frequencies, float]], tuple[str, ...]]] = {
     "linear": (_scale_linear, ("factor",)),
     "llama3": (
@@ -145,7 +145,7 @@ SCALINGS: dict[str, tuple[Callable[..., tuple[Frequencies, float]], tuple[str, .
 
 
 def check_scaling(scaling: Scaling) -> None:
-    """Checks that a `model.rope_scaling` is () or a scaling with its numbers."""
+    """Raises an InputError unless a `model.rope_scaling` is () or a scaling with its numbers."""
     if not scaling:
         return
     name = scaling[0]

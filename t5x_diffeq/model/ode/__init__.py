@@ -1,1 +1,1 @@
-"""The one idea: weights that are functions of depth, and a solver that integrates through them."""
+"""The idea: weights that are functions of depth, and a solver that integrates with them."""

@@ -1,7 +1,7 @@
-"""W0 + P e(t) for all times, and its derivative: each device on its own shard.
+"""Computes W0 + P e(t) for all times, and its gradient; each device has its own shard.
 
 The P of a kernel is T times as large as the kernel. With its gradient and Adam's moments it is most
-of what an optimizer step touches besides the activations, so both passes are written by hand, and
+of what an optimizer step touches besides the activations. So both passes are written by hand, and
 neither moves P between devices.
 """
 

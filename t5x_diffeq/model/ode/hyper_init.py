@@ -1,7 +1,7 @@
 """Time embeddings e(t), and the hypernetwork's initial scales and step multipliers (`model.init`).
 
-S frequencies, an embedding of width T; s = 0.5 / sqrt(fan_in) is the standard deviation of W(t) at
-initialisation:
+There are S frequencies and an embedding of width T; s = 0.5 / sqrt(fan_in) is the standard
+deviation of W(t) at initialisation:
 
     parameter               init="paper"      init="invariant"       multiplier ("invariant")
     Linear1 kernel          N(0, 0.02^2)      N(0, 1 / S)            1 / 2
@@ -123,7 +123,7 @@ class HyperInit:
 
     @property
     def summed(self) -> float:
-        """The same factor for P, whose T kernels are summed."""
+        """Factor on the optimizer's step for P, which makes W(t) as a sum of T kernels."""
         return 1.0 if self.init == "paper" else 1 / (2 * self.T)
 
     def std(self, leaf: Parameter) -> float:

@@ -1,7 +1,7 @@
 """Integration of the residual stream: a scan over solver steps whose weights are already made.
 
-What a scan carries is the scheme's memory, which is the state alone unless the scheme remembers
-more. If its memory grows from step to step, the steps are unrolled.
+The scan carries the scheme's memory, which is the state alone unless the scheme remembers more. If
+the memory grows from step to step, the steps are unrolled.
 """
 
 import inspect
@@ -22,15 +22,15 @@ from t5x_diffeq.system.errors import InputError
 
 FieldOfKey = Callable[[Array | None], VectorField]
 Args = Any  # what a field reads beside weights and state: a tree of arrays without a gradient
-StepInputs = tuple[Tree, Array | None]  # weights and dropout key of a step, or stacked of all
+StepInputs = tuple[Tree, Array | None]  # weights and dropout key of a step, or all steps' stacked
 Step = Callable[[Memory, StepInputs], Memory]
-_Cache = Any  # of one evaluation of a sub-field, what it keeps of earlier tokens: a tree of arrays
+_Cache = Any  # what one evaluation of f keeps of earlier tokens: a tree of arrays
 SubFieldWithCache = Callable[[Tree, Vector, _Cache], tuple[Vector, _Cache]]
 
 # What "keep:..." can name: values that the layers mark with `checkpoint_name`.
 CHECKPOINT_NAMES = ("qkv", "attention", "mlp", "fp8")
-# Primitives of which all results are kept with a name. cuDNN's backward pass needs not only the
-# output but also the log-sum-exp of the scores, and the forward kernel would run again for it.
+# By name, a primitive whose results are kept, all of them. cuDNN's backward pass needs the output
+# and the log-sum-exp of the scores; if either is missing, the forward kernel runs again.
 _KEPT_PRIMITIVES = {"attention": "dot_product_attention_fwd"}
 
 
@@ -49,7 +49,7 @@ def integrate(
     row_major: bool = False,
     key: Array | None = None,
 ) -> Vector:
-    """y(1) from y(0); with its running cost, if y is a `StateWithCost`.
+    """Integrates y from t = 0 to t = 1; with its running costs, if y is a `StateWithCost`.
 
     Args:
       field: the vector field, given `args` and then the dropout key of the step (one key per step,
@@ -61,10 +61,10 @@ def integrate(
       remat: "none", "dots", "full", or "keep:a,b" (store the values named a and b, each one of
         `CHECKPOINT_NAMES`).
       unroll: how many solver steps one iteration of the compiled loop computes.
-      kept_dtype: dtype in which "full" stores the state of each step for the backward pass; None
-        stands for the state's own, in which a scheme's memory is always stored.
-      row_major: whether the last axis of what the scan carries must be contiguous in memory. Left
-        to itself, XLA carries a TPU's state as the last product writes it, with the length
+      kept_dtype: dtype in which "full" stores the state of each step for the backward pass; None:
+        the state's own dtype. A memory that is more than the state is stored in its own dtypes.
+      row_major: whether the last axis of what the scan carries must be contiguous in memory.
+        Otherwise XLA carries a TPU's state as the last product writes it, with the length
         contiguous, and the backward pass copies each stored state before a norm reads it.
     """
     solver = find_scheme(scheme)
@@ -98,7 +98,7 @@ def trajectory(
     num_steps: int,
     step_size: float,
 ) -> Vector:
-    """The states at t = 0, dt, ..., 1; takes the arguments of `integrate`."""
+    """The N + 1 states at t = 0, 1/N, ..., 1, stacked; the arguments are those of `integrate`."""
     solver = find_scheme(scheme)
     step = step_function(field(args), scheme, step_size)
     inputs = step_inputs(weights, scheme, num_steps, key=None)
@@ -120,10 +120,10 @@ def integrate_with_caches(
 ) -> tuple[Vector, list[_Cache]]:
     """y(1) from y(0) of new tokens, and the caches of f with these tokens added.
 
-    A scheme's step evaluates sub-fields of weights and state, as in a textbook, and knows no
-    cache, so this function gives each evaluation of f its own. The scheme's memory holds the new
-    tokens alone. The steps are unrolled: for a token or two, most of the time goes into reading
-    weights, and a scan would first copy the weights of each step.
+    A scheme's step evaluates sub-fields of weights and state, as in a textbook, and knows of no
+    cache. So this function gives each evaluation of f a cache of its own. The scheme's memory holds
+    the new tokens alone. The steps are unrolled: for a token or two, most of the time goes into
+    reading weights, and a scan would first copy the weights of each step.
 
     Args:
       weights: the weights of each step, from `weights_by_step`.
@@ -211,8 +211,8 @@ def _with_remat(step: Step, remat: str, unroll: int) -> Step:
     elif remat != "full":
         policy = _keep_policy(remat)
     # Inside a scan, XLA can't merge the recomputation with the forward pass. If steps are unrolled,
-    # it can, unless `prevent_cse` forbids it. It may with "dots" and "keep": XLA then stores what
-    # it would compute twice, which on an H100 is faster.
+    # XLA can, unless `prevent_cse` forbids it. With "dots" and "keep" it is allowed: XLA then
+    # stores what it would compute twice, which is faster on an H100.
     return jax.checkpoint(step, policy=policy, prevent_cse=unroll > 1 and remat == "full")
 
 
@@ -226,9 +226,9 @@ def _scan_and_recompute(
 ) -> Vector:
     """The scan, with a backward pass that recomputes each step from its inputs.
 
-    Nothing but these inputs is stored, the states in `kept_dtype`. Float32 states would take twice
-    the memory of bfloat16 ones. The norm that reads a state rounds its result to bfloat16 anyway,
-    so the gradient is as accurate.
+    Only these inputs are stored, and the states among them in `kept_dtype`. Float32 states would
+    take twice the memory of bfloat16 states. The norm that reads a state rounds its result to
+    bfloat16 anyway, so the gradient is as accurate.
     """
     dtype = y.dtype
 
@@ -308,7 +308,7 @@ def _keep_policy(remat: str) -> Callable[..., bool]:
 
 
 def kept_names(remat: str) -> tuple[str, ...]:
-    """a and b of the `model.remat` "keep:a,b"; InputError if a value has no such name."""
+    """The names (a, b) in the `model.remat` "keep:a,b"; an InputError if one is unknown."""
     names = tuple(remat.removeprefix("keep:").split(","))
     for name in names:
         if name not in CHECKPOINT_NAMES:
@@ -342,7 +342,8 @@ def integrate_field(
       keep: whether to return the states at t = 0, 1/N, ..., 1, stacked, instead of the last one.
 
     Raises:
-      InputError: if there is no such scheme, or the weights have another number of nodes.
+      InputError: if there is no such scheme, if the weights have no leaves or another number of
+        nodes, or if the field doesn't map W and y to a derivative of y.
     """
     times = grid(scheme, num_steps).reshape(-1)
     stacked = weights(jnp.asarray(times)) if callable(weights) else weights

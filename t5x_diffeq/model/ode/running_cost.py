@@ -1,7 +1,7 @@
 """The running cost of a trajectory: the integral over depth of a rate of each token.
 
-Optimal control knows it as the Lagrangian of a trajectory, which is added to the cost of the state
-at t = 1. The state carries its costs, so every scheme integrates both: dy/dt = F(y; W) and
+In optimal control the rate is called the Lagrangian, and its integral is added to the cost of the
+state at t = 1. The state carries its costs, so every scheme integrates both: dy/dt = F(y; W) and
 dc/dt = rate(y, F). A splitting scheme, which moves the state by f and by g in turn, is charged for
 each motion.
 """
@@ -28,7 +28,7 @@ class StateWithCost:
     Attributes:
       y: the state, `[B, L, D]`.
       costs: the integral of each rate, `[B, L]`, float32.
-      rates: the rates.
+      rates: the rate of each cost.
     """
 
     y: Any  # JAX makes trees of placeholders, too, so no shape is checked here
@@ -65,7 +65,7 @@ class StateWithCost:
         return StateWithCost(self.y / divisor, tuple(c / divisor for c in self.costs), self.rates)
 
     def moved_by(self, velocity: State) -> "StateWithCost":
-        """The rates at which the state and its costs change."""
+        """The derivative of the state and of its costs, if the state moves with `velocity`."""
         rates = tuple(rate(self.y, velocity) for rate in self.rates)
         return StateWithCost(velocity, rates, self.rates)
 

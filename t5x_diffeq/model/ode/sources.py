@@ -90,7 +90,7 @@ SOURCES: dict[str, type[WeightSource]] = {
 
 
 class _NoBlock(nn.Module):
-    """In place of a block, where a source is only asked about itself."""
+    """Stands in for the block of a source that is only asked about itself."""
 
 
 def source_of(config: ModelKeys, **attributes: Any) -> WeightSource:

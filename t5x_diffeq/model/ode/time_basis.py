@@ -6,9 +6,9 @@
                                                      lines between; constant before 1/K
 
 With c = 1000 the sinusoids turn many times within a solver step, so W(t) is noise between the nodes
-of the trained grid. The others are smooth over 1/K. They are functions on [0, 1] whatever the grid:
-`table:K` has a row of e for each node of Euler's grid of K steps, and any other grid reads between
-these rows.
+of the trained grid. The other bases hardly change over a time of less than 1/K. They are functions
+on [0, 1] whatever the grid: `table:K` has a row of e for each node of Euler's grid of K steps, and
+any other grid interpolates between these rows.
 """
 
 from collections.abc import Callable
@@ -28,7 +28,7 @@ from t5x_diffeq.model.layers.array_types import Times
 from t5x_diffeq.system.errors import InputError, describe_foreign
 
 Features = Float[Array, "nodes features"]
-_SAMPLES = 1000  # of t, for means over [0, 1]
+_SAMPLES = 1000  # samples of t, for means over [0, 1]
 
 
 class TimeBasis:
@@ -43,8 +43,8 @@ class TimeBasis:
     polynomial: ClassVar[bool] = False
     # whether e(t) is a linear function of gamma(t); else two linear layers make it, as in the paper
     linear: ClassVar[bool] = True
-    # whether the functions oscillate between the nodes or have kinks at them, so that their values
-    # at the nodes don't determine them in between
+    # whether the functions oscillate between the nodes or have kinks at the nodes, so that their
+    # values at the nodes don't determine their values between the nodes
     rough: ClassVar[bool] = False
 
     def __call__(self, times: Times) -> Features:
@@ -74,7 +74,7 @@ class Sinusoids(TimeBasis):
     """[t, sin(c t w), cos(c t w)], w_j = 10000^(-j/S)."""
 
     num_frequencies: int = 64  # S
-    time_scale: float = 1000.0  # c, 1000 in the paper. As bfloat16, 1000 t would be noise.
+    time_scale: float = 1000.0  # c, 1000 in the paper; in bfloat16, 1000 t would be noise
     count: int = field(init=False)  # 2 S + 1
 
     linear: ClassVar[bool] = False
@@ -144,7 +144,7 @@ class Table(TimeBasis):
 
     @property
     def mean_square(self) -> float:
-        """1, its value at every knot, where one hat is 1 and the others are 0."""
+        """1, the sum at every knot, where one hat is 1 and the others are 0; no mean over t."""
         return 1.0
 
     @property
@@ -164,7 +164,7 @@ def _values(basis: TimeBasis, times: np.ndarray) -> np.ndarray:
         return compute.result()
 
 
-TIME_BASES: dict[str, Callable[[ModelKeys, int], TimeBasis]] = {  # made of the config, and k
+TIME_BASES: dict[str, Callable[[ModelKeys, int], TimeBasis]] = {  # functions of the config and k
     "sinusoids": lambda config, _: Sinusoids(config.num_frequencies, config.time_scale),
     "legendre:k": lambda _, k: Legendre(k),
     "table:k": lambda _, k: Table(k),
@@ -172,7 +172,12 @@ TIME_BASES: dict[str, Callable[[ModelKeys, int], TimeBasis]] = {  # made of the 
 
 
 def make_time_basis(config: ModelKeys) -> TimeBasis:
-    """The basis that `model.time_basis` names: one of `TIME_BASES`, or of another package."""
+    """The basis that `model.time_basis` names: one of `TIME_BASES`, or of another package.
+
+    Raises:
+      InputError: if another package's basis can't be made, or its values have another shape or
+        dtype than it says, aren't finite or are all zero.
+    """
     name = config.time_basis
     if is_plugin(name):
         return _load_basis(name)

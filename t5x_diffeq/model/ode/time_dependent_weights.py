@@ -1,6 +1,7 @@
 """W(t) = W0 + P e(t): the paper's hypernetwork, for any Linen block.
 
-`hyper_init` has the initial scales of its parameters, `time_basis` what e(t) is made of.
+`hyper_init` has the initial scales of its parameters; `time_basis` has the functions of time that
+e(t) is made of.
 """
 
 from dataclasses import replace
@@ -43,7 +44,7 @@ class GeneratedLayer(nn.Module):
     def __call__(
         self, features: Float[Array, "nodes features"], e: Float[Array, "nodes T"] | None
     ) -> tuple[dict[str, Float[Array, "nodes ..."]], Float[Array, "nodes T"]]:
-        """The leaves at each time, and the e(t) that makes them: `e`, or if None, the layer's."""
+        """The leaves at each time, and the e(t) that makes them: `e`; if None, the layer's own."""
         e = self.scales.embedding()(features) if e is None else e
         return {name: self._generate(name, leaf, e) for name, leaf in self.leaves.items()}, e
 
@@ -152,9 +153,9 @@ class TimeDependentWeights(WeightSource):
 
     @nn.nowrap
     def is_smooth(self) -> bool:
-        """Whether e(t) at the nodes determines it between them, and y(0) is large.
+        """Whether e(t) at the nodes determines e(t) between the nodes, and y(0) is large.
 
-        A small y(0) turns by a large angle in a step, so that W(t) fits the trained grid alone.
+        A small y(0) turns by a large angle in a step, and W(t) then fits the trained grid alone.
         """
         is_smooth = self.scales.basis.is_smooth(self.config.num_steps)
         return is_smooth and self.config.embedding_scale > 1
@@ -200,7 +201,7 @@ def projection_squares(
 ) -> dict[LeafPath, Float[Array, ""]]:
     """|dP|^2 of each P, by the path of P in `declared`, the source's parameters.
 
-    It is computed from `[nodes, nodes]` matrices, so whoever uses it needn't wait for P's gradient.
+    It is computed from `[nodes, nodes]` matrices, so its user needn't wait for P's gradient.
     """
     squares: dict[LeafPath, Array] = {}
     for path, dW in flatten_dict(d_weights).items():

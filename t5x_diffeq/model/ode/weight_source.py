@@ -1,4 +1,4 @@
-"""What a weight source is: t -> W(t), for any Linen block, and what others ask of it.
+"""The base class of weight sources, which make W(t) from t for any Linen block.
 
 A source reads shapes, logical axes and roles from the block itself. It returns the block's
 parameter tree with a leading axis of nodes: the weights of a whole forward pass, made at once
@@ -33,9 +33,9 @@ class WeightSource(nn.Module):
     """t -> W(t) for any Linen block; the base class of every source.
 
     A subclass declares parameters by `layers.parameter.declare`, with a logical axis for each
-    dimension. Muon reads what a kernel's parameter is from its leading axis: `steps`, a stack of
-    matrices; `time_embed`, the P of W(t) = W0 + P e(t), whose e(t) `with_embeddings` returns; any
-    other, a matrix itself.
+    dimension. The leading axis of a kernel's parameter tells Muon what the parameter is: `steps`, a
+    stack of matrices; `time_embed`, the P of W(t) = W0 + P e(t), whose e(t) `with_embeddings`
+    returns; any other axis, a matrix itself.
     """
 
     # the block whose weights are made; an empty module where a source is only asked about itself
@@ -56,12 +56,12 @@ class WeightSource(nn.Module):
         raise NotImplementedError
 
     def with_embeddings(self, times: Times) -> tuple[Weights, Embeddings]:
-        """The weights at `times`, and for each layer that is W0 + P e(t), its e(t)."""
+        """The weights at `times`, and the e(t) of each layer whose weights are W0 + P e(t)."""
         return self(times), {}
 
     def derivative(self, times: Times) -> Weights:
         """dW/dt at `times`: each leaf `[nodes, ...]`, float32; only where `any_time`."""
-        # In float32: the tangent of a cast to bfloat16 would be rounded, too.
+        # The clone is in float32, because the tangent of a cast to bfloat16 would be rounded, too.
         exact = self.clone(dtype=jnp.float32, parent=None, name=None)
         params = {"params": self.variables["params"]}
         return jax.jvp(lambda t: exact.apply(params, t), (times,), (jnp.ones_like(times),))[1]
@@ -97,8 +97,8 @@ def block_parameters(block: nn.Module, inputs: tuple) -> dict[LeafPath, Paramete
     """The block's parameters by path, with shapes in place of arrays; nothing is computed.
 
     Raises:
-      InputError: if there is no leaf, or one was not made by `declare` in a layer of the block, or
-        no source generates its role.
+      InputError: if the block has no leaf; or if a leaf was not made by `declare` in a layer of the
+        block, or has a role that no source generates.
     """
     variables = jax.eval_shape(block.clone(parent=None, name=None).init, jax.random.key(0), *inputs)
     leaves = flatten_parameters(variables.get("params", {}))
