@@ -42,6 +42,10 @@ def branch_off(
       config: the branch's config; None: the run's, or on resuming the branch's own.
       values: values by dotted key for `config=None`.
       first: whether this process makes the workdir.
+
+    Raises:
+      InputError: if the workdir belongs to another run, the configs differ in a key that a branch
+        must keep, or the checkpoint is missing or damaged.
     """
     if (workdir / CONFIG_FILE).exists():
         began = _check_origin(workdir, source, step)
@@ -64,7 +68,7 @@ def branch_off(
 
 
 def _with_cooldown(config: Config, step: int) -> Config:
-    """The config; without a number of cooldown steps, the cooldown takes the whole branch."""
+    """The config; if the cooldown has no number of steps, it takes the whole branch."""
     optimizer, left = config.optimizer, config.train.total_steps - step
     if left < 1:
         raise InputError(
@@ -89,7 +93,7 @@ def _check_origin(workdir: files.AnyPath, source: files.AnyPath, step: int | Non
 
 
 def _check_config(original: Config, config: Config, source: files.AnyPath) -> None:
-    """Checks that a run of one config can go on with the other."""
+    """Checks that a run of the config `original` can go on with `config`."""
     if original.init_from:
         raise InputError(
             f"--branch_from={source}: that run was tuned from {original.init_from}; `finetune` "
@@ -108,7 +112,7 @@ def _check_config(original: Config, config: Config, source: files.AnyPath) -> No
 
 
 def _make_workdir(config: Config, workdir: files.AnyPath, source: files.AnyPath, step: int) -> None:
-    """Copies the checkpoint and what belongs to it; begins anew after an interrupted copy."""
+    """Copies the checkpoint, tokenizer and metrics, and links the corpus; anew after a failure."""
     checkpoints, marker = workdir / "checkpoints", workdir / FILE
     partial, copied = checkpoints / f"{step}.partial", checkpoints / str(step)
     partial_tokenizer, tokenizer = workdir / "tokenizer.partial", workdir / "tokenizer"

@@ -1,4 +1,4 @@
-"""The checks before a run begins: one ordered list, of which each verb runs the rows it needs.
+"""The checks before a run begins: one ordered list, from which each verb runs its own rows.
 
 Other checks stand elsewhere: a single key is checked with its section (`config/keys/`), a model and
 its mesh where a `Setup` is made, and the data where it is prepared.
@@ -39,7 +39,7 @@ def _check_unroll(config: Config) -> None:
 
 
 def _check_integrals(config: Config) -> None:
-    """Checks that terms of the states have a solution to be integrated along."""
+    """Checks that the scheme solves the equation if a loss term is an integral along a solution."""
     scheme = config.model.scheme
     integrals = [term.name for term in states_terms(config.train)]
     if integrals and find_scheme(scheme).order is None:
@@ -116,7 +116,7 @@ def _check_depths(config: Config) -> None:
 
 
 def _check_depths_reach(config: Config) -> None:
-    """Checks that the depth that is evaluated is trained, or lies between some that are."""
+    """Checks that the depth of evaluation isn't outside the depths that are drawn to the end."""
     depths, steps = config.train.depths, config.model.num_steps
     if depths and config.train.depths_until == 1 and not min(depths) <= steps <= max(depths):
         raise InputError(
@@ -126,7 +126,7 @@ def _check_depths_reach(config: Config) -> None:
 
 
 def _check_several_depths(config: Config) -> None:
-    """Checks the keys that need several depths in one step, and that they agree."""
+    """Checks that keys that need several depths in one step have them, and that the keys agree."""
     train = config.train
     several = {
         f"train.depths_rows={train.depths_rows}": train.depths_rows != "all",
@@ -170,7 +170,7 @@ def _check_data(config: Config) -> None:
 
 
 def _check_profile(config: Config) -> None:
-    """Checks that the run has the steps to profile."""
+    """Checks that the run takes the steps that are to be profiled."""
     profile, total_steps = config.train.profile, config.train.total_steps
     if profile is not None:
         first, last = map(int, profile.split(":"))
@@ -194,7 +194,7 @@ def _check_figures(config: Config) -> None:
 
 
 def _check_pretrained(config: Config) -> None:
-    """Checks that the run in `init_from` can be tuned so, and that its tokenizer fits the data."""
+    """Checks that the run in `init_from` fits the model, and its tokenizer the data."""
     source = parse_path(str(config.init_from), "config.init_from")
     tokenizer = tokenizer_of_run(source, "config.init_from=")
     find_step(source, config.init_step)
@@ -249,7 +249,7 @@ CHECKS = (
 
 
 def run_checks(verb: str, *known: object, new: bool = True) -> None:
-    """Runs a verb's rows, in their order, that need exactly what is `known`.
+    """Runs those rows of a verb, in their order, that need exactly what is `known`.
 
     A verb calls this with the config; then, if it makes a setup, with the config and the setup; and
     at last, if it prepares a corpus, with the config, the setup and the corpus. `new` says whether

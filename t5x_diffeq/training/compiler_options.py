@@ -19,8 +19,8 @@ from t5x_diffeq.system.environment import COMBINE_MIB, SPARSE_CORE
 
 Options = dict[str, bool | int]
 
-# XLA copies both of Adam's moments before it replaces them, which takes up to an eighth of the time
-# of a small ODE's step (docs/lab/step_cost.md).
+# Without this option, XLA copies both of Adam's moments before it replaces them, which takes up to
+# an eighth of the time of a small ODE's step (docs/lab/step_cost.md).
 _CPUS: Options = {"xla_cpu_copy_insertion_use_region_analysis": True}
 
 # By default, an operation may use 16 MiB of VMEM, which is all that a core of a v4 has. A product
@@ -42,7 +42,8 @@ _TPUS: dict[str, Options] = {
     "TPU v6 lite": _VMEM | _SPARSE_CORE,
     "TPU7x": _VMEM | _SPARSE_CORE,
 }
-# The thresholds up to which collectives are combined. A TPU's compiler has one for sums alone.
+# The thresholds up to which collectives are combined. A TPU's compiler has a threshold for sums
+# alone.
 _COMBINED = {
     "tpu": ("xla_jf_crs_combiner_threshold_in_bytes",),
     "gpu": (
@@ -75,7 +76,7 @@ def step_options(device: Any, environment: Mapping[str, str] = os.environ) -> Op
 
 @cache
 def _known(device: Any, options: tuple[tuple[str, bool | int], ...]) -> Options:
-    """The options that the device's compiler takes; XLA drops options from release to release."""
+    """The options that the device's compiler knows; releases of XLA drop some."""
     alone = Mesh(np.array([device]), ("alone",))
     scalar = jax.ShapeDtypeStruct((), "float32", sharding=NamedSharding(alone, PartitionSpec()))
     try:

@@ -2,9 +2,9 @@
 
 Trained on one grid, W(t) is meaningful only at that grid's nodes. With `train.depths`, each
 optimizer step takes the mean loss over a random subset of these numbers of solver steps, so that
-the number of steps becomes a dial. With `train.depths_distill`, the smaller ones learn what the
+the number of steps becomes a dial. With `train.depths_distill`, the smaller depths learn what the
 largest predicts, as Yu and Huang (2019) train networks of many widths. `train.depths_rows` says
-which rows of a batch each depth reads, and so what this costs.
+which rows of a batch each depth reads, and so determines the cost.
 """
 
 from math import comb
@@ -25,14 +25,17 @@ class DepthRows(NamedTuple):
     every: int  # k, by which the rows of each device are divisible
 
     def take(self, x: Array) -> Array:
-        """These rows of `[B, ...]`, `[B / k, ...]`; every device keeps its own."""
+        """These rows of x, `[B, ...]`, as `[B / k, ...]`; every device keeps its own rows."""
         if self.every == 1:
             return x
         return x.reshape(-1, self.every, *x.shape[1:])[:, self.first]
 
 
 def rows_of_depths(rule: str, count: int) -> list[DepthRows]:
-    """The rows that each of `count` depths reads, the largest last; `rule`: train.depths_rows."""
+    """The rows that each of `count` depths reads; the largest depth is last.
+
+    `rule` is train.depths_rows: "all", "parts" or "every:k".
+    """
     if rule == "parts":
         return [DepthRows(i, count) for i in range(count)]
     every = least_rows(rule, count)
@@ -74,7 +77,7 @@ def depths_of(config: Config, step: int) -> tuple[int, ...]:
 
 
 def depths_to_come(config: Config, start: int) -> list[tuple[int, ...]]:
-    """All the different `depths_of` optimizer steps after `start`, however long the run."""
+    """All different values that `depths_of` takes in the optimizer steps after `start`, sorted."""
     train, last = config.train, config.train.total_steps
     if not train.depths:
         return [depths_of(config, last)]

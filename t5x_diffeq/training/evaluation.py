@@ -1,4 +1,4 @@
-"""Loss, perplexity and bits per byte over a split."""
+"""Computes the loss, the perplexity and the bits per byte of a split."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -21,7 +21,7 @@ class EvalMetrics(NamedTuple):
     """The sums of a batch, over the tokens that its mask counts."""
 
     loss: clu_metrics.Average  # the sum of their losses, and their number
-    bytes: jax.Array | None  # the bytes of these tokens' text; None if the batch doesn't tell
+    bytes: jax.Array | None  # the bytes of these tokens' text; None if the batch lacks them
 
     @classmethod
     def of(cls, losses: Float[Array, "B L"], batch: Batch) -> "EvalMetrics":
@@ -31,7 +31,7 @@ class EvalMetrics(NamedTuple):
 
 
 def make_eval_step(placed: PlacedModel) -> Callable[[dict, Batch], EvalMetrics]:
-    """The jitted function from parameters and a batch to the batch's summed loss."""
+    """The jitted function from parameters and a batch to the batch's sums."""
     return partial(_eval_step, placed.model, placed.loss_chunk)
 
 
@@ -75,14 +75,14 @@ def make_adaptive_eval_step(
 def evaluate_loss(
     eval_step: Callable[[dict, Batch], EvalMetrics], params: dict, batches: Iterator[Batch]
 ) -> dict[str, float]:
-    """Mean next-token cross entropy in nats, its exponential, bits per byte, and the tokens.
+    """Mean next-token cross entropy in nats, its exponential, bits per byte, and number of tokens.
 
-    Sums over batches are taken in float64 on the host, so that the result does not depend on how
-    the split was divided into batches. Only tokens that the masks count are in the sums. Bits per
-    byte are included if the batches hold the bytes of their tokens (see `data.token_bytes`).
+    The host adds the sums of batches in float64, so that the result hardly depends on how the split
+    was divided into batches. Only tokens that the masks count are in the sums. Bits per byte are
+    included if the batches hold the bytes of their tokens (see `data.token_bytes`).
 
     Raises:
-      InputError: if the masks count none.
+      InputError: if the masks count no token.
     """
     sums = (0.0, 0, 0)
     # The host adds up the sums of one batch while the devices compute the next.

@@ -1,4 +1,4 @@
-"""Where the time of a run went, over all of its attempts, read from its history.
+"""Computes where the time of a run went, over all of its attempts, from the run's history.
 
 Goodput is the part of the time since the first start that went into optimizer steps which the run
 still has. Among the rest, `lost` are the seconds of steps that were taken again, after a crash or a
@@ -26,10 +26,12 @@ class Attempt:
     first: int  # the step at which it started
     total_steps: int
     last: int  # the last step that is known to be done
-    last_event: float  # its time
-    error: str | None = UNKNOWN  # an exception's name, None if nothing ended it
-    seconds: Mapping[str, float] = field(default_factory=dict)  # by activity, lost ones included
-    steps_at: dict[int, float] = field(default_factory=dict)  # seconds of steps, by step
+    last_event: float  # the time of its last event
+    # the name of the exception that ended it, or None; UNKNOWN if the history has no end of it
+    error: str | None = UNKNOWN
+    seconds: Mapping[str, float] = field(default_factory=dict)  # by activity, with the lost seconds
+    # by step, the seconds of steps up to it, without the lost seconds
+    steps_at: dict[int, float] = field(default_factory=dict)
     lost: float = 0.0  # seconds of steps that were taken again
     down: float = 0.0  # seconds until the next attempt
 
@@ -96,9 +98,9 @@ def wall_seconds(attempts: Sequence[Attempt]) -> float:
 
 
 def seconds_left(attempt: Attempt) -> float | None:
-    """Time left at the last attempt's pace, evaluations and saves included.
+    """The seconds left at this attempt's pace, with evaluations and saves.
 
-    None if that attempt has finished no step.
+    None if the attempt has finished no step.
     """
     done = attempt.last - attempt.first
     if done < 1:

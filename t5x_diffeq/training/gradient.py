@@ -1,10 +1,10 @@
-"""The parts of a step's gradient: W(t) made once, sums over microbatches, norm, teacher.
+"""The parts of a step's gradient: making W(t) once, summing over microbatches, norm, teacher.
 
 W(t) is made once per optimizer step, for each pass by the source of the pass's own grid. If the
 sources of several passes are the same function of t, one call makes the weights of all of them. The
 sequences then go through the model, in several microbatches if need be, whose gradients with
-respect to W(t) are summed in float32. At the end the sum is pulled back once, to P and the like. So
-accumulation adds no work for the hypernetwork.
+respect to W(t) are summed in float32. At the end the sum is pulled back once, to the parameters of
+the source, such as P. So accumulation adds no work for the hypernetwork.
 """
 
 from collections.abc import Callable
@@ -80,7 +80,7 @@ class SourcesOfPasses(NamedTuple):
         return [jax.tree.map(lambda w, part=part: w[part], tree) for tree, part in parts]
 
     def distinct(self, embeddings: EmbeddingsOfSources) -> Embeddings:
-        """e(t) of all sources, each at its distinct times, from e(t) at all times of each."""
+        """e(t) at each source's distinct times, concatenated, from e(t) at all of their times."""
         pairs = zip(self.sources, embeddings, strict=True)
         return _joined([{name: e[s.distinct] for name, e in es.items()} for s, es in pairs])
 
@@ -98,7 +98,10 @@ class MadeWeights(NamedTuple):
 def make_weights(
     sources: list[NodesOfSource], params: Params, trains: Callable[[str], bool]
 ) -> MadeWeights:
-    """Makes the weights of each source, at all its times in one call."""
+    """Makes the weights of each source, at all its times in one call.
+
+    `trains` says whether a part of the parameters trains, by the part's name.
+    """
 
     def make(makers: Params) -> tuple[list[Weights], EmbeddingsOfSources]:
         """The weights that these parts of the parameters make, and their time embeddings."""
@@ -121,7 +124,7 @@ def make_weights(
 
 
 def _joined(trees: list[dict]) -> dict:
-    """The trees of several sources as one, whose leaves have the nodes of all."""
+    """The trees of several sources, concatenated along their nodes."""
     return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *trees)
 
 
@@ -136,9 +139,10 @@ def accumulate(
     key: Array,
     parts: int,
 ) -> GradientsAndMetrics:
-    """Sums over microbatches, in float32; each has its own dropout.
+    """The gradients and metrics of a batch, summed in float32 over `parts` microbatches.
 
-    `gradient_of_rows` goes from rows of the batch and a dropout key to gradients and metrics.
+    Each microbatch has its own dropout. `gradient_of_rows` takes rows of the batch and a dropout
+    key, and returns their gradients and metrics.
     """
     if parts == 1:
         return gradient_of_rows(batch, key)
@@ -165,7 +169,7 @@ def gradient_norm(
     d_weights: list[Weights],
     embeddings: EmbeddingsOfSources,
 ) -> Float[Array, ""]:
-    """The global norm of the gradient. For P, it is computed from the smaller gradient of W(t).
+    """The global norm of the gradient; P's share is computed from the smaller gradient of W(t).
 
     Args:
       gradient: the gradient of the parameters, pulled back from `d_weights`.

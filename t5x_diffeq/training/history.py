@@ -1,4 +1,4 @@
-"""Where the time of a run goes: a stopwatch, the rates of its steps, and `history.jsonl`.
+"""Measures and records where the time of a run goes: a stopwatch, rates, and `history.jsonl`.
 
 The history says what happened to the run at what time, over all of its attempts. An attempt is one
 start of the training command. `metrics.jsonl` describes the optimizer steps that led to the present
@@ -110,7 +110,7 @@ class Clock:
         self.go_back(step)
 
     def go_back(self, step: int) -> None:
-        """Measures from here on, where the run is at `step`."""
+        """Measures rates from now on, when the run is at `step`."""
         self.step, self.before = step, self.stopwatch.seconds()
 
     @contextmanager
@@ -129,8 +129,8 @@ class Clock:
     def rates(self, step: int) -> dict[str, float]:
         """Rates of training since the last call.
 
-        `tokens_per_second`; `step_seconds`, seconds per step; and `data_wait`, the part of them in
-        which the devices waited for a batch.
+        They are `tokens_per_second`; `step_seconds`, seconds per step; and `data_wait`, the share
+        of these seconds in which the devices waited for a batch.
         """
         now = self.stopwatch.seconds()
         steps, data = (now.get(k, 0) - self.before.get(k, 0) for k in (STEPS, DATA))
@@ -199,7 +199,7 @@ class History:
                 self._give_up(error)
 
     def write_time(self, step: int, at_once: bool = False) -> None:
-        """Writes where the seconds went, `at_once` or if that was last written a while ago."""
+        """Writes where the seconds went, if the last such line is a minute old, or `at_once`."""
         self.step = step
         if at_once or time.monotonic() - self.last_time > SECONDS_BETWEEN_TIMES:
             self.last_time = time.monotonic()
@@ -235,7 +235,7 @@ class History:
             self.write("end", self.step, error=kind and kind.__name__)
 
 
-_FIELDS: dict[str, dict[str, tuple[type, ...]]] = {  # of an event, beside its time and step
+_FIELDS: dict[str, dict[str, tuple[type, ...]]] = {  # of an event, besides its time and step
     "start": {"total_steps": (int,), "began": NUMBER},
     "time": {"seconds": (dict,)},
     "rollback": {"to": (int,), "count": (int,)},
@@ -252,5 +252,5 @@ def _check_event(event: dict[str, Any]) -> None:
 
 
 def read_events(workdir: AnyPath) -> list[Mapping]:
-    """The events of a run, oldest first; lines that are none are left out, with a warning."""
+    """The events of a run, oldest first; invalid lines are left out, with a warning."""
     return [event for _, event in json_lines.read_json_lines(workdir / FILE, _check_event)]

@@ -1,4 +1,4 @@
-"""Loads a trained run from its workdir, on its own grid or another; or weights for a new run.
+"""Loads a trained run from its workdir, on its own grid or another, or its weights for a new run.
 
 A new run begins with the trained run's weights on the requested grid: W(t) of a time-dependent or
 shared source is made at the grid's nodes and becomes layer weights; layer weights, which exist only
@@ -40,7 +40,7 @@ class Run:
 
     placed: PlacedModel  # on this process's devices
     params: dict
-    step: int  # the checkpoint's
+    step: int  # the step of the checkpoint
 
     def at_depth(self, num_steps: int | None, scheme: str | None = None) -> "Run":
         """The same run, with the same parameters, on another grid; see `ModelConfig.at_depth`."""
@@ -52,7 +52,7 @@ class PretrainedRun:
     """A trained run from which another run starts."""
 
     workdir: AnyPath
-    vocab_size: int  # of its tokenizer
+    vocab_size: int  # the vocabulary size of its tokenizer
     checkpoint: int | str | None = None  # its step, or "best"; None is the newest
 
     @cached_property
@@ -67,7 +67,7 @@ class PretrainedRun:
         return ModelConfig.of(self.config.model, self.vocab_size, length)
 
     def params(self, mesh: Mesh, rules: Rules) -> tuple[dict, int]:
-        """The run's parameters on its own grid, sharded over a mesh; and their step."""
+        """The run's parameters on its own grid, sharded over a mesh, and the checkpoint's step."""
         # Parameters have the same shapes with any attention kernel, and XLA's accepts any length.
         declared = declared_params(LanguageModel(replace(self.model, attention="xla")))
         shapes = shard_shapes(declared, mesh, rules)
@@ -75,10 +75,10 @@ class PretrainedRun:
         return restore_params(self.workdir, shapes, self.checkpoint, verify)
 
     def params_for(self, placed: PlacedModel) -> tuple[dict, int]:
-        """The run's parameters converted to the requested model, without adapters; and its step.
+        """The run's parameters for the requested model, without adapters, and the step.
 
         The requested model has per-layer weights, or the run's own kind of weights on any grid.
-        Call within `placed.context`.
+        Call this within `placed.context`.
         """
         requested = placed.model.config
         self.check(requested)
@@ -96,7 +96,7 @@ class PretrainedRun:
         return LanguageModel(self.model).at_depth(requested.num_steps, requested.scheme).config
 
     def check(self, requested: ModelConfig) -> None:
-        """Checks that the run's weights can be converted to the kind of the requested model."""
+        """Raises an InputError unless the run's weights can become those of the requested model."""
         on_grid = self._on_grid(requested)
         layers = isinstance(source_of(requested), LayerWeights)
         if not layers and requested.weights != on_grid.weights:
@@ -115,9 +115,9 @@ class PretrainedRun:
 def discretise(config: ModelConfig, params: dict) -> Weights:
     """The weights of a pass as parameters of `LayerWeights`: `[nodes, ...]` in float32.
 
-    If the source computes the weights, it does so in the run's own dtype: the new model then
-    computes with the same numbers, bit for bit. Stored weights are float32, in which merging
-    adapters loses nothing.
+    If the source computes the weights, it does so in the run's own dtype, so that the new model
+    computes with the same numbers, bit for bit. Stored weights are taken in float32, so that
+    merging adapters doesn't round them.
     """
     exact = config.in_float32() if source_of(config).stored else config
     weights = LanguageModel(exact).apply({"params": params}, method="merged_weights")
@@ -125,9 +125,9 @@ def discretise(config: ModelConfig, params: dict) -> Weights:
 
 
 def init_from_pretrained(setup: Setup, pretrained: PretrainedRun) -> tuple[TrainState, int]:
-    """A new state with the run's parameters and freshly initialised adapters; and the run's step.
+    """A new state with the run's parameters and freshly initialised adapters, and the run's step.
 
-    Call within `setup.context`.
+    Call this within `setup.context`.
     """
     state = setup.init_state()
     params, step = pretrained.params_for(setup)
@@ -154,10 +154,13 @@ def load_run(
       vocab_size: the vocabulary size of its tokenizer.
       batch_size: sequences in a batch.
       checkpoint: the step of the checkpoint, or "best"; None is the newest.
-      grids: the requested grids; if the weights don't exist on one of them, that is an error
-        before the checkpoint is read.
-      methods: the methods that its block must have, which are also checked before.
-      averages: take the moving averages of the parameters (train.ema_decay).
+      grids: the grids on which the run will be used.
+      methods: the methods that its block must have.
+      averages: whether to load the moving averages of the parameters (train.ema_decay).
+
+    Raises:
+      InputError: if the weights don't exist on one of the grids, or the block lacks a method; both
+        are found before the checkpoint is read.
     """
     enable_cache()
     run = PretrainedRun(workdir, vocab_size, checkpoint)

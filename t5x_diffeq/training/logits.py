@@ -1,4 +1,4 @@
-"""The logits of a chunk of tokens."""
+"""Computes the logits of a chunk of tokens, on devices that may share the vocabulary."""
 
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ from t5x_diffeq.system.errors import InputError
 
 
 class Vocabulary(NamedTuple):
-    """The vocabulary, of which a device's head holds an equal part."""
+    """The vocabulary, of which the head of each device holds an equal part."""
 
     size: int  # the number of tokens, without padding
     axes: tuple[str, ...]  # the mesh axes that split it
@@ -37,11 +37,11 @@ class Vocabulary(NamedTuple):
         return jnp.where(self.tokens(len(head)) < self.size, logits, jnp.finfo(jnp.float32).min)
 
     def sum(self, x: Float[Array, "chunk v"]) -> Float[Array, " chunk"]:
-        """Sums over the vocabulary."""
+        """Sums over the vocabulary of all devices."""
         return jax.lax.psum(x.sum(-1), self.axes) if self.axes else x.sum(-1)
 
     def max(self, x: Float[Array, "chunk v"]) -> Float[Array, " chunk"]:
-        """Maxima over the vocabulary."""
+        """Maxima over the vocabulary of all devices."""
         return jax.lax.pmax(x.max(-1), self.axes) if self.axes else x.max(-1)
 
     def normaliser(self, logits: Float[Array, "chunk v"]) -> Float[Array, " chunk"]:

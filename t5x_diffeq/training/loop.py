@@ -250,7 +250,7 @@ def _open(
 
 
 def _restore(training: Training) -> RestoredCheckpoint | None:
-    """The checkpoint from which the run continues; None if it has none."""
+    """The checkpoint from which the run continues, or None; sets the run's start and clock."""
     config, setup, train = training.config, training.setup, training.config.train
     what = "restoring the train state"
     with Progress(what), training.watchdog.limit(what, train.save_timeout):

@@ -1,4 +1,4 @@
-"""Sums of terms over tokens, and next-token losses, without ever materialising all logits.
+"""Computes sums of terms over tokens, and next-token losses, without making all logits at once.
 
 Each device goes through its tokens chunk by chunk. In training, the logits of a chunk are made only
 once: the forward pass also computes the chunk's part of the gradient.
@@ -37,10 +37,11 @@ def sum_of_terms(
     The teacher gets no gradient.
 
     Args:
-      terms: what each token adds to what is minimised, before the weight of the token.
+      terms: the terms, each of which has a value per token.
       student: the normalised state at t = 1, and the head: one vector per token of the padded
         vocabulary.
-      teacher: the same of the teacher, whose width may differ, and whose vocabulary may not.
+      teacher: the state and the head of the teacher, whose width may differ, but not whose
+        vocabulary.
       targets: the tokens to predict.
       weights: the weight of each token.
       vocab_size: the unpadded vocabulary; the padding has probability 0.
@@ -95,9 +96,8 @@ def _by_chunk(
 
         def prepare(y: Array, head: Array) -> _Chunks:
             # The head becomes float32, so that its gradient is summed over chunks and devices in
-            # float32. Devices sum a gradient where `_vary` makes the value differ between them. It
-            # is here and not in the loop over chunks, so they sum once; and it stands before the
-            # gather, so they sum shards of the head.
+            # float32. The transpose of `_vary` is the sum over devices. It stands outside the loop
+            # over chunks, so that devices sum once, and before the gather, so that they sum shards.
             dtype, head = head.dtype, _vary(head.astype(jnp.float32), tokens, (*vocab, *width))
             if width:
                 head = _gather(head, width, dtype)
@@ -131,7 +131,7 @@ def _sums(
     targets: Int[Array, "chunks chunk"],
     weights: Float[Array, "chunks chunk"],
 ) -> tuple[Array, ...]:
-    """The weighted sum of the terms over the tokens of all chunks, and the values of each."""
+    """The weighted sum of the terms over the tokens of all chunks, and each term's values."""
     return _sums_forward(terms, vocabulary, models, targets, weights)[0]
 
 
@@ -161,7 +161,8 @@ def _sums_forward(
         d_head += product("tv,td->vd", d_logits, states[0])
         return d_head, (charged * weights, values, d_states)
 
-    zeros = 0 * heads[0].astype(jnp.float32)  # varies over the same mesh axes as the sum
+    # `zeros_like` would not vary over the mesh axes over which the sum varies.
+    zeros = 0 * heads[0].astype(jnp.float32)
     d_head, (charged, values, d_states) = jax.lax.scan(
         compute_chunk, zeros, (states, targets, weights)
     )

@@ -66,7 +66,8 @@ def count_tokens(
 ) -> list[Float[Array, ""]]:
     """For each pass, the number of tokens with a loss in the rows of a batch that it reads.
 
-    It is at least 1, because it is a divisor, and a batch of prompts alone has no such token.
+    The number is at least 1, because it is a divisor, and a batch of prompts alone has no such
+    token.
     """
     counts = [jax.vmap(each.rows.take)(split_rows(mask, microbatches)).sum() for each in passes]
     return [jnp.maximum(tokens, 1) for tokens in counts]
@@ -90,7 +91,7 @@ def objective(
     key: Array | None,
     teacher: StateAndHead | None = None,
 ) -> tuple[Float[Array, ""], BatchMetrics]:
-    """The minimised loss and the reported means; for a microbatch, its part of the sums.
+    """The minimised loss and the reported means; for a microbatch, its part of them.
 
     Args:
       params: the parameters; the source's may be left out.
@@ -99,7 +100,7 @@ def objective(
       tokens: what `count_tokens` returns for the whole batch.
       train_config: `PlacedModel.train_config`.
       key: the dropout key; None: no dropout.
-      teacher: the last state of these rows, and the head, of a model that doesn't train.
+      teacher: the state at t = 1 of these rows, and the head, of a model that doesn't train.
     """
     chunk = train_config.loss_chunk
     assert chunk is not None  # `PlacedModel.train_config` has chosen it
@@ -163,7 +164,7 @@ def end_of_pass(
 
     If `weights` is None, they are made from `params`. Otherwise `params` may lack the source's.
     """
-    # `model.dropout_rate` is our own blocks' only dropout; another's may have any.
+    # `model.dropout_rate` is the only dropout of the architecture's block; another may have any.
     draws = model.config.dropout_rate > 0 or model.config.block is not None
     rngs = {"dropout": key} if draws and key is not None else None
     y, head, costs = nn.apply(LanguageModel.state_and_head, model)(

@@ -1,4 +1,4 @@
-"""The device mesh, and the shardings that follow from logical axes."""
+"""Makes the device mesh, and the shardings that follow from logical axes."""
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -49,10 +49,11 @@ def choose_mesh_sizes(
 ) -> dict[str, int]:
     """The size of each mesh axis on these devices.
 
-    An axis of -1 takes the devices that the other axes leave; on one machine, only as many as
-    divide the batch. `mesh.data=None` means the number of TPU slices or GPU nodes (`slices`, or
-    what the devices say); where no axis is -1, it means what the others leave. Devices are objects
-    with the attributes `platform`, `process_index` and `slice_index`.
+    An axis of -1 takes the devices that the other axes leave; on one machine, `data` and `fsdp`
+    take only as many as divide the batch. `mesh.data=None` means the number of TPU slices or GPU
+    nodes (`slices`, or what the devices say). If there are several of these and no axis is -1, it
+    means what the other axes leave. Devices are objects with the attributes `platform`,
+    `process_index` and `slice_index`.
 
     Raises:
       InputError: if the axes don't multiply to the number of devices or don't divide the batch.
@@ -113,7 +114,7 @@ def num_slices(devices: Sequence[Any]) -> int:
 
 
 def _default_data(sizes: Mapping[str, int | None], num_devices: int, slices: int) -> int:
-    """The size of `data` where the config leaves it open: weights shall not cross slices."""
+    """The size of `data` where the config leaves it open, by which weights don't cross slices."""
     fixed = [size for axis, size in sizes.items() if axis != "data" and size is not None]
     others = prod(fixed)
     if slices > 1 and min(fixed) > 0 and num_devices % others == 0:
@@ -144,8 +145,9 @@ def axes_across_slices(sizes: dict[str, int], devices: Sequence[Any]) -> dict[st
 def _fill_axis(sizes: dict[str, int], axis: str, batch_size: int, devices: Sequence[Any]) -> int:
     """The size of the axis that fills the mesh.
 
-    On one machine it is the largest number that divides both the batch and the number of devices
-    that the other axes leave: a TPU's chips form a box, and few numbers divide a model's sizes.
+    It is the number of devices that the other axes leave. On one machine, an axis that splits the
+    batch has the largest divisor of this number by which the batch is divisible, if there is one.
+    It has a divisor, because a TPU's chips form a box, and few numbers divide a model's sizes.
     """
     others = prod(size for size in sizes.values() if size != -1)
     size = len(devices) // others
@@ -236,7 +238,7 @@ def whole_row_rules(rules: Rules) -> Rules:
 
 
 def _is_rule(rule: object) -> bool:
-    """Whether `rule` is a logical axis with None, a mesh axis or several different ones."""
+    """Whether `rule` is a logical axis with None, a mesh axis or several different mesh axes."""
     if not (isinstance(rule, list | tuple) and len(rule) == 2 and isinstance(rule[0], str)):
         return False
     target = rule[1]

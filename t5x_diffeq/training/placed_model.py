@@ -24,7 +24,7 @@ from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.training import partitioning
 
 _SMALLEST_CHUNK = 2048  # tokens
-_LOGITS_PART = 1 / 64  # of a device's memory, which the logits of a chunk may take
+_LOGITS_PART = 1 / 64  # the part of a device's memory that the logits of a chunk may take
 Placed = TypeVar("Placed", bound="PlacedModel")
 
 
@@ -65,7 +65,7 @@ class PlacedModel:
 
     @property
     def loss_chunk(self) -> int:
-        """`train.loss_chunk`, or if it is None, the largest chunk that fits.
+        """`train.loss_chunk`; if that is None, the largest power of two within `_LOGITS_PART`.
 
         Large chunks are faster: every chunk reads and writes the whole gradient of the head.
         """
@@ -155,7 +155,7 @@ def check_context(model: ModelConfig, mesh: Mesh) -> None:
 def declared_params(model: LanguageModel) -> dict:
     """The parameters' shapes, boxed with their declarations; nothing is computed."""
     rows, length = least_batch(model)
-    if (shards := length_shards()) > 1:  # they may not divide the model's own length
+    if (shards := length_shards()) > 1:  # the model's own length may not be divisible by them
         length = 2 * shards
     tokens = jax.ShapeDtypeStruct((rows, length), jnp.int32)
     return jax.eval_shape(model.init, jax.random.key(0), tokens)["params"]

@@ -1,6 +1,6 @@
-"""What a run says of itself: a summary at its start, evaluations, next commands at its end.
+"""Prints what a run says of itself: an account at its start, evaluations, and the next commands.
 
-It also describes itself to trackers: config, code, packages, devices, size, cost.
+`hyperparameters` describes the run to trackers: config, code, packages, devices, size, cost.
 """
 
 import platform
@@ -39,7 +39,7 @@ from t5x_diffeq.training.tracking.jsonl import read_metrics
 
 _PACKAGES = ("t5x_diffeq", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint")
 _SECONDS_FOR_GIT = 10
-_ROOT = Path(__file__).resolve().parents[2]  # of the clone, if there is one
+_ROOT = Path(__file__).resolve().parents[2]  # the root of the clone, if there is one
 
 
 def utilisation(setup: Setup, tokens_per_second: float) -> dict[str, float]:
@@ -50,7 +50,7 @@ def utilisation(setup: Setup, tokens_per_second: float) -> dict[str, float]:
     figures, c = chip(setup.mesh.devices.flat[0].device_kind), setup.model.config
     if figures is None or not has_method(c, "flops"):
         return {}
-    seconds = c.max_length / tokens_per_second  # of one sequence
+    seconds = c.max_length / tokens_per_second  # seconds per sequence
     return {"mfu": mfu(step_flops(c, 1).model, seconds, setup.mesh.size, figures.peak_flops)}
 
 
@@ -71,7 +71,10 @@ def eval_line(step: int, values: dict[str, float], loss_on: str, name: str = "ev
 def log_ready(
     depths: list[tuple[int, ...]], elapsed: float, seconds: float, programs: ProgramCounts
 ) -> None:
-    """Prints that the steps are compiled, which took so many of the seconds since the start."""
+    """Prints that the steps are compiled, `elapsed` seconds after the start.
+
+    To compile them took `seconds` of these seconds.
+    """
     took = f"to compile {describe_steps(depths)} took {seconds:.1f} s of it"
     log(f"ready after {elapsed:.1f} s; {took} ({programs})")
 
@@ -95,7 +98,7 @@ def log_account(
     batch_size, total_steps = config.train.batch_size, config.train.total_steps
     tokens_per_step = batch_size * config.data.sequence_length
     c = setup.model.config
-    # The reason why weights cross nodes, where the config leaves `mesh.data` open.
+    # The reason why weights cross nodes if the config leaves `mesh.data` open (see `make_setup`).
     why_data = ", because a GPU has too little memory for its part of the state within one node"
     if setup.config.mesh.data == config.mesh.data:
         why_data = ""

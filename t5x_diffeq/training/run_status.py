@@ -1,4 +1,4 @@
-"""How a run stands, from the files in its workdir: its step, its losses, its time, its state."""
+"""Reads how a run stands from the files in its workdir: its step, losses, times and state."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -57,7 +57,10 @@ class RunStatus:
 
     @property
     def state(self) -> str:
-        """`done`, `running`, `stopped`, `failed (...)`, `silent for ...` or `converted`."""
+        """`done`, `running`, `stopped`, `failed (...)`, `silent for ...`; `converted`, `unknown`.
+
+        A run without a history is `converted` if it has a checkpoint of step 0, else `unknown`.
+        """
         if not self.attempts:
             is_new = (self.workdir / "checkpoints" / "0").exists()  # no training saves step 0
             return "converted" if is_new else "unknown"
@@ -72,7 +75,7 @@ class RunStatus:
 
     @property
     def seconds_left(self) -> float | None:
-        """The estimated time left; None if it isn't running, or has no pace yet."""
+        """The estimated seconds left; None if the run isn't running, or has finished no step."""
         return goodput.seconds_left(self.attempts[-1]) if self.state == "running" else None
 
     @property

@@ -1,4 +1,4 @@
-"""What training needs besides a model on a mesh: optimizer, schedule, shapes of the state."""
+"""Sets up what training needs besides a model on a mesh: optimizer, schedule, state's shapes."""
 
 import os
 from collections.abc import Callable, Collection, Sequence
@@ -25,14 +25,16 @@ from t5x_diffeq.training.optimizers.schedule import Schedule, learning_rate_sche
 from t5x_diffeq.training.placed_model import PlacedModel, declared_params, least_batch, place_model
 from t5x_diffeq.training.spikes import RecentSteps
 
-_SHARE_OF_STATE = 0.75  # of a GPU's memory, with the gradient; activations need the rest
+# The largest share of a GPU's memory that the state and the gradient may take; activations need
+# the rest.
+_SHARE_OF_STATE = 0.75
 
 
 @dataclass(frozen=True, eq=False)
 class Setup(PlacedModel):
     """Everything about training a model that is known before a single array exists."""
 
-    optimizer: optax.GradientTransformation  # of the parameters that train
+    optimizer: optax.GradientTransformation  # for the parameters that train
     trains: Callable[[str], bool]  # whether a part of the parameters, given its name, trains
     schedule: Schedule  # of the learning rate
     abstract_state: TrainState  # shape, dtype and sharding of each array of the train state
@@ -98,10 +100,10 @@ def make_setup(
 ) -> Setup:
     """The setup of `config` on `devices`; None: on all devices that this process sees.
 
-    If the config leaves `mesh.data` open, weights don't leave a node of GPUs. Where a GPU has too
+    If the config leaves `mesh.data` open, each node of GPUs holds all weights. If a GPU has too
     little memory for that, the setup's config has `mesh.data=1`: all nodes share the weights.
-    `vocab_size` is the tokenizer's, `slices` the number of TPU slices or GPU nodes, if the devices
-    don't say it.
+    `vocab_size` is the tokenizer's. `slices` is the number of TPU slices or GPU nodes, if the
+    devices don't say it.
 
     Raises:
       InputError: if values of the config are invalid or contradict each other.

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
-_LEAST_SCALE = 0.01  # of the median
+_LEAST_SCALE = 0.01  # the least scale, relative to the median
 
 
 @struct.dataclass
@@ -42,8 +42,12 @@ def look_for_spike(
 ) -> tuple[Bool[Array, ""], RecentSteps | None, dict[str, Array]]:
     """Whether a step is a spike, the recent steps after it, and what is reported of spikes.
 
-    Without recent steps, only what isn't finite is a spike. A step without `targets`, tokens that
-    have a loss, leaves no value: its loss and norm are 0 and say nothing.
+    Without recent steps, only a value that isn't finite is a spike.
+
+    Args:
+      targets: the number of tokens with a loss. If it is 0, the step leaves no value in the window,
+        because its loss and norm are 0 and say nothing.
+      k: robust deviations, `train.spike_deviations`.
     """
     new = jnp.stack([loss, norm])
     finite = jnp.isfinite(new)
@@ -59,7 +63,7 @@ def look_for_spike(
 def _far_above(
     values: Float[Array, "2 window"], new: Float[Array, "2"], k: float
 ) -> Bool[Array, "2"]:
-    """Whether each new value is a spike; none is before the window is half full."""
+    """Whether each new value is a spike; no value is one before the window is half full."""
     median = jnp.nanmedian(values, axis=1)
     mad = jnp.nanmedian(jnp.abs(values - median[:, None]), axis=1)
     scale = jnp.maximum(1.4826 * mad, _LEAST_SCALE * jnp.abs(median))

@@ -1,4 +1,4 @@
-"""One optimizer step: forward, terms, backward, norm, update."""
+"""Makes and compiles an optimizer step: forward, terms, backward, norm, update."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -52,7 +52,7 @@ class BatchGradient(NamedTuple):
     gradient: Params  # of the parts that train
     norm: Float[Array, ""]  # its global norm
     metrics: BatchMetrics  # what is reported of the batch, by name
-    # e(t) at the nodes of the step's sources, each once, by the name of the generated layer
+    # e(t) at the distinct nodes of each of the step's sources, by the name of the generated layer
     embeddings: Embeddings
     # the gradient of W(t) on the model's own grid; {} if no pass of the step was on that grid
     d_weights: Weights
@@ -81,7 +81,7 @@ def make_gradient(
     def gradient(
         params: Params, batch: Batch, key: Array, teacher_params: Params | None = None
     ) -> BatchGradient:
-        # Outside of `loss`, so that W(t) is made once for all microbatches.
+        # W(t) is made outside of `loss`, once for all microbatches.
         made_weights = make_weights(pass_sources.sources, params, trains)
         tokens = count_tokens(passes, batch["mask"], train_config.microbatches)
         read_teacher = make_reader(teacher, teacher_params) if teacher and teacher_params else None
@@ -136,7 +136,7 @@ def make_train_step(
     def train_step(
         state: TrainState, batch: Batch, schedule: Schedule, *teacher_params: Params
     ) -> tuple[TrainState, Metrics]:
-        # A function of the step, so a resumed run draws the same masks.
+        # The key is a function of the step, so a resumed run draws the same dropout masks.
         dropout_key = jax.random.fold_in(setup.dropout_key, state.step)
         gradient, norm, metrics, embeddings, d_weights = gradient_of(
             state.params, batch, dropout_key, *teacher_params
@@ -149,7 +149,7 @@ def make_train_step(
         with jax.named_scope("optimizer"):
             facts = {"norm": norm, "embeddings": embeddings, "schedule": schedule}
             updated = _update(setup, state, gradient, **facts)
-            # The devices decide: the host reads the metrics only when the next step runs.
+            # The devices decide, because the host reads the metrics only when the next step runs.
             chosen = jax.tree.map(partial(jnp.where, rejected), _pass_over(state), updated)
         after = replace(chosen, step=state.step + 1, recent=recent)
         values = {"learning_rate": schedule(state.step), "targets": targets}
@@ -159,12 +159,12 @@ def make_train_step(
 
 
 def _update(setup: Setup, state: TrainState, gradient: Params, **facts: Any) -> TrainState:
-    """The state after the optimizer's update, to which `facts` go beside the gradient."""
+    """The state after the optimizer's update, which is given the gradient and `facts`."""
     params = {name: part for name, part in state.params.items() if setup.trains(name)}
     updates, opt_state = setup.optimizer.update(gradient, state.opt_state, params, **facts)
     params = optax.apply_updates(params, updates)
     averages = state.averages
-    if averages is not None:  # their memory is shorter in a run's first steps
+    if averages is not None:  # in a run's first steps, old parameters are forgotten faster
         d = jnp.minimum(setup.config.train.ema_decay, (1.0 + state.step) / (10.0 + state.step))
         averages = jax.tree.map(lambda a, p: d * a + (1 - d) * p, averages, params)
     return replace(state, params={**state.params, **params}, opt_state=opt_state, averages=averages)

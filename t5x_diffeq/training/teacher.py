@@ -1,4 +1,4 @@
-"""The teacher of a distillation: another run's model, frozen, beside the one that trains."""
+"""The teacher of a distillation: another run's frozen model, from which the run's model learns."""
 
 from dataclasses import replace
 from typing import NamedTuple
@@ -27,7 +27,7 @@ class Teacher(NamedTuple):
 
 
 def check_teacher(config: Config) -> None:
-    """Checks that the teacher is a run with such a checkpoint, whose sequences are long enough."""
+    """Checks that the teacher has the checkpoint and reads sequences as long as the run's."""
     workdir = _workdir_of(config)
     if workdir is None:
         return
@@ -58,11 +58,11 @@ def check_teachers_tokenizer(config: Config, tokenizer: Tokenizer) -> None:
 def load_teacher(setup: Setup) -> Teacher | None:
     """The teacher on its own grid, sharded over the setup's mesh; None if the config has none.
 
-    Call within `setup.context`, after `check_teacher` and `check_teachers_tokenizer`.
+    Call this within `setup.context`, after `check_teacher` and `check_teachers_tokenizer`.
 
     Raises:
-      InputError: if its checkpoint can't be read, or its block can't split sequences as the mesh
-        does.
+      InputError: if the teacher's checkpoint can't be read, or its block can't split sequences as
+        the mesh does.
     """
     workdir = _workdir_of(setup.config)
     if workdir is None:

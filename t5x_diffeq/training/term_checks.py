@@ -16,15 +16,15 @@ from t5x_diffeq.training import terms
 from t5x_diffeq.training.logits import LogitsOfChunk, Vocabulary
 from t5x_diffeq.training.terms import LogitsTerm, StatesTerm, Term
 
-# The names that a step reports beside the terms, which a term can't have.
+# The names of what a step reports besides its terms. A term can't have these names.
 OTHERS = (
     *("grad_norm", "learning_rate", "num_steps", "targets", "tokens_per_second", "step_seconds"),
     *("data_wait", "goodput", "mfu", "spike", "spikes", "host_memory_gib", "device_memory_gib"),
     "device_memory_peak_gib",
 )
-_TOKENS, _VOCABULARY, _ROWS = 5, 7, 10  # of which three rows are padding
+_TOKENS, _VOCABULARY, _ROWS = 5, 7, 10  # three rows are padding
 _TARGETS = (0, 6, 3, 3, 1)
-_TOLERANCE = 1e-4  # of the largest entry of a gradient
+_TOLERANCE = 1e-4  # relative to the largest entry of a gradient
 
 
 def check_terms(train: TrainKeys) -> None:
@@ -65,7 +65,7 @@ class _Check:
         return InputError(f"{self.where}: {what}")
 
     def facts(self, term: Term, taken: Sequence[str]) -> None:
-        """The weight and the name."""
+        """Checks the weight and the name."""
         weight, name = term.weight, getattr(term, "name", None)
         if not isinstance(weight, Real) or not isfinite(weight) or weight == 0:
             raise self.refuse(f"its weight is {weight!r}; give a finite number other than 0")
@@ -76,7 +76,7 @@ class _Check:
             )
 
     def logits_term(self, term: LogitsTerm) -> None:
-        """The value and its gradient, with the whole vocabulary and with two parts of it."""
+        """Checks the value and its gradient, with the whole vocabulary and with its two halves."""
         student, teacher, noise = jax.random.normal(jax.random.key(0), (3, _TOKENS, _ROWS))
         d = jnp.tanh(noise[:, 0])
         padded = jnp.arange(_ROWS) >= _VOCABULARY
@@ -125,7 +125,7 @@ class _Check:
                 )
 
     def states_term(self, term: StatesTerm) -> None:
-        """The rate of each token, which depends on the states of this token alone."""
+        """Checks that each token has a rate, which depends on the states of this token alone."""
         y, velocity = jax.random.normal(jax.random.key(0), (2, 1, 3, 4))
         rate, pull_back = self.call(lambda: jax.vjp(term.rate, y, velocity))
         self.numbers(rate, (1, 3))
@@ -150,7 +150,7 @@ class _Check:
             raise self.refuse(f"it can't be computed: {describe_foreign(error)}") from error
 
     def numbers(self, value: Array, shape: tuple[int, ...]) -> None:
-        """A finite float32 number for each token."""
+        """Checks that each token has a finite float32 number."""
         if not hasattr(value, "dtype"):
             raise self.refuse(f"it returns {value!r:.60}, not an array")
         if (value.shape, value.dtype) != (shape, jnp.float32) or not np.isfinite(value).all():

@@ -57,7 +57,7 @@ class StatesTerm(Term):
 
 
 class CrossEntropy(LogitsTerm):
-    """-log q(target); its gradient is q - onehot(target)."""
+    """-log q(target), in nats; its gradient is q - onehot(target)."""
 
     name = "loss"
 
@@ -72,7 +72,7 @@ class CrossEntropy(LogitsTerm):
 
 
 class Distillation(LogitsTerm):
-    """KL(p || q), where p is the teacher's; its gradient is q - p (Hinton et al. 2015)."""
+    """KL(p || q), p the teacher's probabilities; its gradient is q - p (Hinton et al. 2015)."""
 
     name = "distillation"
 
@@ -88,7 +88,7 @@ class Distillation(LogitsTerm):
 
 
 class ZLoss(LogitsTerm):
-    """n^2, n = log sum exp z, which keeps logits near 0; its gradient is 2 n q."""
+    """n^2, n = log sum exp z, which keeps n near 0 (PaLM's z-loss); its gradient is 2 n q."""
 
     name = "z_loss"
 

@@ -1,18 +1,18 @@
-"""What happens inside the model at an optimizer step, as curves over depth.
+"""Measures what happens inside the model at an optimizer step, as curves over depth.
 
     gradient/LAYER   |dL/dW(t_n)|                         at each node t_n of the model's own grid
     weights/LAYER    |W(t_n)|                             before the step
     update/LAYER     |W(t_n) after - W(t_n) before|        what the step changed
     dW_dt/LAYER      |dW/dt(t_n)|                         before the step
     f, g             rms of f(y; W) and of g(y; W)        in each solver step, over its evaluations
-    state            rms of y                             at t = 0, dt, ..., 1
+    state            rms of y                             at t = 0, 1/N, ..., 1
 
 |.| is the Frobenius norm over all leaves of a layer (a linear or a norm of the block, named by its
 path): kernel and bias together. An rms is over tokens and width, on a few rows of the step's batch.
 dL/dW is the gradient before it is clipped.
 
 Only the train step has dL/dW. The other curves come from two small programs of their own, which run
-before and after it, so the train step holds nothing longer than it did.
+before and after the train step, so that it holds no array longer than without the curves.
 """
 
 from collections import defaultdict
@@ -41,7 +41,9 @@ from t5x_diffeq.training.partitioning import batch_shards
 from t5x_diffeq.training.setup import Setup
 
 Curves = dict[str, Float[Array, " n"]]
-_ROWS = 4  # of the batch, for f, g and the state: at least so many, and one per batch shard
+# The least number of the batch's rows that f, g and the state are computed on; each shard of the
+# batch has at least one.
+_ROWS = 4
 
 
 def _norms(kind: str, weights: Weights) -> Curves:
@@ -56,8 +58,8 @@ def _norms(kind: str, weights: Weights) -> Curves:
 def watch_gradient(d_weights: Weights, every: int | None) -> Curves:
     """The norms of the gradient of W(t_n); {} if no step is watched.
 
-    They belong to every step's program, not to a branch for the steps to watch: in a branch, XLA's
-    CPU devices of several processes sometimes waited for each other's sums without end.
+    Every step computes them, not only the steps to watch: in a conditional branch, XLA's CPU
+    devices of several processes sometimes waited for each other's sums without end.
     """
     return {} if every is None else _norms("gradient", d_weights)
 
@@ -69,7 +71,7 @@ def _exact_weights(model: LanguageModel, params: Params) -> Weights:
 
 
 def _rates(model: LanguageModel, params: Params, weights: Weights) -> Weights:
-    """dW/dt at the nodes; of the weights of K layers, K (W_(k+1) - W_k), the layers being at k/K.
+    """dW/dt at the nodes; for the weights of K layers at k/K, the differences K (W_(k+1) - W_k).
 
     Adapters are left out: they are two factors, not weights.
     """
@@ -127,12 +129,13 @@ def _some_rows(batch: Batch, shards: int) -> Batch:
 class Programs(NamedTuple):
     """The two compiled programs that run around a step."""
 
-    before: Callable[[Params, Batch], tuple[Weights, Curves]]  # but for gradient and update
-    after: Callable[[Params, Weights], Curves]  # of the update, given the weights before it
+    # the weights in float32, and all curves except gradient and update
+    before: Callable[[Params, Batch], tuple[Weights, Curves]]
+    after: Callable[[Params, Weights], Curves]  # the curves of the update, given those weights
 
 
 def compile_programs(setup: Setup, batch_size: int) -> Programs:
-    """Compiles both; call within `setup.context()`."""
+    """Compiles both programs; call this within `setup.context()`."""
     model, whole = setup.model, NamedSharding(setup.mesh, PartitionSpec())
     params, batch = setup.abstract_state.params, setup.abstract_batch(batch_size)
     shards = batch_shards(setup.mesh.shape)

@@ -63,7 +63,7 @@ def on_local_tokens(
       attend: called with the device's part of the arrays in `how`, the device's queries, the keys
         and values of whole rows in the order of the row, and the segments of queries and of keys,
         or None.
-      how: an array or a tree of arrays that `attend` needs beside q, k and v, and its partition
+      how: an array or a tree of arrays that `attend` needs besides q, k and v, and its partition
         specs.
       q: queries, in zig-zag order, as all arguments are.
     """

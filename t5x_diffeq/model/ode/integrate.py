@@ -21,7 +21,7 @@ from t5x_diffeq.system.arguments import checked
 from t5x_diffeq.system.errors import InputError
 
 FieldOfKey = Callable[[Array | None], VectorField]
-Args = Any  # what a field reads beside weights and state: a tree of arrays without a gradient
+Args = Any  # what a field reads besides weights and state: a tree of arrays without a gradient
 StepInputs = tuple[Tree, Array | None]  # weights and dropout key of a step, or all steps' stacked
 Step = Callable[[Memory, StepInputs], Memory]
 _Cache = Any  # what one evaluation of f keeps of earlier tokens: a tree of arrays
@@ -55,7 +55,7 @@ def integrate(
       field: the vector field, given `args` and then the dropout key of the step (one key per step,
         so that all stages of a step drop the same units).
       weights: leaves `[nodes, ...]`, in the order of `solvers.grid`.
-      args: what the field reads beside weights and state, such as the tokens' places. The field
+      args: what the field reads besides weights and state, such as the tokens' places. The field
         must not capture such arrays: of two nested functions with custom gradients, JAX can't lower
         the inner one if it captures arrays.
       remat: "none", "dots", "full", or "keep:a,b" (store the values named a and b, each one of
@@ -279,7 +279,7 @@ def scan_steps(
     grows: bool,
     unroll: int = 1,
 ) -> tuple[Memory, Tree]:
-    """The last memory, and what the steps return beside it, stacked: leaves `[N, ...]`.
+    """The last memory, and what the steps return besides memories, stacked: leaves `[N, ...]`.
 
     If the memory grows (`Scheme.grows`), its shape differs from step to step, so the steps are
     unrolled.

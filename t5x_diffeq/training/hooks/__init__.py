@@ -1,4 +1,4 @@
-"""What a training loop does beside its steps: hooks, and what they are given."""
+"""Hooks, which do what a training loop does besides its steps, and the arguments of hooks."""
 
 from t5x_diffeq.training.hooks.hook import DoneStep, Hook, LoopPosition, PreparedRun, Training
 

@@ -39,7 +39,7 @@ class Evaluation(Hook):
         self.eval_step = make_eval_step(training.setup)
 
     def run(self, position: LoopPosition) -> dict[str, float]:
-        """Loss, perplexity and the like, by name."""
+        """The numbers of `evaluate_loss`, by name: `eval/loss`, `eval_averages/loss` and so on."""
         evaluated = {"eval": position.state.params}
         if self.training.config.train.eval_averages and position.state.averages is not None:
             evaluated["eval_averages"] = position.state.averaged_params()
@@ -108,7 +108,7 @@ class MetricsLog(Hook):
 
 
 def _memory_in_use() -> dict[str, float]:
-    """This process's memory, and the maxima over its devices of memory in use and its peak; GiB."""
+    """This process's memory, and the most memory in use, now and at peak, on its devices; GiB."""
     gibibytes = {}
     if _STATM.exists():
         pages = int(_STATM.read_text("utf-8").split()[1])

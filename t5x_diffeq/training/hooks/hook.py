@@ -1,4 +1,4 @@
-"""Hooks: what a training loop does beside its steps, a class each.
+"""The base class of hooks, which do what a training loop does besides its steps.
 
 A hook runs every so many optimizer steps, or around each step. The project's own hooks are listed
 in `cli/train.py`; `train.hooks` names others, as "package.module:Name", or with arguments as in
@@ -61,12 +61,12 @@ class Training(PreparedRun):
       checkpoints: its checkpoints.
       history: records the events of the run, with their times.
       stopwatch: divides the time among activities.
-      watchdog: ends it if it hangs.
-      stop: says when it has to stop.
+      watchdog: ends the run if it hangs.
+      stop: says when the run has to stop.
       start: the optimizer step at which this attempt begins.
       clock: measures the rates of its steps.
       writer: takes metrics, texts and figures; not set yet when hooks are made.
-      hook_states: returns what all hooks keep; not set yet when hooks are made.
+      hook_states: returns what checkpoints keep of all hooks; not set yet when hooks are made.
       requests: by the name of a file, the function that this process calls when a person has put
         the file into the workdir (see `requests`). A hook adds to it when it is made.
     """
@@ -84,7 +84,7 @@ class Training(PreparedRun):
 
     @contextmanager
     def instead(self, activity: str, what: str, seconds: float) -> Iterator[None]:
-        """A context for work other than steps, which may take at most so many seconds."""
+        """A context for work other than steps; the watchdog lets `what` take so many `seconds`."""
         with self.stopwatch.during(activity), self.watchdog.limit(what, seconds):
             yield
 
@@ -180,10 +180,10 @@ class Hook:
         """Called before the batch of optimizer step `step` is waited for."""
 
     def before_step(self, step: int, state: TrainState, batch: Batch) -> None:
-        """Called before optimizer step `step`, which donates the state: later it can't be read."""
+        """Called before optimizer step `step`, which donates the state: read it here or never."""
 
     def after_step(self, step: int, state: TrainState, metrics: Mapping[str, jax.Array]) -> None:
-        """Called when the step was given to the devices, which may still compute the arrays."""
+        """Called when the step is given to the devices, which may still compute the arrays."""
 
     def report(self, done: DoneStep, values: dict[str, float]) -> None:
         """Called with the numbers of a step, while the next step runs or before `run` and `stop`.

@@ -27,7 +27,12 @@ class HookClass(NamedTuple):
 
 
 def load_hooks(names: Sequence[str], taken: Sequence[str] = ()) -> list[HookClass]:
-    """The classes that `train.hooks` names; `taken` are the names of the run's other hooks."""
+    """The classes that `train.hooks` names; `taken` are the names of the run's other hooks.
+
+    Raises:
+      InputError: if a name stands for no class of hooks, if the class has no name or a taken one,
+        or if its methods or arguments don't fit.
+    """
     hooks: list[HookClass] = []
     for name in names:
         make = load_plugin("train.hooks", name)
@@ -62,7 +67,7 @@ def load_hooks(names: Sequence[str], taken: Sequence[str] = ()) -> list[HookClas
 
 
 def _check_methods(cls: type[Hook], where: str) -> None:
-    """Raises an InputError if a method can't be called as `Hook`'s is."""
+    """Raises an InputError if a method can't be called with the arguments of `Hook`'s method."""
     for name, method in vars(Hook).items():
         own = getattr(cls, name)
         if name.startswith("_") or not inspect.isfunction(method) or not inspect.isfunction(own):
@@ -78,7 +83,9 @@ def _check_methods(cls: type[Hook], where: str) -> None:
 
 
 def _check_numbers(values: Any, name: str, others: Sequence[str]) -> None:
-    """Raises a RunError unless these are a hook's own numbers, which aren't fetched from a device.
+    """Raises a RunError unless `values` has numbers under names that the hook may use.
+
+    The numbers are not fetched from a device.
 
     Args:
       name: the hook's name.
@@ -149,6 +156,7 @@ class Hooks:
     def report(self, done: DoneStep) -> None:
         """Waits for a step, and tells each hook its numbers."""
         metrics = jax.device_get({n: x for n, x in done.metrics.items() if x.ndim == 0})
+        # All hooks get the same dict, from which `Spikes` removes `spike` for the hooks after it.
         values = {name: float(x) for name, x in metrics.items()}
         self._each(done.step, lambda hook: hook.report(done, values))
         recurrence.at_step(done.step)

@@ -1,4 +1,4 @@
-"""What a person asks of a run while it trains, by files in its workdir.
+"""Takes up what a person asks of a run while it trains, by files in its workdir.
 
 A file `profile` asks for a trace (`profiler`), and a file `save` for a checkpoint
 (`basic_hooks.Saves`). Such files work on every disk and in a bucket, with any launcher.
@@ -24,7 +24,7 @@ class Requests(Hook):
         super().__init__(training)
         self.ended = threading.Event()
         self.pool = ThreadPoolExecutor(1, "requests")
-        self.warnings: set[str] = set()  # that were printed
+        self.warnings: set[str] = set()  # the warnings that were printed
 
     def __enter__(self) -> "Requests":
         if self.training.requests:
@@ -39,7 +39,7 @@ class Requests(Hook):
         while not self.ended.wait(SECONDS_BETWEEN_LOOKS):
             try:
                 self._look()
-            except Exception as error:  # of any file system
+            except Exception as error:  # any file system may raise its own
                 warning = f"warning: {self.training.workdir}: {describe_error(error)}"
                 if warning not in self.warnings:
                     self.warnings.add(warning)

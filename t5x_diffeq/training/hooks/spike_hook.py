@@ -1,7 +1,7 @@
-"""How a run handles spikes and values that aren't finite: `train.on_spike`.
+"""Handles spikes and values that aren't finite, as `train.on_spike` says.
 
-The run ends, skips the updates of spikes, or rolls back to a checkpoint. The train step detects a
-spike and skips its update.
+The run ends, skips the updates of spikes, or rolls back to a checkpoint. The train step itself
+detects a spike and skips its update.
 """
 
 from collections.abc import Sequence
@@ -27,8 +27,8 @@ from t5x_diffeq.training.setup import Setup
 from t5x_diffeq.training.step import make_gradient
 from t5x_diffeq.training.watch import sizes
 
-_MOST_IN_A_ROW = 10  # steps whose values aren't finite
-_MOST_ROLLBACKS = 5  # to the same checkpoint
+_MOST_IN_A_ROW = 10  # the most steps in a row whose values aren't finite
+_MOST_ROLLBACKS = 5  # the most rollbacks in a row to the same checkpoint
 
 
 class GoBack(Exception):  # noqa: N818  # the run goes on
@@ -49,15 +49,20 @@ class Spikes(Hook):
         self.step = training.start  # the last step that was given to the devices
         self.state: TrainState | None = None  # after that step
         self.not_finite = 0  # steps in a row whose values aren't finite
-        self.rollbacks = 0  # in a row, to the same checkpoint
-        self.target: int | None = None  # that checkpoint
+        self.rollbacks = 0  # the number in a row to the checkpoint `target`
+        self.target: int | None = None
 
     def after_step(self, step: int, state: TrainState, metrics: object) -> None:
         """Keeps the state, to find the cause of a value that isn't finite."""
         self.step, self.state = step, state
 
     def report(self, done: DoneStep, values: dict[str, float]) -> None:
-        """Removes `spike` from the values; raises if the run must end, or go back."""
+        """Removes `spike` from the values, and decides what follows.
+
+        Raises:
+          GoBack: if the run must roll back.
+          RunError: if the run must end.
+        """
         checkpoints = self.training.checkpoints
         finite = isfinite(values["loss"]) and isfinite(values["grad_norm"])
         self.not_finite = 0 if finite else self.not_finite + 1
@@ -81,7 +86,8 @@ class Spikes(Hook):
             f"({values['spikes']:.0f} so far)"
         )
         numbers = {"loss": loss, "grad_norm": norm}
-        facts = {name: x if isfinite(x) else str(x) for name, x in numbers.items()}  # JSON: no NaN
+        # JSON has no NaN.
+        facts = {name: x if isfinite(x) else str(x) for name, x in numbers.items()}
         count = int(values["spikes"])
         self.training.history.write("spike", spike.step, **facts, count=count, cause=cause)
 
@@ -120,7 +126,10 @@ class Spikes(Hook):
 def go_back(
     training: Training, hooks: Hooks, spike: DoneStep, state: TrainState
 ) -> RestoredCheckpoint:
-    """The last checkpoint, with the position of the data after the spike; deletes the state."""
+    """Restores the last checkpoint, but with the data's position after the spike.
+
+    `state` is deleted first. Every process must call this.
+    """
     count = spike.metrics["spikes"]
     checkpoints, setup, history = training.checkpoints, training.setup, training.history
     limit = training.config.train.save_timeout
@@ -132,6 +141,7 @@ def go_back(
         training.writer.rewind(restored.step)
     hooks.go_back(restored.step)
     hooks.restore(restored.facts.hooks)
+    # The time comes first: only seconds that are written can be counted as lost by the rollback.
     history.write_time(spike.step, at_once=True)
     history.write("rollback", spike.step, to=restored.step, count=int(count))
     counted = setup.complete(restored.state.with_spikes(count))
@@ -140,14 +150,14 @@ def go_back(
     )
 
 
-# ------------------------------------------------------------------------------ their causes
+# ------------------------------------------------------------------------------ causes
 
 
 def find_cause(setup: Setup, params: Params, batch: Batch) -> str | None:
     """Where values that aren't finite first appear; None if they don't appear again.
 
-    Looks at the parameters, then at f, g and the state in each solver step, then at the gradient.
-    Compiles programs of its own, and every process must call it.
+    The search looks at the parameters, then at f, g and the state in each solver step, then at the
+    gradient. It compiles programs of its own, and every process must call it.
     """
     if fault := _leaves_not_finite(params):
         return f"{fault} of the parameters isn't finite"

@@ -26,7 +26,7 @@ from t5x_diffeq.training.watch import Curves, Programs, compile_programs
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_PREFIX = "watch/"  # of the curves' names
+_PREFIX = "watch/"  # the prefix of the curves' names
 
 
 class Watcher(Hook):
@@ -119,7 +119,7 @@ class Watcher(Hook):
 
 
 def _draw_curves(step: int, curves: Mapping[str, np.ndarray], times: np.ndarray | None) -> "Figure":
-    """The figure of a step, whose module is imported only here because that takes a second."""
+    """The figure of a step; matplotlib is imported only here, because its import takes a second."""
     from t5x_diffeq.analysis.run_plots import figure_of_curves
 
     by_layer = {name.removeprefix(_PREFIX): curve for name, curve in curves.items()}
@@ -155,7 +155,7 @@ class WeightFigures(Hook):
 
 
 def _draw_weights(name: str, paths: WeightPaths, *arguments: str) -> "Figure":
-    """A figure of `analysis.depth_plots`, imported here because that takes a second."""
+    """A figure of `analysis.depth_plots`, whose import takes a second and is left until here."""
     from t5x_diffeq.analysis import depth_plots
 
     make: Callable[..., Figure] = getattr(depth_plots, name)

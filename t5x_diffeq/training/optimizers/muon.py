@@ -32,8 +32,8 @@ still a descent direction: F = Q F, so <F, Q R> = <F, R>, the sum of all singula
 The size of a step: an orthogonal matrix of shape [m, k] has entries of root mean square
 max(m, k)^(-1/2). Multiplied by 0.2 max(m, k)^(1/2) (Liu et al. 2025), every kernel moves by 0.2
 learning rates per entry, about as far as Adam moves it, so that Adam's learning rate and weight
-decay suit Muon. This holds for W(t_n) as it does for the W_n of a layer. With Adam, it takes the
-step multipliers of the hypernetwork, which Muon doesn't need.
+decay suit Muon. This holds for W(t_n) as it does for the W_n of a layer. With Adam, W(t_n) moves so
+only because of the hypernetwork's step multipliers, which Muon doesn't need.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -57,7 +57,7 @@ from t5x_diffeq.system.errors import InputError
 
 _COEFFICIENTS = 3.4445, -4.7750, 2.0315  # a, b, c (Jordan et al. 2024)
 _ITERATIONS = 5
-_RMS = 0.2  # of the entries of a step at learning rate 1 (Liu et al. 2025)
+_RMS = 0.2  # root mean square of a step's entries at learning rate 1 (Liu et al. 2025)
 # Eigenvalues of K below this part of the largest are left out. At 1e-3, P moves at most 30 times as
 # far as the strongest direction would ask for. A time embedding with time_scale=1000 and T = 48
 # keeps all of 12 nodes, one with time_scale=10 keeps 5.
@@ -119,10 +119,10 @@ def _kernel(path: LeafPath, leaf: Parameter) -> Kernel:
 
 
 def scale_by_muon(kernels: list[Kernel], beta: float) -> optax.GradientTransformationExtraArgs:
-    """From gradients to Muon's directions with Nesterov momentum, which decays by `beta`.
+    """The transformation of gradients into Muon's directions, with Nesterov momentum.
 
-    `update` takes `embeddings`, the e(t) at the nodes of the step, if weights depend on time. Only
-    the parameters of the kernels may reach the transformation.
+    The momentum decays by `beta`. `update` takes `embeddings`, the e(t) at the nodes of the step,
+    if weights depend on time. Only the parameters of the kernels may reach the transformation.
     """
 
     def init(params: dict) -> MuonState:
@@ -174,9 +174,9 @@ def _steps_of_theta(
 def pseudo_inverse(
     e: Float[Array, "nodes T"],
 ) -> tuple[Float[Array, "features nodes"], Float[Array, "nodes nodes"]]:
-    """Phi^+ in the metric that the module's docstring names, and Q = Phi Phi^+; T + 1 features.
+    """Phi^+ in the metric of the module's docstring, and Q = Phi Phi^+; there are T + 1 features.
 
-    `e` are time embeddings at the nodes, float32; nodes may repeat.
+    `e` holds the time embeddings at the nodes, in float32; nodes may repeat.
     """
     Phi = jnp.concatenate((e, jnp.ones_like(e[:, :1])), axis=1)
     squares = jnp.ones(Phi.shape[1]).at[:-1].set(1 / jnp.maximum(jnp.square(e).mean(), 1e-30))
@@ -190,11 +190,11 @@ def pseudo_inverse(
 
 
 def orthogonal(kernel: Kernel, F: Float[Array, "nodes ..."]) -> Float[Array, "nodes ..."]:
-    """Muon's direction of a kernel at each node, its entries of root mean square `_RMS`.
+    """Muon's direction of a kernel at each node, with entries of root mean square `_RMS`.
 
     A kernel is one matrix from all its inputs to all its outputs, with heads among them. But q, k
-    and v are different maps of one input, so each is orthogonalised by itself. Together, the map
-    with the largest gradient would determine the directions of all three.
+    and v are different maps of one input, so each is orthogonalised by itself. If they were
+    orthogonalised together, the map with the largest gradient would determine all directions.
     """
     dimensions = range(len(kernel.names))
     separate = [n for n in dimensions if kernel.names[n] == "maps"]
@@ -223,10 +223,10 @@ def orthogonal(kernel: Kernel, F: Float[Array, "nodes ..."]) -> Float[Array, "no
 
 
 def newton_schulz(X: Float[Array, "many m k"]) -> Float[Array, "many m k"]:
-    """About U V^T for each matrix U S V^T: singular values between 0.7 and 1.2, zero for zero.
+    """About U V^T for each matrix U S V^T: singular values are between 0.7 and 1.2.
 
-    Accelerators compute in bfloat16, whose errors are smaller than that range. CPUs compute in
-    float32, because bfloat16 is slower there.
+    A zero matrix stays zero. Accelerators compute in bfloat16, whose errors are smaller than that
+    range. CPUs compute in float32, because bfloat16 is slower there.
     """
 
     def iterate(X: Array, dtype: DTypeLike) -> Array:
@@ -277,7 +277,7 @@ def map_whole_matrices(
     stack = jnp.pad(parts, ((0, -len(parts) % holders), (0, 0), (0, 0)))
     for axis, dimension in exchanges:
         stack = jax.lax.all_to_all(stack, axis, 0, dimension, tiled=True)
-    if copies:  # of the same matrices: each device takes its share of them
+    if copies:  # several devices hold the same matrices, and each takes its share of them
         share = len(stack) // num_copies
         stack = jax.lax.dynamic_slice_in_dim(stack, jax.lax.axis_index(copies) * share, share)
     stack = function(stack)

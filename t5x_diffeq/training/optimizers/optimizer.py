@@ -1,6 +1,7 @@
 """AdamW or Muon, with gradient clipping, weight decay and factors on the learning rate.
 
-The defaults are the paper's (appendix C).
+The defaults are the paper's (appendix C). AdamW is Adam with decoupled weight decay (Loshchilov and
+Hutter 2019).
 
 `optimizer.name` can name a function of another package instead. It is called with
 `config.optimizer` and the declarations of the parameters (a tree of `layers.parameter.Parameter`)
@@ -37,9 +38,9 @@ DECAYED = {
 }
 
 
-# By optimizer, the factors of roles that `optimizer.role_multipliers` doesn't name. Beside Muon,
-# Adam would train e(t), and move all W(t_n) through it on top of Muon's steps; the loss is higher
-# then (docs/lab/lead.md).
+# By optimizer, the factors of roles that `optimizer.role_multipliers` doesn't name. With Muon, Adam
+# would train e(t), and so move all W(t_n) in addition to Muon's steps, which makes the loss higher
+# (docs/lab/lead.md).
 _FACTORS: dict[str, dict[str, float]] = {"muon": {"time_embedding": 0.0}}
 
 
@@ -48,7 +49,7 @@ def make_optimizer(
 ) -> optax.GradientTransformationExtraArgs:
     """Clip by the given norm -> directions -> decoupled decay -> each role's factor -> schedule.
 
-    Its `update` takes the `norm` of the gradient and the `schedule`, beside what plug-ins get. The
+    Its `update` takes the `norm` of the gradient and the `schedule`, besides what plug-ins get. The
     directions come from what `optimizer.name` names, and are multiplied by the parameters' step
     multipliers. The factor of a role scales the decay, too, as the learning rate of a parameter
     group does in PyTorch. The boxes of the declared parameters say which of them decay, and their
@@ -136,7 +137,8 @@ def _fault_of_pair(pair: Any, earlier: Collection[str]) -> str | None:
     return "name a role once" if role in earlier else None
 
 
-Directions = tuple[optax.GradientTransformation, dict]  # and the multipliers of their steps
+# the transformation of gradients into directions, and the multipliers of the directions
+Directions = tuple[optax.GradientTransformation, dict]
 
 
 def _muon_and_adam(optimizer: OptimizerKeys, declared: dict, multipliers: dict) -> Directions:
@@ -197,9 +199,9 @@ def _plugin(optimizer: OptimizerKeys, declared: dict, multipliers: dict) -> Dire
 
 
 def _goes_uphill(transformation: optax.GradientTransformationExtraArgs, declared: dict) -> bool:
-    """Whether the first direction points against a gradient, of parameters of the same ranks.
+    """Whether the first direction points against the gradient, so that a step would go uphill.
 
-    A transformation that can't be tried on small arrays is taken as it is.
+    It is tried on small arrays of the parameters' ranks. If that fails, the answer is no.
     """
 
     def ones(leaf: Any) -> Array:

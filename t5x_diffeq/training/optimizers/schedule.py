@@ -20,8 +20,8 @@ class Schedule:
     """
 
     peak: Any
-    end_fraction: Any  # of the peak, after the fall
-    warmup: Any  # optimizer steps
+    end_fraction: Any  # the part of the peak at which the fall ends
+    warmup: Any  # the number of optimizer steps of the warm-up
     fall_start: Any  # the optimizer step at which the rate begins to fall
     fall_steps: Any  # how many optimizer steps the fall takes
     shape: str = struct.field(pytree_node=False)  # of the fall: a value of `optimizer.schedule`
@@ -39,10 +39,10 @@ class Schedule:
 def learning_rate_schedule(optimizer: OptimizerKeys, total_steps: int) -> Schedule:
     """Linear warm-up to the peak, then what `optimizer.schedule` names.
 
-    "cosine" is a cosine, which ends at `end_lr_fraction` of the peak. "wsd" (Haegele et al. 2024)
-    stays at the peak until a linear cooldown to `end_lr_fraction` of it. Before the cooldown, only
-    the warm-up depends on `total_steps`. So a run that branches off while the rate is at its peak
-    goes on at exactly that rate.
+    "cosine" falls by half a cosine to `end_lr_fraction` of the peak (Loshchilov and Hutter 2017).
+    "wsd" (Haegele et al. 2024) stays at the peak until a linear cooldown to `end_lr_fraction` of
+    it, by default over the last fifth of the run. Before the cooldown, only the warm-up depends on
+    `total_steps`. So a run that branches off at the peak goes on at exactly that rate.
 
     Raises:
       InputError: if the schedule's keys contradict each other.

@@ -1,4 +1,4 @@
-"""What a tracker, or a writer of files, can do; and threads in which it costs the run nothing.
+"""The interface of trackers and of writers of files, and threads in which trackers work.
 
 The names and parameters are those of `clu.metric_writers.interface.MetricWriter`, which can't be
 imported without TensorFlow; a test compares the two.
@@ -15,13 +15,13 @@ import numpy as np
 from t5x_diffeq.system.console import log
 from t5x_diffeq.system.files import describe_error
 
-_MOST_CALLS = 10_000  # of a tracker that can wait
+_MOST_CALLS = 10_000  # the most calls of a tracker that can wait
 Array: TypeAlias = np.ndarray
 Scalar: TypeAlias = float | int | np.number
 
 
 class Tracker:
-    """Keeps what a run reports at an optimizer step; does nothing in the methods it leaves out."""
+    """Keeps what a run reports at an optimizer step. Methods that aren't overridden do nothing."""
 
     def write_scalars(self, step: int, scalars: Mapping[str, Scalar]) -> None:
         """Writes numbers by name."""
@@ -47,7 +47,7 @@ class Worker:
 
     Args:
       name: what the tasks belong to, for the warning.
-      most: how many tasks can wait; beyond that, further ones are dropped, with a warning.
+      most: how many tasks can wait; further tasks are dropped, with a warning.
       tolerant: whether later tasks are done although one has failed; each failure is reported once.
     """
 
@@ -76,7 +76,7 @@ class Worker:
                 continue  # empties the queue, so that `stop` can add its last task
             try:
                 task()
-            except BaseException as error:  # of any library: none may end the run
+            except BaseException as error:  # no error of a library may end the run
                 self._warn(error)
 
     def _warn(self, error: BaseException) -> None:
@@ -99,7 +99,7 @@ class Worker:
 
 
 class BackgroundTracker(Worker):
-    """A tracker whose work is done in a thread of its own, its creation included."""
+    """A tracker that is made, and does all of its work, in a thread of its own."""
 
     def __init__(self, name: str, make: Callable[[], Tracker]):
         super().__init__(name, _MOST_CALLS)

@@ -1,4 +1,4 @@
-"""JSON files in the workdir; in those named `.jsonl`, each line is one report.
+"""Writes and reads JSON files in the workdir; each line of a `.jsonl` file is one report.
 
 metrics.jsonl          numbers
 curves.jsonl           arrays, such as norms over depth
@@ -27,12 +27,12 @@ _HYPERPARAMETERS = "hyperparameters.json"
 class JsonlWriter(Tracker):
     """Appends reports to the files of a workdir.
 
-    Every line is stored before the method returns; in a bucket, before `flush` does. A checkpoint
-    of step s is saved after the lines of step s, so a run that is killed and resumed leaves the
-    same lines as an uninterrupted run.
+    Every line is stored before the method that writes it returns; in a bucket, before `flush`
+    returns. A checkpoint of step s is saved after the lines of step s, so a run that is killed and
+    resumed leaves the same lines as an uninterrupted run.
 
-    The run resumes from `step`: later lines are removed; if it is 0, all lines. If fewer reports
-    than `expected` remain, a warning says so.
+    The run resumes from `step`: the lines of later steps are removed, or if `step` is 0, all lines.
+    If fewer reports than `expected` remain, a warning says so.
 
     Attributes:
       reports: the number of lines of `metrics.jsonl`.
@@ -108,7 +108,7 @@ def _step_of(line: bytes) -> float:
 
 
 def _end_of(path: AnyPath, step: int) -> int:
-    """The position behind the last line of this step or an earlier one."""
+    """The position behind the last line of this step or an earlier step; 0 if there is none."""
     return next((end for end, line in last_lines(path) if _step_of(line) <= step), 0)
 
 
@@ -130,9 +130,9 @@ def copy_metrics(source: AnyPath, workdir: AnyPath, step: int) -> None:
 
 
 def read_metrics(workdir: AnyPath, name: str = "") -> Iterator[dict[str, float]]:
-    """The reports in a workdir, oldest first; with a name, only reports that have its number.
+    """The reports in a workdir, oldest first; with a name, only reports that have this number.
 
-    They are read one by one. Lines that are no reports are left out, with a warning.
+    Reports are read one by one. Lines that are no reports are left out, with a warning.
 
     Raises:
       InputError: if the file can't be read.

@@ -24,9 +24,9 @@ _OFFLINE = ("offline", "disabled", "dryrun")
 class TensorBoardTracker(Tracker):
     """Writes event files into the workdir's `events/`, by parts of tensorboardX.
 
-    TensorBoard hides events after `step` of earlier files. tensorboardX's `SummaryWriter` isn't
-    used: it writes in a thread of its own, where an error ends the thread without a word, and
-    blocks whoever writes next.
+    A file begins with an event that makes TensorBoard hide the events after `step` in earlier
+    files. tensorboardX's `SummaryWriter` isn't used: it writes in a thread of its own, where an
+    error ends the thread without a word and blocks the next call that writes.
     """
 
     def __init__(self, workdir: AnyPath, step: int):
@@ -119,7 +119,7 @@ def check_login() -> None:
     try:
         if wandb.setup().settings.mode in _OFFLINE or wandb.login(prompt=False):
             return
-    except ValueError as error:  # of a variable of its settings
+    except ValueError as error:  # a variable of its settings has an invalid value
         reason = " ".join(str(error).split())
         raise InputError(
             f"train.trackers has wandb, which refuses its settings: {reason}"
@@ -135,11 +135,11 @@ class WandbTracker(Tracker):
 
     The library's own settings apply (WANDB_MODE, WANDB_PROJECT, WANDB_ENTITY, `wandb offline`).
 
-    W&B numbers the rows that it gets by itself, and continues to count when a run is continued. The
-    optimizer step is a column beside them. So steps that are taken again, after a resume from an
-    older checkpoint, are accepted, and a chart has both of their values.
+    W&B numbers its rows by itself, and continues to count when a run is continued. The optimizer
+    step is a column of the rows. So steps that are taken again, after a resume from an older
+    checkpoint, are accepted, and a chart has both of their values.
 
-    Its files go to the workdir's `wandb/`, or if that is in a bucket, to a temporary folder.
+    Its files go to the workdir's `wandb/`, or to a temporary folder if the workdir is in a bucket.
     `close` takes at most `seconds`.
     """
 

@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 _FILE = "trackers.json"  # the run's id in W&B
 _SECONDS_TO_CLOSE = 30.0  # for all trackers together, at the end of a run
-_MOST_FIGURES = 32  # that can wait to be drawn
+_MOST_FIGURES = 32  # the most figures that can wait to be drawn
 _DRAWING = threading.Lock()  # matplotlib's caches of fonts are not made for several threads
 
 
 def check_trackers(trackers: Sequence[str]) -> None:
-    """Checks that the libraries of the trackers are there and have an account if they need one."""
+    """Checks that the libraries of the trackers are installed, and that W&B has an account."""
     for name in trackers:
         if name != "tensorboard":
             need_package(name, f"train.trackers={name}", "leave it out")
@@ -87,7 +87,7 @@ class RunWriter:
         self._each(lambda writer: writer.write_hparams(hparams))
 
     def rewind(self, step: int) -> None:
-        """Goes back to `step`: files lose the later lines, and trackers get them again."""
+        """Goes back to `step`: files lose the lines of later steps, which will be written again."""
         self._each(lambda writer: writer.rewind(step))
 
     def draw(self, step: int, name: str, make: Callable[[], "Figure"]) -> None:
