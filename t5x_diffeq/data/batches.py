@@ -62,7 +62,7 @@ def train_dataset(mixture: Mixture, batch_size: int, seed: int, rows: Rows) -> g
     """A dataset whose element s is `rows` of the global batch of step s."""
     parts = [examples for _, examples in mixture]
     # Places are shuffled, not examples, so a process reads only the rows that it needs. Each part
-    # has a seed of its own, or two parts of one size would be in the same order.
+    # has a seed of its own; otherwise two parts of one size would be in the same order.
     places = [
         grain.MapDataset.range(len(examples))
         .map(partial(_Place, part))
@@ -77,7 +77,7 @@ def train_dataset(mixture: Mixture, batch_size: int, seed: int, rows: Rows) -> g
     def rows_of(step: int) -> Example:
         return _read(parts, [order[row] for row in (step * batch_size + rows).tolist()])
 
-    # As good as endless: the number of the last row is still a valid index.
+    # This is as good as endless, and the number of the last row is still a valid index.
     return grain.MapDataset.range(maxsize // batch_size).map(rows_of)
 
 
@@ -122,7 +122,8 @@ def eval_batches(
 
     def local_batches() -> Iterator[Example]:
         for first in range(0, number * batch_size, batch_size):
-            # Rows beyond the last window repeat it, masked below: every batch has one shape.
+            # Rows beyond the last window repeat it and are masked below, so that all batches have
+            # one shape.
             windows = np.minimum(first + rows, count - 1)
             part_of = np.searchsorted(firsts, windows, side="right") - 1
             numbers = windows - firsts[part_of]
@@ -138,7 +139,7 @@ def eval_batches(
 def put_on_devices(
     batch: Example, rows: Rows, batch_size: int, sharding: NamedSharding
 ) -> dict[str, jax.Array]:
-    """Global arrays, of which this process has `rows`.
+    """The global arrays of which `batch` holds `rows`, the rows of this process.
 
     Where `mesh.context` splits sequences, a device takes some columns of its rows.
     """

@@ -1,6 +1,6 @@
-"""Conversations as tokens: transformers' `apply_chat_template` writes them, without torch.
+"""Writes conversations as tokens, by transformers' `apply_chat_template` and without torch.
 
-It takes a tokenizer of the library `tokenizers`, which `fast_tokenizer` makes of any of ours.
+That function takes a tokenizer of the library `tokenizers`, which `fast_tokenizer` makes.
 """
 
 import os
@@ -17,11 +17,11 @@ from t5x_diffeq.data.tokenizer import Tokenizer
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.extras import need_package
 
-_DAY_OF_DATA = datetime(2024, 7, 26)  # so that data is the same on any day
+_DAY_OF_DATA = datetime(2024, 7, 26)  # today for templates, so that data is the same on any day
 _TIME = re.compile(r"""strftime_now\(\s*(['"])(.*?)\1\s*\)""")
 _QUESTION, _ANSWER = "question", "answer"
 _PROBE = [{"role": "user", "content": _QUESTION}, {"role": "assistant", "content": _ANSWER}]
-_MOST_PASSES = 200_000  # of a template through its loops and macros, for one conversation
+_MOST_PASSES = 200_000  # the most passes through a template's loops and macros, per conversation
 _ENDLESS = "its loops and macros were passed through"
 
 
@@ -33,18 +33,22 @@ class Chat:
     """A tokenizer that writes conversations with its chat template.
 
     Its methods raise an InputError if the template is invalid, and `encode` and `ask` a
-    TemplateError if the template rejects the conversation. `now` is the time that the template can
-    ask for. `trained` says that the run was trained on conversations: each of them followed the end
-    of another, so `ask` begins with the token that opens a document.
+    TemplateError if the template rejects the conversation.
+
+    Args:
+      now: the time that the template can ask for.
+      trained: whether the run was trained on conversations. In its data, each of them followed the
+        end of another, so `ask` begins with the token that opens a document.
 
     Raises:
-      InputError: if transformers isn't installed, or has no such tokenizer.
+      InputError: if jinja2 or transformers isn't installed, or `fast_tokenizer` returns None.
     """
 
     def __init__(self, tokenizer: Tokenizer, now: datetime = _DAY_OF_DATA, trained: bool = False):
         for package in ("jinja2", "transformers"):
             need_package(package, "a chat template")
-        os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that torch is missing
+        # Otherwise transformers warns that torch is missing.
+        os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
         import jinja2
         from transformers import PreTrainedTokenizerFast
 
@@ -62,7 +66,7 @@ class Chat:
                 lambda asked: repr(now.strftime(asked[2])), str(tokenizer.chat.template)
             ),
         }
-        with suppress(jinja2.TemplateSyntaxError):  # which writing a conversation reports
+        with suppress(jinja2.TemplateSyntaxError):  # `_apply` reports it
             self._variables["chat_template"] = _bounded(self._variables["chat_template"])
 
     def _apply(self, messages: list[dict], **arguments: Any) -> Any:
@@ -122,10 +126,10 @@ class Chat:
 
 
 def _bounded(template: str) -> str:
-    """The template, which counts how often its loops and macros begin and stops at a limit.
+    """The template with a counter, which stops it when its loops and macros begin too often.
 
-    The library gives a template no functions, so the counter is Jinja as well. It consists of
-    blocks, which leave the spaces and newlines of the template as they are.
+    transformers lets no functions be given to a template, so the counter is Jinja as well. It
+    consists of blocks, which leave the spaces and newlines of the template as they are.
     """
     import jinja2
 

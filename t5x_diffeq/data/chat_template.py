@@ -1,4 +1,4 @@
-"""What a tokenizer's files say about conversations: a Jinja template, and special tokens."""
+"""Reads what a tokenizer's files say about conversations: a Jinja template and special tokens."""
 
 import json
 from collections.abc import Mapping
@@ -113,6 +113,6 @@ def read_settings(path: AnyPath) -> dict:
 
 
 def special_token(token: object) -> str | None:
-    """The text of a special token, which can be in an object with its properties."""
+    """The text of a special token, which may be given by an object with more properties."""
     token = token.get("content") if isinstance(token, dict) else token
     return token if isinstance(token, str) else None

@@ -1,8 +1,8 @@
-"""Hashes of what files and tables hold, wherever they lie and whenever they were written.
+"""Hashes the contents of files and tables, wherever they lie and whenever they were written.
 
 A table is hashed once on a machine: the hash is kept in the user's cache (`staging.cache_folder`)
 until a file of the table has another size or time. Files that are read while a model trains may be
-terabytes, so of each only the name, the size and both ends are hashed.
+terabytes, so only the name, the size and both ends of each file are hashed.
 """
 
 import json
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import datasets
 
 _END_BYTES = 2**16  # enough for the statistics of a parquet file's columns, which are at its end
-_THREADS = 16  # that wait for a file system
+_THREADS = 16  # they mostly wait for a file system
 
 
 def hash_of_ends(paths: Iterable[AnyPath]) -> str:
@@ -50,7 +50,7 @@ def hash_of_table(table: "datasets.Dataset") -> str:
         return str(read_json_object(record)["sha256"])
     with Progress("hashing the documents", len(table), "documents") as progress:
         sha256 = digest(_rows_of(table, progress))
-    with suppress(OSError, RunError):  # else it is hashed again at the next start
+    with suppress(OSError, RunError):  # without a record, the next start hashes the table again
         record.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_whole(record, json.dumps({"sha256": sha256}).encode())
     return sha256

@@ -2,8 +2,8 @@
 
 Sources give documents as text. So a conversation is a document of JSON, in one of two forms:
 `{"messages": [...], "tools": [...]}` (`tools` only where the record has them) and
-`{"prompt": "...", "completion": "..."}`. `conversation_of` makes it from a record in any of the
-formats that people use; `encoding` makes tokens of the document.
+`{"prompt": "...", "completion": "..."}`. `conversation_of` makes the document from a record in any
+of the usual formats; `encoding` makes tokens of the document.
 """
 
 import json
@@ -22,7 +22,7 @@ def fields_of(names: Collection[str], field: str | None, where: str) -> list[str
     """The fields of a record that make a document: `field`, or if None, a conversation's fields.
 
     Raises:
-      InputError: if the record hasn't got them.
+      InputError: if the record lacks these fields.
     """
     if field is None:
         return keys_of_conversations(names, where)
@@ -103,7 +103,7 @@ def _messages_of(fields: dict, where: str) -> list[dict]:
 
 
 def _has_equal_lists(columns: dict) -> bool:
-    """Whether this is a mapping of lists for a list of mappings, and not one message."""
+    """Whether a mapping of lists stands for a list of mappings, and isn't a single message."""
     lists = columns.values()
     return all(isinstance(each, list) for each in lists) and len({*map(len, lists)}) == 1
 
@@ -157,7 +157,7 @@ def _texts_in(value: Any) -> Iterator[str]:
 
 
 def text_of_conversation(document: str) -> str:
-    """The messages of a conversation's document, a paragraph for each."""
+    """The texts of a conversation's document, separated by newlines."""
     conversation = parse_json(document)
     texts = [each.get("content", "") for each in conversation.get("messages", [])]
     return "\n".join(texts or [conversation["prompt"], conversation["completion"]])

@@ -117,7 +117,7 @@ def prepare_corpus(
 
 
 def _origin_of(part: DataKeys, data: DataKeys) -> Source | AnyPath:
-    """The shards of a part, or its documents; an InputError names the mixture that it is of."""
+    """The folder of a part's shards, or its source; an InputError says if it is of a mixture."""
     try:
         return _shard_folder(part) if part.source == "tokens" else load_source(part)
     except InputError as error:
@@ -237,7 +237,7 @@ def _tokenise(source: Source, tokenizer: Tokenizer, folder: AnyPath) -> dict:
     tokenizer.save(folder / "tokenizer")  # from where the workers load it
     shards, workers = (_SHARDS_OF_LARGE, os.cpu_count() or 1) if source.large else (1, 1)
     manifest = prepare_shards(source, tokenizer, folder, shards, workers)
-    assert manifest is not None  # all shards were made here, so there is one
+    assert manifest is not None  # all shards were made here, so there is a manifest
     return manifest
 
 
@@ -262,10 +262,12 @@ def _tokenizer_of_shards(folder: AnyPath) -> Tokenizer:
 
 
 def find_vocab_size(data: DataKeys) -> int:
-    """The vocabulary size of the tokenizer that the data will have, which is not trained here.
+    """The vocabulary size of the tokenizer that the data will have.
+
+    If that tokenizer is yet to be trained, it is the size that is asked for.
 
     Raises:
-      InputError: if the tokenizer is a file, or that of shards, and can't be read.
+      InputError: if the tokenizer's file, or the manifest of shards, can't be read.
     """
     if shards := [part for part in part_configs(data) if part.source == "tokens"]:
         return read_manifest(_shard_folder(shards[0]))["vocab_size"]

@@ -38,9 +38,9 @@ def prepare_shards(
 ) -> dict | None:
     """Makes the shards of one part, with the tokenizer that is saved in their folder.
 
-    Shards that are in the folder already are kept. If the only part is to be made, this checks all
-    shards, and writes and returns the manifest. The same documents and tokenizer give the same
-    bytes, whatever the number of workers (processes) or parts.
+    Shards that are in the folder already are kept. If there is a single part, this then checks all
+    shards, and writes and returns the manifest; otherwise it returns None. The same documents and
+    tokenizer give the same bytes, whatever the number of workers (processes) or parts.
 
     Args:
       shards: the number of shards of each split.

@@ -1,4 +1,4 @@
-"""Rows and their documents, and what becomes of a row that can't be read.
+"""Makes documents of rows, and counts the rows that can't be read.
 
 A row is a line of JSON, a record of a table, or a whole file of text. If a row can't be read, an
 `Unreadable` document stands in its place. Such documents are skipped, counted, and named in the
@@ -65,7 +65,8 @@ def document_of(record: Mapping[str, Any], field: str | None, where: str) -> str
         text = _text_in(record, field, where)
     except InputError as error:
         return Unreadable("unreadable", str(error))
-    reason = find_text_fault(text)  # a conversation's escapes are looked at when it is written
+    # What the escapes of a conversation's JSON hide is found later (`find_conversation_fault`).
+    reason = find_text_fault(text)
     if reason in (None, "empty"):
         return text
     return Unreadable(reason, f"{where} is {reason}; convert the text, or delete it")
@@ -174,12 +175,12 @@ class Skipped(Counter[str]):
             )
 
     def check_so_far(self, rows: int, limit: float) -> None:
-        """Checks, before all rows are read, that half of the rows so far can be read."""
+        """Calls `check` before all rows are read, if most of many rows so far are unreadable."""
         if rows >= _ENOUGH_ROWS and self.unreadable > 0.5 * rows:
             self.check(rows, limit)
 
     def check_endless(self, rows: int, limit: float) -> None:
-        """Checks the rows that were read so far of a source that has no end."""
+        """Calls `check` for the rows so far of a source without end, once they are enough."""
         self.check_so_far(rows, limit)
         if limit == 0 or limit * rows >= _ENOUGH_UNREADABLE:
             self.check(rows, limit)

@@ -1,4 +1,4 @@
-"""Token shards: ArrayRecord files of tokenised documents, with a manifest.
+"""Writes and reads token shards: ArrayRecord files of tokenised documents, with a manifest.
 
 A folder of shards holds, for each split, files `train-00003-of-00016.array_record` (records of a
 document's tokens and `end_of_text`, little-endian uint16 or uint32; a long document takes several).
@@ -83,7 +83,7 @@ def _write_records(path: Path, documents: Iterable[TokenArray]) -> tuple[list[in
 
     Returns the documents' lengths, the largest token, and how many tokens are trained on.
     """
-    # A record by itself in a group: to read any record, the library reads its whole group.
+    # Each record is a group by itself, because the library reads a whole group to read a record.
     writer = ArrayRecordWriter(str(path), "group_size:1")
     lengths, largest, trained = [], 0, 0
     try:
@@ -115,8 +115,8 @@ def merge_shards(
 ) -> dict:
     """Checks that every shard was made from `facts`, writes the manifest, and returns it.
 
-    Unreadable rows of a sample, after which more rows are read, are judged as those of a source
-    without end.
+    If the documents are a sample (`is_sample`), training reads more rows. Unreadable rows are then
+    judged as in a source without end.
 
     Raises:
       InputError: if a shard is missing, damaged, or made from other data, or if too many rows are
@@ -185,7 +185,7 @@ class ShardedDocuments:
         self.paths: Sequence[AnyPath] = [folder / f"{name}.array_record" for name in names]
         try:
             self.paths = stage(self.paths, facts[split]["sha256"])
-        except NoRoomError as error:  # slower, and needs no disk
+        except NoRoomError as error:  # reading from the bucket is slower, but needs no disk
             log(f"reading the shards from the bucket, record by record: {error}")
         lengths = [checks.load_lengths(folder / f"{name}.lengths.npy") for name in names]
         self.lengths = np.concatenate(lengths)

@@ -1,7 +1,7 @@
-"""Sources of documents.
+"""Makes the sources of documents that `data.source` names.
 
-A source has two splits, each a random access sequence of documents (text), in an order that
-depends only on the data; and a fingerprint, by which a resumed run recognises its data.
+A source has two splits and a fingerprint, by which a resumed run recognises its data. Each split is
+a random access sequence of documents (text), in an order that depends only on the data.
 """
 
 import glob
@@ -68,7 +68,7 @@ class Source:
     conversations: bool = False  # whether each document is a conversation (see `conversations`)
     files: tuple[FileDocuments, ...] = ()  # the files that are read whenever a document is taken
     max_unreadable: float = 0.0  # the largest share of rows that may be unreadable (`rows`)
-    characters: int = 0  # of both splits; 0: unknown, or of conversations
+    characters: int = 0  # of both splits; 0 if unknown, or if documents are conversations
     is_sample: bool = False  # whether training reads more documents than these
 
     def check_unchanged(self) -> None:
@@ -92,7 +92,7 @@ class _RecordTexts(Documents):
         where = f"{self.name}, record {number}"
         try:
             record = self.records[number]
-        except UnicodeDecodeError as error:  # of Hugging Face's tables
+        except UnicodeDecodeError as error:  # Hugging Face's tables raise it
             return Unreadable("not UTF-8", f"{where} is not UTF-8: {error}; delete it")
         return document_of(record, self.field, where)
 
@@ -112,7 +112,7 @@ def stdlib(data: DataKeys) -> Source:
         files += [Path(folder, name) for name in names if name.endswith(".py")]
     documents = []
     for path in sorted(files):
-        with suppress(UnicodeDecodeError):  # of the few source files that are not UTF-8
+        with suppress(UnicodeDecodeError):  # a few source files are not UTF-8
             text = path.read_bytes().decode("utf-8")
             documents += [text] if text.strip() else []
     train = [text for i, text in enumerate(documents) if i % _VALIDATION_EVERY]
@@ -171,7 +171,7 @@ def find_text_files(key: str, path: str) -> list[Path]:
     """The files of `data.{key}={path}`, sorted, as local copies.
 
     Raises:
-      InputError: if there is none, or one is a link to nothing.
+      InputError: if there is no file, or one is a link to nothing.
     """
     root = parse_path(path, f"data.{key}")
     if root.is_file():
@@ -195,7 +195,7 @@ def find_text_files(key: str, path: str) -> list[Path]:
                 f"warning: data.{key}={path} has {name}, which is read like its other files; name "
                 "the files to train on, and those of data.validation_path"
             )
-        from t5x_diffeq.data.manifest import MANIFEST  # which imports Grain
+        from t5x_diffeq.data.manifest import MANIFEST  # here, because it imports Grain
 
         if (root / MANIFEST).exists():
             others = "these are token shards, which --config.data.source=tokens reads"

@@ -1,4 +1,4 @@
-"""Batches of a stream of documents, whose position a checkpoint keeps.
+"""Makes batches of a stream of documents, whose position a checkpoint keeps.
 
 Reading is divided into lanes. A lane reads files of its own, or every k-th document of a file,
 in an order that depends on the seed. Each row of the global batch belongs to one lane, and each
@@ -29,23 +29,23 @@ from t5x_diffeq.data.tokenizer import Border
 from t5x_diffeq.system.console import log
 from t5x_diffeq.system.errors import InputError
 
-BLOCK_DOCUMENTS = 1000  # shuffled together
+BLOCK_DOCUMENTS = 1000  # documents that are shuffled together
 _FRUITLESS_EPOCHS = 2  # a lane that finds no document in so many epochs gives up
 _ENCODED_AT_ONCE = 64  # documents
-_LANES = 4  # if there are as many files; at least one for each process
+_LANES = 4  # the number of lanes if there are as many files; each process has at least one
 _PREFETCHED_BATCHES = 8
 
 
 class LanePosition(NamedTuple):
     """Where a lane's next window begins."""
 
-    place: int = 0  # of the file, in the endless sequence of all epochs' files
-    row: int = 0  # of the file, at which the block of documents begins
+    place: int = 0  # the file's place in the endless sequence of all epochs' files
+    row: int = 0  # the row of the file at which the block of documents begins
     library: dict | None = None  # the library's iterator at this row; None: the file's beginning
-    document: int = 0  # in the shuffled block
-    token: int = 0  # in the document
+    document: int = 0  # the document in the shuffled block
+    token: int = 0  # the token in the document
     rows: int = 0  # how many rows of its first epoch the lane had read when the block began
-    # The counts and the faults of the rows that it had skipped by then (`rows.Skipped`).
+    # The counts and the faults of the rows that the lane had skipped by then (`rows.Skipped`).
     skipped: tuple[dict[str, int], dict[str, str]] = ({}, {})
 
 
@@ -70,11 +70,12 @@ class Lane:
         self.sharers = -(-lanes // files)  # lanes that share a file; 1 if there are enough files
         self.group, self.share = divmod(number, self.sharers)
         self.groups = -(-lanes // self.sharers)
+        # The last group may have fewer lanes.
         self.sharers = min(self.sharers, lanes - self.group * self.sharers)
         self.skipped, self.rows = Skipped(*position.skipped), position.rows
         self.logged = self.usable = 0
         self.documents: deque[tuple[LanePosition, Codes]] = deque()  # begun or to come
-        self.start = position  # until there are documents
+        self.start = position  # the position until there are documents
         # Where the next window begins in the first document, and how many codes follow from there.
         self.token, self.tokens = position.token, -position.token
         self.coming = self._documents(position)
@@ -142,7 +143,7 @@ class Lane:
         while fruitless <= _FRUITLESS_EPOCHS * len(files):
             usable = self.usable
             yield from self._blocks_of_file(place, row, library)
-            if place < len(files) <= place + self.groups:  # all rows were read
+            if place < len(files) <= place + self.groups:  # the lane's first epoch has ended
                 self.skipped.check(self.rows, self.stream.max_unreadable)
             fruitless = 0 if self.usable > usable else fruitless + 1
             place, row, library = place + self.groups, 0, None
@@ -209,7 +210,8 @@ class _LocalIterator(grain.DatasetIterator):
         batches, wanted, examples = self.batches, set(self.batches.rows.tolist()), []
         for row, number in enumerate(batches.lane_of.tolist()):
             if number in batches.lanes:
-                # Also for rows of other processes: all copies of a lane stay at one position.
+                # The window is read for rows of other processes, too, so that all copies of a lane
+                # stay at one position.
                 codes = batches.lanes[number].window()
                 if row in wanted:
                     ends = batches.border, batches.segments
@@ -266,7 +268,7 @@ class Stream:
             for number, batch in enumerate(local, before + 1):
                 if number > consumed:
                     batch = put_on_devices(batch, rows, self.batch_size, sharding)
-                    # With its position, because `prefetch` is one batch ahead of the training.
+                    # The position goes with it, because `prefetch` is one batch ahead of training.
                     yield batch, local.get_state(), number
 
         def hand_out() -> Iterator[dict[str, jax.Array]]:
@@ -292,7 +294,11 @@ class Stream:
         return {"drawn": consumed, "lanes": [positions[str(number)] for number in range(lanes)]}
 
     def _number_of_lanes(self) -> int:
-        """A multiple of the number of processes, no more than there are files or rows to divide."""
+        """The number of lanes of a new run; at most one for each row of the global batch.
+
+        Otherwise it is a multiple of the number of processes: the largest that is no more than
+        `_LANES` or the number of files, or if there is none, the number of processes.
+        """
         processes = jax.process_count()
         per_process = max(1, min(_LANES, len(self.stream.train), self.batch_size) // processes)
         return min(self.batch_size, processes * per_process)

@@ -1,7 +1,8 @@
-"""Files of documents that are read by Hugging Face's `datasets` while a model trains.
+"""Reads files of documents by Hugging Face's `datasets` while a model trains.
 
-They belong to a dataset of the Hub, or are parquet and JSON files anywhere that fsspec reaches.
-Nothing is downloaded, counted or tokenised in advance, so a corpus of any size opens in seconds.
+The files belong to a dataset of the Hub, or are parquet and JSON files anywhere that fsspec
+reaches. Nothing is downloaded, counted or tokenised in advance, so a corpus of any size opens in
+seconds.
 """
 
 import os
@@ -35,10 +36,11 @@ from t5x_diffeq.system.retries import retry
 if TYPE_CHECKING:
     import datasets
 
-VALIDATION_DOCUMENTS = 1000  # at most
+VALIDATION_DOCUMENTS = 1000  # the most documents that validate
 _VALIDATION_EVERY = 10  # one in so many documents of the first file, if there is no other split
-SAMPLE_DOCUMENTS = 1000  # on which a tokenizer is trained
-_NOT_DOCUMENTS = ("text", "imagefolder", "audiofolder", "videofolder")  # of the library's builders
+SAMPLE_DOCUMENTS = 1000  # the documents on which a tokenizer is trained
+# the library's builders of files that are no documents
+_NOT_DOCUMENTS = ("text", "imagefolder", "audiofolder", "videofolder")
 _KINDS = {"parquet": r"\.parquet$", "json": r"\.jsonl?(\.(gz|zst|bz2|xz))?$"}
 
 
@@ -72,7 +74,7 @@ class FileReader:
         """The next record; None at the end."""
         try:
             return next(self.records, None)
-        except Exception:  # it ends the iterator; a later call goes on from here with another one
+        except Exception:  # an error ends the iterator, so a later call continues with a new one
             self.dataset.load_state_dict(self.dataset.state_dict())
             self.records = iter(self.dataset)
             raise
@@ -87,13 +89,13 @@ class FileReader:
 class StreamFiles:
     """The files of one split."""
 
-    path: str  # of the dataset
-    key: str  # of `data`, that names the files
+    path: str  # the path of the dataset
+    key: str  # the key of `data` that names the files
     split: str
-    dataset: "datasets.IterableDataset"  # of all files; a shard of it is a file
+    dataset: "datasets.IterableDataset"  # the records of all files; a shard of it is a file
     names: tuple[str, ...]
     fingerprint: str  # a hash of local files, or of the names and versions of remote files
-    field: str | None  # that holds the text; None: records are conversations
+    field: str | None  # the field that holds the text; None: records are conversations
     are_lines: bool  # whether a record is a line of JSON, whose bytes are given as Latin-1
 
     def __len__(self) -> int:
@@ -153,7 +155,7 @@ class OpenStream:
 
 
 class _FirstDocuments(Documents):
-    """The first of some documents, read when they are asked for."""
+    """The first `number` documents, which are read when they are first asked for."""
 
     def __init__(self, documents: Callable[[], Iterator[str]], number: int):
         self.documents, self.number = documents, number
@@ -246,7 +248,7 @@ def _check_links(key: str, path: str | None) -> None:
 def _builder_of_lines(
     data: DataKeys, builder: "datasets.DatasetBuilder"
 ) -> "datasets.DatasetBuilder":
-    """A builder that reads JSON files by lines; the library's own stops at a line of no JSON.
+    """A builder that reads JSON files by lines; the library's own stops at a line that isn't JSON.
 
     The text of a line is Latin-1, which has a character for each byte. Files that are a single
     array are left to the library's builder.
@@ -297,7 +299,7 @@ def _builder_of_dataset(data: DataKeys, path: str) -> "datasets.DatasetBuilder":
 
 
 def _absolute(path: str) -> str:
-    """An address as it is, a path of this machine from its root."""
+    """A URL as it is; a path on this machine as an absolute path."""
     return path if "://" in path else str(Path(os.path.expanduser(path)).absolute())
 
 

@@ -1,4 +1,4 @@
-"""How many bytes of text each token stands for, from which bits per byte are computed.
+"""Finds how many bytes of text each token stands for, from which bits per byte are computed.
 
 Losses per token can be compared only for one tokenizer; bits per byte of text can be compared
 across tokenizers. The number of bytes must be exact. So the table is checked on texts that show
@@ -43,8 +43,8 @@ class TokenBytes:
     """The number of bytes of text (UTF-8) that each token stands for."""
 
     lengths: _Lengths  # 0 for special tokens
-    first_lengths: _Lengths  # of the first token of a text: without the dummy prefix
-    opens_text: Bool[np.ndarray, " vocabulary"]  # whether a text begins after it
+    first_lengths: _Lengths  # for the first token of a text: without the dummy prefix
+    opens_text: Bool[np.ndarray, " vocabulary"]  # whether a text begins after the token
 
     def count(
         self,
@@ -60,8 +60,9 @@ class TokenBytes:
 
 class _Vocabulary(NamedTuple):
     pieces: list[str]  # the texts of the tokens, as the tokenizer writes them
-    known: dict[int, int]  # the bytes of tokens that are no text: single bytes, special and added
-    opens: list[int]  # tokens after which a text begins: the library encodes it by itself
+    # the bytes of tokens whose pieces don't tell them: single bytes, special and added tokens
+    known: dict[int, int]
+    opens: list[int]  # tokens after which a text begins, which the library encodes by itself
     added: Sequence[str] = ()  # the added tokens that stand for text
 
 

@@ -1,4 +1,4 @@
-"""What a tokenizer is, from text to integers and back; and bytes as tokens."""
+"""The base class of tokenizers, from text to integers and back, and the tokenizer of bytes."""
 
 import json
 import os
@@ -36,12 +36,12 @@ class Border(NamedTuple):
 
 
 def as_list(ids: Any) -> list[Any]:
-    """The ids that a folder gives as a list, as a single one, or not at all."""
+    """The ids as a list; a folder can give a list, a single id or None."""
     return ids if isinstance(ids, list) else [] if ids is None else [ids]
 
 
 def check_utf8(text: str, name: str) -> None:
-    """Checks that a tokenizer can read a text; a lone surrogate stands for an undecodable byte."""
+    """Raises an InputError for a lone surrogate, which stands for a byte that isn't UTF-8."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -54,8 +54,8 @@ class Tokenizer(ABC):
     Attributes:
       end_of_text: the token that ends every document.
       opener: the token that the tokenizer's files put before every text; None if they put none.
-      fingerprint: a hash of everything that determines its output.
-      special_tokens: names of its special tokens, by the names of chat templates for them.
+      fingerprint: a hash of everything that determines the tokens of a text, but for the opener.
+      special_tokens: the special tokens' names, by the names that chat templates have for them.
       chat: what its files say about conversations; the fingerprint doesn't depend on it.
       imported: the settings of tokenizer and generation in a converted folder, by file (see
         `hf.tokenizer_files`); the fingerprint doesn't depend on them.

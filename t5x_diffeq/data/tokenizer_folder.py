@@ -109,7 +109,8 @@ def read_tokenizer(path: AnyPath, end_of_text: str | None = None) -> FileTokeniz
     The files beside it are read, too: a chat template, and settings that change the tokens.
 
     Raises:
-      InputError: if it can't be read, has no such token, or a setting isn't supported.
+      InputError: if the file can't be read or has no token `end_of_text`, or a setting isn't
+        supported.
     """
     tokenizer = _read_file(path, end_of_text)
     tokenizer.chat = read_chat_format(path.parent)
@@ -120,7 +121,7 @@ def _read_file(path: AnyPath, end_of_text: str | None) -> FileTokenizer:
     kind = HuggingFaceTokenizer if path.suffix == ".json" else SentencePieceTokenizer
     try:
         return kind(read_inside(path), end_of_text)
-    except InputError:  # a ValueError, which says what is wrong, such as `end_of_text`
+    except InputError:  # it is a ValueError, too, and says what is wrong, such as `end_of_text`
         raise
     except (RuntimeError, ValueError, OSError) as error:
         # What sentencepiece says of a file that is no model is a line of its own source code.
@@ -153,7 +154,7 @@ def load_tokenizer(folder: AnyPath) -> Tokenizer | None:
 
 
 def tokenizer_of_run(workdir: AnyPath, named: str = "workdir ") -> Tokenizer:
-    """The tokenizer of a run, of whose data nothing else is read.
+    """The tokenizer of a run; nothing else of the run's data is read.
 
     Raises:
       InputError: if it is lost or damaged; `named` stands before the workdir in the message.

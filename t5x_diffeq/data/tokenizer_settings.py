@@ -1,4 +1,4 @@
-"""The settings beside a tokenizer's file that change its tokens: obeyed, or refused by their names.
+"""Obeys the settings beside a tokenizer's file that change its tokens, or refuses them by name.
 
 As in transformers 5.24, tokens are added with the options in `added_tokens_decoder`, and a special
 token is found in a text by its name. The tokenizer that results needs no settings.
@@ -178,7 +178,7 @@ def _obey_json(
     processor.no_truncation()
     added = {repr(each) for each in processor.get_added_tokens_decoder().values()}
     decoder = settings.get("added_tokens_decoder") or {}
-    # By their ids, because the library numbers new tokens in the order in which they are added.
+    # Tokens are added in the order of their ids, because the library numbers them in that order.
     for _, options in sorted(decoder.items(), key=lambda item: int(item[0])):
         token = AddedToken(**{k: v for k, v in options.items() if k != "__type"})
         if repr(token) not in added:

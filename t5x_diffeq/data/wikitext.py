@@ -18,7 +18,8 @@ OPENING = frozenset("([{")  # no space after
 SIGNS = frozenset("$£€¥#")  # no space before a number
 _APOSTROPHE = re.compile(r"'[^\W\d_]|n't$")
 _HEADING = re.compile(r"((?:= )+)(.+?)((?: =)+)")
-# A word with an s that an apostrophe may follow; after these few, it opens a quotation instead.
+# A word that ends in s, after which an apostrophe may be a possessive. After the words listed here,
+# an apostrophe opens a quotation instead.
 _PLURAL = re.compile(r"(?!(?:as|does|has|his|is|its|says|this|was)$).*s", re.IGNORECASE)
 
 

@@ -161,7 +161,7 @@ def _sums_forward(
         d_head += product("tv,td->vd", d_logits, states[0])
         return d_head, (charged * weights, values, d_states)
 
-    # `zeros_like` would not vary over the mesh axes over which the sum varies.
+    # This varies over the same mesh axes as the sum, which plain zeros would not.
     zeros = 0 * heads[0].astype(jnp.float32)
     d_head, (charged, values, d_states) = jax.lax.scan(
         compute_chunk, zeros, (states, targets, weights)

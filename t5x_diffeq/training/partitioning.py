@@ -147,7 +147,7 @@ def _fill_axis(sizes: dict[str, int], axis: str, batch_size: int, devices: Seque
 
     It is the number of devices that the other axes leave. On one machine, an axis that splits the
     batch has the largest divisor of this number by which the batch is divisible, if there is one.
-    It has a divisor, because a TPU's chips form a box, and few numbers divide a model's sizes.
+    Only divisors will do, because a TPU's chips form a box, and few numbers divide a model's sizes.
     """
     others = prod(size for size in sizes.values() if size != -1)
     size = len(devices) // others

@@ -6,9 +6,9 @@
                                                      lines between; constant before 1/K
 
 With c = 1000 the sinusoids turn many times within a solver step, so W(t) is noise between the nodes
-of the trained grid. The other bases hardly change over a time of less than 1/K. They are functions
-on [0, 1] whatever the grid: `table:K` has a row of e for each node of Euler's grid of K steps, and
-any other grid interpolates between these rows.
+of the trained grid. The other bases vary over times of about 1/K. They are functions on [0, 1]
+whatever the grid: `table:K` has a row of e for each node of Euler's grid of K steps, and any other
+grid interpolates between these rows.
 """
 
 from collections.abc import Callable
