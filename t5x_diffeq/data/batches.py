@@ -36,7 +36,7 @@ class _Place(NamedTuple):
 
 
 def local_rows(sharding: NamedSharding, batch_size: int, process: int | None = None) -> Rows:
-    """The rows of a global batch that a process's devices hold; `process` None is this one."""
+    """The rows of a global batch that a process's devices hold; None: this process's devices."""
     process = jax.process_index() if process is None else process
     is_local = np.zeros(batch_size, bool)
     by_row = NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[:1]))

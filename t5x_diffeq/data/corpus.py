@@ -371,7 +371,7 @@ def is_hugging_face(folder: AnyPath) -> bool:
 
 
 def link_corpus(source: AnyPath, workdir: AnyPath) -> None:
-    """Gives a workdir the corpus of another one, `source`; the tokens stay where they are."""
+    """Gives a workdir the corpus of the workdir `source`; the tokens stay where they are."""
     parts = _read_parts(source)
     for part in parts:
         part["shards"] = str(files.absolute_path(files.join_path(source, part["shards"])))

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import pyarrow.parquet
 
 CHUNK_BYTES = 16 * 2**20
-_RECENT_CHUNKS = 2  # whose texts are cached
+_RECENT_CHUNKS = 2  # the number of chunks whose texts are cached
 _TEXT, _LINES, _ROWS = (".txt", ".md"), (".jsonl", ".json"), (".parquet",)
 FILE_KINDS = (*_TEXT, ".jsonl", *_ROWS)
 

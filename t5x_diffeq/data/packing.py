@@ -210,7 +210,7 @@ class FirstFitRows:
         starts = np.zeros(self.length, bool)
         position = 0
         for number, first in self.pieces[self.firsts[k] : self.firsts[k + 1]].tolist():
-            before = min(first, 1)  # a piece that continues a document begins with one more input
+            before = min(first, 1)  # a piece that continues a document needs the token before it
             piece = self.documents.slice(number, first - before, first + self.length)
             stop = position + len(piece) - before
             tokens = tokens_of(piece)

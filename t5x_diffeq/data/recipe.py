@@ -22,11 +22,11 @@ from t5x_diffeq.system.files import (
     write_whole,
 )
 
-TRAINED = "sentencepiece"  # the value of data.tokenizer for one that is trained on the data
+TRAINED = "sentencepiece"  # the data.tokenizer that stands for a tokenizer trained on the data
 _RECIPE = "recipe.json"
 _CONTENTS = {"text": "was trained on other text", "files": "was made of files that have changed"}
 _TRAINING_DOCUMENTS = 1_000_000  # at most this many, evenly spaced, train a tokenizer
-_TRAINING_CHARACTERS = 100_000  # of each, from its beginning
+_TRAINING_CHARACTERS = 100_000  # at most this many of each document, from its beginning
 
 
 def _training_texts(documents: Documents, conversations: bool) -> Iterator[str]:

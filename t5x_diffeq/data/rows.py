@@ -31,7 +31,7 @@ _OTHER_KINDS = (
     (b"%PDF-", "a PDF", "convert it, for example with pdftotext"),
     (b"PAR1", "a parquet file", "let its name end in .parquet"),
 )
-FAULTS = "unreadable"  # in a shard's facts
+FAULTS = "unreadable"  # the key of faults in a shard's facts
 _BYTE_ORDER_MARK = "\ufeff"  # at the start of a text it only says that UTF-8 follows
 
 

@@ -245,7 +245,7 @@ class Stream:
     def batches(
         self, sharding: NamedSharding, consumed: int, position: dict | None
     ) -> Iterator[dict[str, jax.Array]]:
-        """The batches after the first `consumed`; those since `position` are read and dropped."""
+        """The batches after the first `consumed`; earlier ones since `position` are dropped."""
         before, kept = (position["drawn"], position["lanes"]) if position else (0, [])
         lanes = len(kept) or self._number_of_lanes()
         lane_of = np.arange(self.batch_size) * lanes // self.batch_size

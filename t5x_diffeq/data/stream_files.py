@@ -226,7 +226,7 @@ def _builder(data: DataKeys) -> "datasets.DatasetBuilder":
         raise InputError(
             f"data.path={path} holds {builder.name} files; a stream reads .parquet and .jsonl files"
         )
-    if hasattr(builder.config, "fragment_scan_options"):  # of parquet files
+    if hasattr(builder.config, "fragment_scan_options"):  # the files are parquet
         import pyarrow.dataset
 
         # A file then costs some 0.1 GB of memory, whatever the size of its row groups.
@@ -349,7 +349,7 @@ def _select(
     """The dataset with these columns alone, and bytes for their text, which need not be UTF-8."""
     import datasets
 
-    if hasattr(builder.config, "columns"):  # of parquet files: the others aren't even read
+    if hasattr(builder.config, "columns"):  # of parquet files, the other columns aren't even read
         builder.config.columns = fields
         dataset = builder.as_streaming_dataset(split)
     dataset = dataset.select_columns(fields)

@@ -61,7 +61,7 @@ def _check_adapters(config: Config) -> None:
 
 # ------------------------------------------------------------------------------ keys in pairs
 
-_NEEDS = {  # keys that do nothing without another one
+_NEEDS = {  # keys that do nothing without another key
     "init_step": "init_from",
     "train.depths_per_step": "train.depths",
     "train.depths_until": "train.depths",
@@ -71,7 +71,7 @@ _NEEDS = {  # keys that do nothing without another one
 
 
 def _check_needed(config: Config) -> None:
-    """Checks that no key is set that does nothing without another one."""
+    """Checks that no key is set without the other key that it needs."""
     values = config.flat()
     for key, needed in _NEEDS.items():
         if values[key] != KEYS[key].default and not values[needed]:
@@ -215,7 +215,7 @@ class Check(NamedTuple):
     """A row of the list."""
 
     check: Callable[..., None]  # takes what it needs; raises an `InputError`
-    verbs: Collection[str] = _EVERY  # that run it; "launch" is `launch/check_run.py`
+    verbs: Collection[str] = _EVERY  # the verbs that run it; "launch" is `launch/check_run.py`
     needs: int = _CONFIG  # with _SETUP also the setup, with _CORPUS also the corpus
     of_new_runs: bool = False  # whether a resumed run, which may be older, skips the check
 

@@ -92,7 +92,7 @@ class PretrainedRun:
         return {**kept, "source": {"weights": convert(params)}}, step
 
     def _on_grid(self, requested: ModelConfig) -> ModelConfig:
-        """The run's model on the grid of the requested one, if its weights exist there."""
+        """The run's model on the requested grid; an InputError if its weights don't exist there."""
         return LanguageModel(self.model).at_depth(requested.num_steps, requested.scheme).config
 
     def check(self, requested: ModelConfig) -> None:
@@ -172,7 +172,7 @@ def load_run(
             "model.attention": kernel if kernel == "xla" else "auto",
             **dict.fromkeys(("mesh.context", "mesh.tensor"), 1),
             "mesh.data": -1,
-            "mesh.fsdp": gcd(run.config.model.embed_dim, batch_size),  # as far as possible
+            "mesh.fsdp": gcd(run.config.model.embed_dim, batch_size),  # it must divide both
         }
     )
     placed = place_model(config, vocab_size, make_mesh(config.mesh, batch_size))

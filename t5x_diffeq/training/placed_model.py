@@ -36,7 +36,7 @@ class PlacedModel:
     model: LanguageModel
     mesh: Mesh
     rules: partitioning.Rules  # the rules from logical to mesh axes
-    batch_sharding: NamedSharding  # of rows, and of their tokens
+    batch_sharding: NamedSharding  # the sharding of a batch's rows, and of their tokens
     abstract_params: Any  # shape, dtype and sharding of each parameter
     attention_reason: str  # why this attention kernel was chosen
 

@@ -71,9 +71,9 @@ def eval_line(step: int, values: dict[str, float], loss_on: str, name: str = "ev
 def log_ready(
     depths: list[tuple[int, ...]], elapsed: float, seconds: float, programs: ProgramCounts
 ) -> None:
-    """Prints that the steps are compiled, `elapsed` seconds after the start.
+    """Prints that the steps are compiled.
 
-    To compile them took `seconds` of these seconds.
+    This is `elapsed` seconds after the start, of which compiling took `seconds`.
     """
     took = f"to compile {describe_steps(depths)} took {seconds:.1f} s of it"
     log(f"ready after {elapsed:.1f} s; {took} ({programs})")

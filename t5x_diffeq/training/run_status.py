@@ -80,7 +80,7 @@ class RunStatus:
 
     @property
     def spikes(self) -> int:
-        """The number of spikes; one that recurs after a restart counts once."""
+        """The number of spikes; a spike that recurs after a restart counts once."""
         counts = [each["count"] for each in self.events if each["event"] == "spike"]
         return counts[-1] if counts else 0
 

@@ -36,7 +36,7 @@ class Setup(PlacedModel):
 
     optimizer: optax.GradientTransformation  # for the parameters that train
     trains: Callable[[str], bool]  # whether a part of the parameters, given its name, trains
-    schedule: Schedule  # of the learning rate
+    schedule: Schedule  # the schedule of the learning rate
     abstract_state: TrainState  # shape, dtype and sharding of each array of the train state
     init_key: Array  # determines the initial parameters
     dropout_key: Array  # determines dropout, together with the optimizer step
@@ -244,6 +244,6 @@ def _device_memory(devices: Sequence[Any]) -> float | None:
     figures = chip(devices[0].device_kind)
     try:
         stats = devices[0].memory_stats() or {}
-    except jax.errors.JaxRuntimeError:  # of a device that isn't there
+    except jax.errors.JaxRuntimeError:  # the device isn't there
         stats = {}
     return stats.get("bytes_limit", figures and figures.memory_bytes)

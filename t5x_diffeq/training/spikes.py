@@ -63,7 +63,7 @@ def look_for_spike(
 def _far_above(
     values: Float[Array, "2 window"], new: Float[Array, "2"], k: float
 ) -> Bool[Array, "2"]:
-    """Whether each new value is a spike; no value is one before the window is half full."""
+    """Whether each new value is a spike; until the window is half full, no value is."""
     median = jnp.nanmedian(values, axis=1)
     mad = jnp.nanmedian(jnp.abs(values - median[:, None]), axis=1)
     scale = jnp.maximum(1.4826 * mad, _LEAST_SCALE * jnp.abs(median))

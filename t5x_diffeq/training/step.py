@@ -41,7 +41,7 @@ from t5x_diffeq.training.spikes import look_for_spike
 from t5x_diffeq.training.teacher import Teacher
 from t5x_diffeq.training.watch import watch_gradient
 
-Metrics = dict[str, Array]  # of an optimizer step, never a running mean
+Metrics = dict[str, Array]  # the metrics of one optimizer step, never running means
 # from the state, the batch and, with a teacher, its parameters to the next state and the metrics
 TrainStep = Callable[..., tuple[TrainState, Metrics]]
 
@@ -49,7 +49,7 @@ TrainStep = Callable[..., tuple[TrainState, Metrics]]
 class BatchGradient(NamedTuple):
     """The gradient of a batch."""
 
-    gradient: Params  # of the parts that train
+    gradient: Params  # the gradient of the parts that train
     norm: Float[Array, ""]  # its global norm
     metrics: BatchMetrics  # what is reported of the batch, by name
     # e(t) at the distinct nodes of each of the step's sources, by the name of the generated layer

@@ -88,7 +88,7 @@ class Distillation(LogitsTerm):
 
 
 class ZLoss(LogitsTerm):
-    """n^2, n = log sum exp z, which keeps n near 0 (Chowdhery et al. 2022); its gradient is 2 n q."""
+    """n^2, n = log sum exp z; it keeps n near 0 (Chowdhery et al. 2022); its gradient is 2 n q."""
 
     name = "z_loss"
 

@@ -131,7 +131,7 @@ class Programs(NamedTuple):
 
     # the weights in float32, and all curves except gradient and update
     before: Callable[[Params, Batch], tuple[Weights, Curves]]
-    after: Callable[[Params, Weights], Curves]  # the curves of the update, given those weights
+    after: Callable[[Params, Weights], Curves]  # the curves of the update, given these weights
 
 
 def compile_programs(setup: Setup, batch_size: int) -> Programs:

@@ -25,7 +25,7 @@ Times = Float[Array, " nodes"]
 # What one evaluation of f remembers of earlier tokens, by name: keys and values, or another state.
 Cache = dict[str, Any]
 
-Tree = Any  # of arrays
+Tree = Any  # a tree of arrays
 
 # A block's parameter tree; a source's tree has one more, leading axis: nodes.
 Weights = dict[str, Any]
@@ -34,7 +34,7 @@ Weights = dict[str, Any]
 class Places(NamedTuple):
     """Where tokens stand."""
 
-    positions: Positions  # of each token in its document
+    positions: Positions  # the position of each token in its document
     # the number of each token's document, within which attention stays; None: a row is one document
     segments: Segments | None = None
     # the index of each token in its row, if several devices share a row (`layers.context`); None:

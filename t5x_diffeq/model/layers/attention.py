@@ -78,10 +78,11 @@ class Attention(nn.Module):
         )
 
     def __call__(self, x: State, places: Places, cache: Cache | None = None) -> tuple[State, Cache]:
-        """The attention output, not yet scaled by the step size; and the cache, {} without one.
+        """The attention output, not yet scaled by the step size; and the cache with the new tokens.
 
         Args:
-          cache: keys and values of earlier tokens, `[B, length, K, G]`; None: attend to `x` alone.
+          cache: keys and values of earlier tokens, `[B, length, K, G]`; None: attend to `x` alone,
+            and return {} as the cache.
         """
         q, k, v = self._heads(x, places.positions)
         if cache is None:

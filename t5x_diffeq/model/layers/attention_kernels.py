@@ -54,7 +54,7 @@ def choose(
       capability: CUDA's compute capability of the GPU, such as "9.0"; None if unknown.
     """
     if platform == "gpu":
-        widest = 256 if str(capability).startswith("9.") else 128  # of cuDNN's heads
+        widest = 256 if str(capability).startswith("9.") else 128  # cuDNN's widest head
         if shards > 1:
             return "xla", (
                 "the flash attention of cuDNN and Triton takes whole sequences, not "

@@ -98,7 +98,7 @@ def _gather_in_order(x: Array) -> Array:
     """Whole rows `[b, L, ...]`, in their own order, from each device's tokens `[b, L / C, ...]`."""
     chunks = x.reshape(len(x), 2, -1, *x.shape[2:])
     gathered = jax.lax.all_gather(chunks, mesh_axes("length"), axis=1)
-    # Device i has the chunks i and 2 C - 1 - i, so the second chunks come last one first.
+    # Device i has the chunks i and 2 C - 1 - i, so the second chunks come in reverse order.
     ordered = jnp.concatenate([gathered[:, :, 0], gathered[:, ::-1, 1]], axis=1)
     return ordered.reshape(len(x), -1, *x.shape[2:])
 

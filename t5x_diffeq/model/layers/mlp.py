@@ -23,7 +23,7 @@ _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 def activate(
     activation: str, x: Array, up: Array | None = None, prevent_cse: bool = False
 ) -> Array:
-    """a(x), or a(x) * up if there is a gate, in float32; rounded once to the dtype of x.
+    """a(x), or a(x) * up if `up` is given, in float32; rounded once to the dtype of x.
 
     In bfloat16, GELU's 1 + tanh(...) has few correct digits where x is negative. As the error is a
     function of x, it doesn't average out over tokens, unlike the other roundings of a pass. The

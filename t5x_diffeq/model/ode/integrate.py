@@ -29,8 +29,8 @@ SubFieldWithCache = Callable[[Tree, Vector, _Cache], tuple[Vector, _Cache]]
 
 # What "keep:..." can name: values that the layers mark with `checkpoint_name`.
 CHECKPOINT_NAMES = ("qkv", "attention", "mlp", "fp8")
-# By name, a primitive whose results are kept, all of them. cuDNN's backward pass needs the output
-# and the log-sum-exp of the scores; if either is missing, the forward kernel runs again.
+# By name, the primitives all of whose results are kept. cuDNN's backward pass needs the output and
+# the log-sum-exp of the scores; if either is missing, the forward kernel runs again.
 _KEPT_PRIMITIVES = {"attention": "dot_product_attention_fwd"}
 
 

@@ -144,7 +144,7 @@ class Table(TimeBasis):
 
     @property
     def mean_square(self) -> float:
-        """1, the sum at every knot, where one hat is 1 and the others are 0; no mean over t."""
+        """1: not the mean over t, but the value at every knot, where a single hat is 1."""
         return 1.0
 
     @property

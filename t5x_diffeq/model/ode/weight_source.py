@@ -85,7 +85,7 @@ class WeightSource(nn.Module):
         source = self.clone(parent=None, name=None)
         variables = jax.eval_shape(source.init, jax.random.key(0), times)
         analysis = jax.jit(source.apply).lower(variables, times).cost_analysis()
-        return float(analysis.get("flops", 0.0))  # type: ignore[union-attr]  # of XLA's, a dict
+        return float(analysis.get("flops", 0.0))  # type: ignore[union-attr]  # XLA's is a dict
 
     @nn.nowrap
     def describe(self) -> str:

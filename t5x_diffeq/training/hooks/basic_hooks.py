@@ -22,7 +22,7 @@ from t5x_diffeq.training.objective import Batch
 from t5x_diffeq.training.progress import eval_line, utilisation
 
 _OF_EMPTY_BATCH = ("learning_rate", "targets", "spikes")  # metrics that need no targets
-_STATM = Path("/proc/self/statm")  # of Linux; its second number is the resident pages
+_STATM = Path("/proc/self/statm")  # on Linux; its second number counts the resident pages
 _GIB = 2**30
 SAVE_REQUEST = "save"  # the file in the workdir that asks for a checkpoint
 

@@ -36,7 +36,7 @@ def load_hooks(names: Sequence[str], taken: Sequence[str] = ()) -> list[HookClas
     hooks: list[HookClass] = []
     for name in names:
         make = load_plugin("train.hooks", name)
-        cls = getattr(make, "func", make)  # of a class with arguments
+        cls = getattr(make, "func", make)  # a class with arguments is a `partial` of the class
         where = f"train.hooks={name}"
         if not (isinstance(cls, type) and issubclass(cls, Hook)):
             raise InputError(f"{where} is not a class derived from t5x_diffeq.Hook")

@@ -33,7 +33,7 @@ from t5x_diffeq.training.setup import Setup
 FOLDER = "profiles"  # in the workdir; not `profile`, which is the request's name
 REQUEST = "profile"  # the file in the workdir that asks for a trace
 _STEPS_ON_DEMAND = 5
-_MOST_STEPS = 1000  # of a trace on demand: a longer one outgrows what XProf can read
+_MOST_STEPS = 1000  # of a trace on demand: a longer trace outgrows what XProf can read
 _READ_BY_PERFETTO = ".trace.json.gz"
 _SUFFIXES = (".xplane.pb", _READ_BY_PERFETTO)
 

@@ -64,7 +64,7 @@ class RunWriter:
 
     def write_scalars(self, step: int, scalars: Mapping[str, Scalar]) -> None:
         """Writes numbers: a line of `metrics.jsonl`."""
-        numbers = dict(scalars)  # as they are now
+        numbers = dict(scalars)  # trackers read them later, when hooks may have changed `scalars`
         self._each(lambda writer: writer.write_scalars(step, numbers))
 
     def write_summaries(
