@@ -122,8 +122,7 @@ def eval_batches(
 
     def local_batches() -> Iterator[Example]:
         for first in range(0, number * batch_size, batch_size):
-            # Rows beyond the last window repeat it and are masked below, so that all batches have
-            # one shape.
+            # Rows beyond the last window repeat it, and are masked, so that batches have one shape.
             windows = np.minimum(first + rows, count - 1)
             part_of = np.searchsorted(firsts, windows, side="right") - 1
             numbers = windows - firsts[part_of]

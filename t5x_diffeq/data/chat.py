@@ -33,12 +33,9 @@ class Chat:
     """A tokenizer that writes conversations with its chat template.
 
     Its methods raise an InputError if the template is invalid, and `encode` and `ask` a
-    TemplateError if the template rejects the conversation.
-
-    Args:
-      now: the time that the template can ask for.
-      trained: whether the run was trained on conversations. In its data, each of them followed the
-        end of another, so `ask` begins with the token that opens a document.
+    TemplateError if the template rejects the conversation. `now` is the time that the template can
+    ask for. `trained` says that the run was trained on conversations: in its data, each followed
+    the end of another, so `ask` begins with the token that opens a document.
 
     Raises:
       InputError: if jinja2 or transformers isn't installed, or `fast_tokenizer` returns None.

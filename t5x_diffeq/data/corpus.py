@@ -262,9 +262,7 @@ def _tokenizer_of_shards(folder: AnyPath) -> Tokenizer:
 
 
 def find_vocab_size(data: DataKeys) -> int:
-    """The vocabulary size of the tokenizer that the data will have.
-
-    If that tokenizer is yet to be trained, it is the size that is asked for.
+    """The vocabulary size of the data's tokenizer; the requested size if it is to be trained.
 
     Raises:
       InputError: if the tokenizer's file, or the manifest of shards, can't be read.

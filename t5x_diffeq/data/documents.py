@@ -51,15 +51,13 @@ class Documents(Protocol):
 
 @dataclass(frozen=True)
 class Chunk:
-    """The part of a file from `start` to `stop`, which are bytes of its lines, or row groups.
-
-    `stop` is None at the end of the file. `_count_contents` sets `documents` and `characters`.
-    """
+    """The part of a file from `start` to `stop`: bytes of its lines, or indices of row groups."""
 
     path: Path
     name: str  # what errors call the file
     start: int = 0
-    stop: int | None = None
+    stop: int | None = None  # None: the end of the file
+    # `_count_contents` sets these two numbers.
     documents: int = 0
     characters: int = 0
 
@@ -67,14 +65,12 @@ class Chunk:
 class FileDocuments(Documents):
     """The documents in files, in the order of the files; fast if they are read in order.
 
-    Args:
-      paths: the files, which errors call those of `data.{key}`.
-      field: the field of a line or row that holds the text; None if each is a conversation.
-      max_unreadable: the largest share of the rows that may be unreadable.
+    The `field` of a line or row holds the text; if it is None, each line or row is a conversation.
+    Errors name the files as those of `data.{key}`.
 
     Raises:
-      InputError: if a file, or more than that share of the rows, can't be read; if a file changes
-        meanwhile; or if a conversation is to be read from a file of text.
+      InputError: if a file, or more than a share `max_unreadable` of the rows, can't be read; if a
+        file changes meanwhile; or if conversations are wanted of a file of text.
     """
 
     def __init__(
@@ -118,10 +114,7 @@ class FileDocuments(Documents):
         return _read_recent_chunk(self.chunks[index], self.field)[number - self.firsts[index]]
 
     def character(self, number: int) -> tuple[int, int]:
-        """The document that holds character `number` of all text, and the offset in it.
-
-        Past the last character, they are the number of documents and 0.
-        """
+        """The document that holds character `number` of all text, and the offset in it."""
         for chunk, first in zip(self.chunks, self.firsts, strict=False):
             if number < chunk.characters:
                 for index, text in enumerate(_read_recent_chunk(chunk, self.field)):
@@ -129,7 +122,7 @@ class FileDocuments(Documents):
                         return first + index, number
                     number -= len(text)
             number -= chunk.characters
-        return len(self), 0
+        return len(self), 0  # past the last character
 
 
 class DocumentRange(Documents):

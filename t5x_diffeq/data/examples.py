@@ -86,11 +86,7 @@ def training_data(config: Config, corpus: Corpus) -> TrainingData:
 
 
 def train_examples(data: DataKeys, corpus: Corpus, batch_size: int, seed: int) -> Mixture:
-    """Each part's weight and its examples.
-
-    Raises:
-      InputError: if a part makes no example, or all parts together make fewer than a batch.
-    """
+    """Each part's weight and examples; an InputError if a part, or the sum of all, is too short."""
     if data.loss_on == "completion":
         _log_longer(corpus, data.sequence_length)
     border, length = corpus.tokenizer.border, data.sequence_length

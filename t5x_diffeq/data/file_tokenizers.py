@@ -76,8 +76,7 @@ class SentencePieceTokenizer(FileTokenizer):
         There are fewer tokens than `vocab_size` if the texts have no more to merge.
 
         Raises:
-          InputError: if there is no text, if the vocabulary is smaller than the texts' set of
-            characters, or if sentencepiece fails for another reason.
+          InputError: if there is no text, or too small a vocabulary for the texts' characters.
         """
         model = io.BytesIO()
         try:
@@ -135,8 +134,7 @@ class SentencePieceTokenizer(FileTokenizer):
 class HuggingFaceTokenizer(FileTokenizer):
     """A `tokenizer.json` of the Hugging Face library, such as GPT-2's byte-pair encoding.
 
-    `end_of_text` names the token that ends a document; None selects the first token of
-    `ENDS_OF_TEXT` that the vocabulary has.
+    `end_of_text` names the token that ends a document; None: the first of `ENDS_OF_TEXT` it has.
 
     Raises:
       InputError: if it has no such token, or the library isn't installed.

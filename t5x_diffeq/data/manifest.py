@@ -92,8 +92,7 @@ def verify(folder: AnyPath, split: str, manifest: dict) -> None:
     Shards in a bucket are not hashed here: `staging` checks their copies when it makes them.
 
     Raises:
-      InputError: if a shard is missing, changed, or holds a token beyond the vocabulary. The error
-        names the shard.
+      InputError: if a shard is missing, changed or has a token beyond the vocabulary; names it.
     """
     vocab_size = manifest["vocab_size"]
     for name, token in zip(manifest[split]["names"], manifest[split]["largest_token"], strict=True):

@@ -29,10 +29,7 @@ class TokenDocuments(Protocol):
     lengths: np.ndarray
 
     def slice(self, number: int, start: int, stop: int) -> np.ndarray:
-        """Codes `start` to `stop` (or the end) of document `number`.
-
-        The last code of each document is `end_of_text`, which `lengths` count.
-        """
+        """Codes `start` to `stop` (or the end) of document `number`; `end_of_text` is its last."""
 
 
 class Example(TypedDict):

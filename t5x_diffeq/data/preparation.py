@@ -40,11 +40,8 @@ def prepare_shards(
 
     Shards that are in the folder already are kept. If there is a single part, this then checks all
     shards, and writes and returns the manifest; otherwise it returns None. The same documents and
-    tokenizer give the same bytes, whatever the number of workers (processes) or parts.
-
-    Args:
-      shards: the number of shards of each split.
-      part: (i, n) is part i of n, counted from 0.
+    tokenizer give the same bytes, whatever the number of workers (processes) or parts. `shards` is
+    the number of shards of each split; `part` is (i, n), part i of n, counted from 0.
 
     Raises:
       InputError: if the folder holds shards of other data, or another number of them, or there is
@@ -141,8 +138,8 @@ def _make_shards(
 class _Worker:
     """Makes shards, one after the other; each process has one worker.
 
-    `done` is the number of characters that all workers have tokenised so far. It is the number of
-    documents instead if the source doesn't know how many characters it has.
+    `done` is the number of characters that all workers have tokenised so far, or of documents if
+    the source doesn't know its number of characters.
     """
 
     source: Source

@@ -210,8 +210,7 @@ class _LocalIterator(grain.DatasetIterator):
         batches, wanted, examples = self.batches, set(self.batches.rows.tolist()), []
         for row, number in enumerate(batches.lane_of.tolist()):
             if number in batches.lanes:
-                # The window is read for rows of other processes, too, so that all copies of a lane
-                # stay at one position.
+                # Also for rows of other processes, so that all copies of a lane have one position.
                 codes = batches.lanes[number].window()
                 if row in wanted:
                     ends = batches.border, batches.segments
@@ -294,10 +293,9 @@ class Stream:
         return {"drawn": consumed, "lanes": [positions[str(number)] for number in range(lanes)]}
 
     def _number_of_lanes(self) -> int:
-        """The number of lanes of a new run; at most one for each row of the global batch.
+        """The number of lanes of a new run: equally many for each process, and at least one.
 
-        Otherwise it is a multiple of the number of processes: the largest that is no more than
-        `_LANES` or the number of files, or if there is none, the number of processes.
+        There are no more than `_LANES`, files or rows of the batch, if that is possible.
         """
         processes = jax.process_count()
         per_process = max(1, min(_LANES, len(self.stream.train), self.batch_size) // processes)

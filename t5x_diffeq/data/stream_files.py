@@ -1,8 +1,7 @@
 """Reads files of documents by Hugging Face's `datasets` while a model trains.
 
-The files belong to a dataset of the Hub, or are parquet and JSON files anywhere that fsspec
-reaches. Nothing is downloaded, counted or tokenised in advance, so a corpus of any size opens in
-seconds.
+They belong to a dataset of the Hub, or are parquet and JSON files anywhere that fsspec reaches.
+Nothing is downloaded, counted or tokenised in advance, so a corpus of any size opens in seconds.
 """
 
 import os

@@ -18,8 +18,7 @@ OPENING = frozenset("([{")  # no space after
 SIGNS = frozenset("$£€¥#")  # no space before a number
 _APOSTROPHE = re.compile(r"'[^\W\d_]|n't$")
 _HEADING = re.compile(r"((?:= )+)(.+?)((?: =)+)")
-# A word that ends in s, after which an apostrophe may be a possessive. After the words listed here,
-# an apostrophe opens a quotation instead.
+# A word that ends in s, which an apostrophe may follow. After the listed words, it opens a quote.
 _PLURAL = re.compile(r"(?!(?:as|does|has|his|is|its|says|this|was)$).*s", re.IGNORECASE)
 
 

@@ -65,13 +65,10 @@ def solve_adaptively(
     adaptive: Adaptive,
     places: Places | None = None,
 ) -> Solution:
-    """Integrates a batch to t = 1; all of its rows take the same steps.
+    """Integrates a batch, whose rows all take the same steps; an InputError as `check_adaptive`.
 
     The gradient is the gradient of the steps taken (discretise, then optimise), by the online
     recursive checkpointing of Stumm and Walther 2010.
-
-    Raises:
-      InputError: as `check_adaptive`.
     """
     check_adaptive(model.config, adaptive)
     import diffrax

@@ -18,8 +18,7 @@ from t5x_diffeq.system.errors import InputError
 
 VOCAB_MULTIPLE = 128
 ACTIVATIONS = {"gpt": ("gelu", "relu"), "llama": ("silu", "gelu")}  # the first is the default
-# The most solver steps in a loop's body. Such a body takes 2 to 3 times as long to compile.
-_MOST_UNROLLED = 32
+_MOST_UNROLLED = 32  # most solver steps in a loop's body, which compiles in 2 to 3 times the time
 # Row-major states need jax 0.12. The compiler of jax 0.10 would make two slices of TPUs gather each
 # other's states for this layout.
 _ROW_MAJOR_SINCE = (0, 12)
@@ -95,9 +94,7 @@ class ModelConfig(ModelKeys):
         return replace(config, scan_unroll=-(-self.num_steps // parts) if unrolled else 1)
 
     def at_depth(self, num_steps: int | None, scheme: str | None = None) -> "ModelConfig":
-        """The same model, with the same parameters, on another grid.
-
-        None keeps the model's own number of steps, or its own scheme.
+        """The same model, with the same parameters, on another grid; None keeps the model's own.
 
         Raises:
           InputError: if the weights, or the scheme, exist only on the model's own grid; if the

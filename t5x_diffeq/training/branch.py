@@ -44,8 +44,7 @@ def branch_off(
       first: whether this process makes the workdir.
 
     Raises:
-      InputError: if the workdir belongs to another run, the configs differ in a key that a branch
-        must keep, or the checkpoint is missing or damaged.
+      InputError: if the workdir is another run's, or the config changes what a branch must keep.
     """
     if (workdir / CONFIG_FILE).exists():
         began = _check_origin(workdir, source, step)

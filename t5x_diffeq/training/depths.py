@@ -32,10 +32,7 @@ class DepthRows(NamedTuple):
 
 
 def rows_of_depths(rule: str, count: int) -> list[DepthRows]:
-    """The rows that each of `count` depths reads; the largest depth is last.
-
-    `rule` is train.depths_rows: "all", "parts" or "every:k".
-    """
+    """The rows that each of `count` depths reads, the largest last; `rule`: train.depths_rows."""
     if rule == "parts":
         return [DepthRows(i, count) for i in range(count)]
     every = least_rows(rule, count)

@@ -98,10 +98,7 @@ class MadeWeights(NamedTuple):
 def make_weights(
     sources: list[NodesOfSource], params: Params, trains: Callable[[str], bool]
 ) -> MadeWeights:
-    """Makes the weights of each source, at all its times in one call.
-
-    `trains` says whether a part of the parameters trains, by the part's name.
-    """
+    """Makes the weights of each source, at all its times in one call."""
 
     def make(makers: Params) -> tuple[list[Weights], EmbeddingsOfSources]:
         """The weights that these parts of the parameters make, and their time embeddings."""
@@ -139,10 +136,9 @@ def accumulate(
     key: Array,
     parts: int,
 ) -> GradientsAndMetrics:
-    """The gradients and metrics of a batch, summed in float32 over `parts` microbatches.
+    """Gradients and metrics, summed in float32 over microbatches, each with its own dropout.
 
-    Each microbatch has its own dropout. `gradient_of_rows` takes rows of the batch and a dropout
-    key, and returns their gradients and metrics.
+    `gradient_of_rows` takes rows of the batch and a dropout key.
     """
     if parts == 1:
         return gradient_of_rows(batch, key)

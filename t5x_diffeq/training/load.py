@@ -159,8 +159,7 @@ def load_run(
       averages: whether to load the moving averages of the parameters (train.ema_decay).
 
     Raises:
-      InputError: if the weights don't exist on one of the grids, or the block lacks a method; both
-        are found before the checkpoint is read.
+      InputError: if the weights don't exist on one of the grids, or the block lacks a method.
     """
     enable_cache()
     run = PretrainedRun(workdir, vocab_size, checkpoint)

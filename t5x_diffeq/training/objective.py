@@ -66,8 +66,7 @@ def count_tokens(
 ) -> list[Float[Array, ""]]:
     """For each pass, the number of tokens with a loss in the rows of a batch that it reads.
 
-    The number is at least 1, because it is a divisor, and a batch of prompts alone has no such
-    token.
+    The number is at least 1, because it is a divisor, and a batch of prompts has no such token.
     """
     counts = [jax.vmap(each.rows.take)(split_rows(mask, microbatches)).sum() for each in passes]
     return [jnp.maximum(tokens, 1) for tokens in counts]

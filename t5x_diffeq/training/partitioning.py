@@ -51,9 +51,8 @@ def choose_mesh_sizes(
 
     An axis of -1 takes the devices that the other axes leave; on one machine, `data` and `fsdp`
     take only as many as divide the batch. `mesh.data=None` means the number of TPU slices or GPU
-    nodes (`slices`, or what the devices say). If there are several of these and no axis is -1, it
-    means what the other axes leave. Devices are objects with the attributes `platform`,
-    `process_index` and `slice_index`.
+    nodes (`slices`, or what the devices say); where there are several and no axis is -1, it means
+    what the others leave. Devices have the attributes `platform`, `process_index`, `slice_index`.
 
     Raises:
       InputError: if the axes don't multiply to the number of devices or don't divide the batch.

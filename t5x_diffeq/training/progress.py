@@ -71,10 +71,7 @@ def eval_line(step: int, values: dict[str, float], loss_on: str, name: str = "ev
 def log_ready(
     depths: list[tuple[int, ...]], elapsed: float, seconds: float, programs: ProgramCounts
 ) -> None:
-    """Prints that the steps are compiled.
-
-    This is `elapsed` seconds after the start, of which compiling took `seconds`.
-    """
+    """Prints that the steps, compiled in `seconds`, are ready `elapsed` seconds after the start."""
     took = f"to compile {describe_steps(depths)} took {seconds:.1f} s of it"
     log(f"ready after {elapsed:.1f} s; {took} ({programs})")
 

@@ -57,10 +57,7 @@ class RunStatus:
 
     @property
     def state(self) -> str:
-        """`done`, `running`, `stopped`, `failed (...)`, `silent for ...`; `converted`, `unknown`.
-
-        A run without a history is `converted` if it has a checkpoint of step 0, else `unknown`.
-        """
+        """`done`, `running`, `stopped`, `failed (...)`, `silent ...`, `converted` or `unknown`."""
         if not self.attempts:
             is_new = (self.workdir / "checkpoints" / "0").exists()  # no training saves step 0
             return "converted" if is_new else "unknown"

@@ -25,9 +25,7 @@ from t5x_diffeq.training.optimizers.schedule import Schedule, learning_rate_sche
 from t5x_diffeq.training.placed_model import PlacedModel, declared_params, least_batch, place_model
 from t5x_diffeq.training.spikes import RecentSteps
 
-# The largest share of a GPU's memory that the state and the gradient may take; activations need
-# the rest.
-_SHARE_OF_STATE = 0.75
+_SHARE_OF_STATE = 0.75  # of a GPU's memory, for state and gradient; activations need the rest
 
 
 @dataclass(frozen=True, eq=False)

@@ -42,12 +42,9 @@ def look_for_spike(
 ) -> tuple[Bool[Array, ""], RecentSteps | None, dict[str, Array]]:
     """Whether a step is a spike, the recent steps after it, and what is reported of spikes.
 
-    Without recent steps, only a value that isn't finite is a spike.
-
-    Args:
-      targets: the number of tokens with a loss. If it is 0, the step leaves no value in the window,
-        because its loss and norm are 0 and say nothing.
-      k: robust deviations, `train.spike_deviations`.
+    Without recent steps, only a value that isn't finite is a spike. `targets` is the number of
+    tokens with a loss: if it is 0, the step leaves no value in the window, because its loss and
+    norm are 0 and say nothing.
     """
     new = jnp.stack([loss, norm])
     finite = jnp.isfinite(new)

@@ -41,9 +41,7 @@ from t5x_diffeq.training.partitioning import batch_shards
 from t5x_diffeq.training.setup import Setup
 
 Curves = dict[str, Float[Array, " n"]]
-# The least number of the batch's rows that f, g and the state are computed on; each shard of the
-# batch has at least one.
-_ROWS = 4
+_ROWS = 4  # f, g and the state are of at least this many rows of the batch, and one per shard
 
 
 def _norms(kind: str, weights: Weights) -> Curves:

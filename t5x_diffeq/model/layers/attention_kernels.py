@@ -48,7 +48,6 @@ def choose(
 
     Args:
       platform: "cpu", "gpu" or "tpu".
-      length: tokens of a sequence.
       segments: whether a row holds several documents, which attention must not cross.
       shards: the number of devices that share each sequence.
       capability: CUDA's compute capability of the GPU, such as "9.0"; None if unknown.
@@ -101,8 +100,7 @@ def check_kernel(
     """The reason why the kernel named in the config runs as it does on this platform.
 
     Raises:
-      InputError: if the platform doesn't have the kernel for these shapes, or if a block size
-        is given that doesn't fit.
+      InputError: if the platform lacks the kernel for these shapes, or the block doesn't fit.
     """
     shapes = (platform, dtype, head_dim, length)
     best, reason = choose(*shapes, segments, shards, capability)

@@ -172,12 +172,7 @@ TIME_BASES: dict[str, Callable[[ModelKeys, int], TimeBasis]] = {  # functions of
 
 
 def make_time_basis(config: ModelKeys) -> TimeBasis:
-    """The basis that `model.time_basis` names: one of `TIME_BASES`, or of another package.
-
-    Raises:
-      InputError: if another package's basis can't be made, or its values have another shape or
-        dtype than it says, aren't finite or are all zero.
-    """
+    """The basis that `model.time_basis` names; an InputError if another package's is invalid."""
     name = config.time_basis
     if is_plugin(name):
         return _load_basis(name)

@@ -27,11 +27,9 @@ class HookClass(NamedTuple):
 
 
 def load_hooks(names: Sequence[str], taken: Sequence[str] = ()) -> list[HookClass]:
-    """The classes that `train.hooks` names; `taken` are the names of the run's other hooks.
+    """The classes that `train.hooks` names; an InputError if one is no valid class of hooks.
 
-    Raises:
-      InputError: if a name stands for no class of hooks, if the class has no name or a taken one,
-        or if its methods or arguments don't fit.
+    `taken` are the names of the run's other hooks.
     """
     hooks: list[HookClass] = []
     for name in names:
@@ -83,9 +81,7 @@ def _check_methods(cls: type[Hook], where: str) -> None:
 
 
 def _check_numbers(values: Any, name: str, others: Sequence[str]) -> None:
-    """Raises a RunError unless `values` has numbers under names that the hook may use.
-
-    The numbers are not fetched from a device.
+    """Raises a RunError unless `values` has numbers, which aren't fetched, under the hook's names.
 
     Args:
       name: the hook's name.

@@ -57,12 +57,7 @@ class Spikes(Hook):
         self.step, self.state = step, state
 
     def report(self, done: DoneStep, values: dict[str, float]) -> None:
-        """Removes `spike` from the values, and decides what follows.
-
-        Raises:
-          GoBack: if the run must roll back.
-          RunError: if the run must end.
-        """
+        """Removes `spike` from the values; raises RunError to end the run, GoBack to roll back."""
         checkpoints = self.training.checkpoints
         finite = isfinite(values["loss"]) and isfinite(values["grad_norm"])
         self.not_finite = 0 if finite else self.not_finite + 1
@@ -86,8 +81,7 @@ class Spikes(Hook):
             f"({values['spikes']:.0f} so far)"
         )
         numbers = {"loss": loss, "grad_norm": norm}
-        # JSON has no NaN.
-        facts = {name: x if isfinite(x) else str(x) for name, x in numbers.items()}
+        facts = {name: x if isfinite(x) else str(x) for name, x in numbers.items()}  # JSON: no NaN
         count = int(values["spikes"])
         self.training.history.write("spike", spike.step, **facts, count=count, cause=cause)
 
@@ -126,10 +120,7 @@ class Spikes(Hook):
 def go_back(
     training: Training, hooks: Hooks, spike: DoneStep, state: TrainState
 ) -> RestoredCheckpoint:
-    """Restores the last checkpoint, but with the data's position after the spike.
-
-    `state` is deleted first. Every process must call this.
-    """
+    """Restores the last checkpoint, with the data's position after the spike; deletes `state`."""
     count = spike.metrics["spikes"]
     checkpoints, setup, history = training.checkpoints, training.setup, training.history
     limit = training.config.train.save_timeout

@@ -1,7 +1,6 @@
 """AdamW or Muon, with gradient clipping, weight decay and factors on the learning rate.
 
-The defaults are the paper's (appendix C). AdamW is Adam with decoupled weight decay (Loshchilov and
-Hutter 2019).
+The defaults are the paper's (appendix C). AdamW is by Loshchilov and Hutter (2019).
 
 `optimizer.name` can name a function of another package instead. It is called with
 `config.optimizer` and the declarations of the parameters (a tree of `layers.parameter.Parameter`)
@@ -137,8 +136,7 @@ def _fault_of_pair(pair: Any, earlier: Collection[str]) -> str | None:
     return "name a role once" if role in earlier else None
 
 
-# the transformation of gradients into directions, and the multipliers of the directions
-Directions = tuple[optax.GradientTransformation, dict]
+Directions = tuple[optax.GradientTransformation, dict]  # and the multipliers of the directions
 
 
 def _muon_and_adam(optimizer: OptimizerKeys, declared: dict, multipliers: dict) -> Directions:
