@@ -70,7 +70,7 @@ class FileDocuments(Documents):
 
     Raises:
       InputError: if a file, or more than a share `max_unreadable` of the rows, can't be read; if a
-        file changes meanwhile; or if conversations are wanted of a file of text.
+        file changes meanwhile; or if conversations are to be read from a file of text.
     """
 
     def __init__(

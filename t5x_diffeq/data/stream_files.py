@@ -35,9 +35,9 @@ from t5x_diffeq.system.retries import retry
 if TYPE_CHECKING:
     import datasets
 
-VALIDATION_DOCUMENTS = 1000  # the most documents that validate
+VALIDATION_DOCUMENTS = 1000  # the most documents for validation
 _VALIDATION_EVERY = 10  # one in so many documents of the first file, if there is no other split
-SAMPLE_DOCUMENTS = 1000  # the documents on which a tokenizer is trained
+SAMPLE_DOCUMENTS = 1000  # how many documents a tokenizer is trained on
 # the library's builders of files that are no documents
 _NOT_DOCUMENTS = ("text", "imagefolder", "audiofolder", "videofolder")
 _KINDS = {"parquet": r"\.parquet$", "json": r"\.jsonl?(\.(gz|zst|bz2|xz))?$"}

@@ -111,7 +111,7 @@ def _check_config(original: Config, config: Config, source: files.AnyPath) -> No
 
 
 def _make_workdir(config: Config, workdir: files.AnyPath, source: files.AnyPath, step: int) -> None:
-    """Copies the checkpoint, tokenizer and metrics, and links the corpus; anew after a failure."""
+    """Copies the checkpoint, tokenizer and metrics, links the corpus; redoes a broken copy."""
     checkpoints, marker = workdir / "checkpoints", workdir / FILE
     partial, copied = checkpoints / f"{step}.partial", checkpoints / str(step)
     partial_tokenizer, tokenizer = workdir / "tokenizer.partial", workdir / "tokenizer"

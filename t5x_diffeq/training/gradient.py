@@ -80,7 +80,7 @@ class SourcesOfPasses(NamedTuple):
         return [jax.tree.map(lambda w, part=part: w[part], tree) for tree, part in parts]
 
     def distinct(self, embeddings: EmbeddingsOfSources) -> Embeddings:
-        """e(t) at each source's distinct times, concatenated, from e(t) at all of their times."""
+        """e(t) at the distinct times of each source, concatenated, from e(t) at all times."""
         pairs = zip(self.sources, embeddings, strict=True)
         return _joined([{name: e[s.distinct] for name, e in es.items()} for s, es in pairs])
 

@@ -171,7 +171,7 @@ def load_run(
             "model.attention": kernel if kernel == "xla" else "auto",
             **dict.fromkeys(("mesh.context", "mesh.tensor"), 1),
             "mesh.data": -1,
-            "mesh.fsdp": gcd(run.config.model.embed_dim, batch_size),  # it must divide both
+            "mesh.fsdp": gcd(run.config.model.embed_dim, batch_size),  # `fsdp` splits both
         }
     )
     placed = place_model(config, vocab_size, make_mesh(config.mesh, batch_size))

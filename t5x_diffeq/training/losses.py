@@ -96,8 +96,8 @@ def _by_chunk(
 
         def prepare(y: Array, head: Array) -> _Chunks:
             # The head becomes float32, so that its gradient is summed over chunks and devices in
-            # float32. The transpose of `_vary` is the sum over devices. It stands outside the loop
-            # over chunks, so that devices sum once, and before the gather, so that they sum shards.
+            # float32. The transpose of `_vary` is a sum over devices. So `_vary` is outside the
+            # loop over chunks, to sum once, and before the gather, to sum shards of the head.
             dtype, head = head.dtype, _vary(head.astype(jnp.float32), tokens, (*vocab, *width))
             if width:
                 head = _gather(head, width, dtype)

@@ -90,7 +90,7 @@ def objective(
     key: Array | None,
     teacher: StateAndHead | None = None,
 ) -> tuple[Float[Array, ""], BatchMetrics]:
-    """The minimised loss and the reported means; for a microbatch, its part of them.
+    """The minimised loss and the reported means; for a microbatch, its share of both.
 
     Args:
       params: the parameters; the source's may be left out.
@@ -163,7 +163,7 @@ def end_of_pass(
 
     If `weights` is None, they are made from `params`. Otherwise `params` may lack the source's.
     """
-    # `model.dropout_rate` is the only dropout of the architecture's block; another may have any.
+    # The architecture's block has only the dropout of `model.dropout_rate`; a plug-in may have any.
     draws = model.config.dropout_rate > 0 or model.config.block is not None
     rngs = {"dropout": key} if draws and key is not None else None
     y, head, costs = nn.apply(LanguageModel.state_and_head, model)(

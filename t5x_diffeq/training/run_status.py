@@ -57,7 +57,10 @@ class RunStatus:
 
     @property
     def state(self) -> str:
-        """`done`, `running`, `stopped`, `failed (...)`, `silent ...`, `converted` or `unknown`."""
+        """`done`, `running`, `stopped`, `failed (...)` or `silent for ...`.
+
+        Without a history, it is `converted` or `unknown`.
+        """
         if not self.attempts:
             is_new = (self.workdir / "checkpoints" / "0").exists()  # no training saves step 0
             return "converted" if is_new else "unknown"

@@ -180,7 +180,7 @@ class Hook:
         """Called before the batch of optimizer step `step` is waited for."""
 
     def before_step(self, step: int, state: TrainState, batch: Batch) -> None:
-        """Called before optimizer step `step`, which donates the state: read it here or never."""
+        """Called before optimizer step `step`, which donates the state: later it is gone."""
 
     def after_step(self, step: int, state: TrainState, metrics: Mapping[str, jax.Array]) -> None:
         """Called when the step is given to the devices, which may still compute the arrays."""

@@ -81,7 +81,7 @@ def _check_methods(cls: type[Hook], where: str) -> None:
 
 
 def _check_numbers(values: Any, name: str, others: Sequence[str]) -> None:
-    """Raises a RunError unless `values` has numbers, which aren't fetched, under the hook's names.
+    """Raises a RunError for a value that is no number or another hook's; fetches no value.
 
     Args:
       name: the hook's name.
