@@ -100,20 +100,29 @@ class PlacedModel:
         return -(-batch_size // shards) * shards
 
 
+def with_attention_on(
+    mesh: Mesh, model_config: ModelConfig, segments: bool
+) -> tuple[ModelConfig, str]:
+    """A config with the attention kernel for a mesh, as from `ModelConfig.with_attention_for`."""
+    device = mesh.devices.flat[0]
+    return model_config.with_attention_for(
+        device.platform,
+        segments,
+        shards=mesh.shape["context"],
+        capability=getattr(device, "compute_capability", None),
+    )
+
+
 def place_model(config: Config, vocab_size: int, mesh: Mesh) -> PlacedModel:
     """The model of `config` on a mesh, for a tokenizer with `vocab_size` tokens.
 
     Raises:
       InputError: if `config.model` is invalid, by itself or on the mesh.
     """
-    device = mesh.devices.flat[0]
-    model_config, attention_reason = ModelConfig.of(
-        config.model, vocab_size, config.data.sequence_length
-    ).with_attention_for(
-        device.platform,
+    model_config, attention_reason = with_attention_on(
+        mesh,
+        ModelConfig.of(config.model, vocab_size, config.data.sequence_length),
         segments=not config.data.cross_documents,
-        shards=mesh.shape["context"],
-        capability=getattr(device, "compute_capability", None),
     )
     if model_config.block is not None:
         check_block(model_config)
@@ -121,7 +130,7 @@ def place_model(config: Config, vocab_size: int, mesh: Mesh) -> PlacedModel:
         check_source(model_config, config.train.depths)
     if is_plugin(model_config.scheme):
         check_scheme(model_config)
-    model_config = model_config.for_platform(device.platform)
+    model_config = model_config.for_platform(mesh.devices.flat[0].platform)
     check_context(model_config, mesh)
     model, rules = LanguageModel(model_config), partitioning.logical_rules(config.mesh)
     return PlacedModel(

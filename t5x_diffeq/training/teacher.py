@@ -13,7 +13,7 @@ from t5x_diffeq.system.console import log
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.files import AnyPath, parse_path
 from t5x_diffeq.training.load import PretrainedRun
-from t5x_diffeq.training.placed_model import check_context
+from t5x_diffeq.training.placed_model import check_context, with_attention_on
 from t5x_diffeq.training.setup import Setup
 
 _KEY = "train.distill_from"
@@ -77,8 +77,8 @@ def load_teacher(setup: Setup) -> Teacher | None:
         raise InputError(f"the teacher in {_KEY}={workdir}: {error}") from error
     log(f"learns from {workdir} at its step {step}")
     # The fastest kernel for the teacher's heads and the setup's sequences and devices.
-    platform, segments = mesh.devices.flat[0].platform, not setup.config.data.cross_documents
-    fastest, _ = model.with_attention_for(platform, segments, mesh.shape["context"])
+    segments = not setup.config.data.cross_documents
+    fastest, _ = with_attention_on(mesh, model, segments)
     return Teacher(LanguageModel(replace(run.model, attention=fastest.attention)), params)
 
 

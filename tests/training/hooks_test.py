@@ -11,7 +11,8 @@ from t5x_diffeq.checkpoints.stored import TrainState
 from t5x_diffeq.cli.train import train_to_end
 from t5x_diffeq.config.config import Config
 from t5x_diffeq.system.errors import InputError, RunError
-from t5x_diffeq.training.hooks import Hook, LoopPosition, Training
+from t5x_diffeq.training.hooks import Hook, LoopPosition, Training, basic_hooks
+from t5x_diffeq.training.hooks.hook import DoneStep
 from t5x_diffeq.training.hooks.hook_list import Hooks, _check_numbers, _named, load_hooks
 
 
@@ -224,3 +225,22 @@ def test_a_hook_that_cannot_be_made_is_refused_before_the_run(small, tmp_path, h
     with pytest.raises(InputError, match=rf"train\.hooks={__name__}:.*{message}"):
         train_to_end(Config.of(small), tmp_path)
     assert not (tmp_path / "checkpoints").exists()
+
+
+@pytest.mark.parametrize("targets", [8.0, 0.0])
+def test_hooks_see_the_rates_of_a_logged_step(small, targets, monkeypatch):
+    """Also of a batch without targets, whose loss is logged as no measurement."""
+    monkeypatch.setattr(basic_hooks, "utilisation", lambda setup, rate: {"mfu": rate / 100})
+    training = mock.MagicMock(spec=Training, start=0)
+    training.history, training.writer, training.clock = mock.Mock(), mock.Mock(), mock.Mock()
+    training.config = Config.of(small).with_values({"train.log_every": 1})
+    training.setup = mock.Mock()
+    training.clock.rates.return_value = {"tokens_per_second": 50.0}
+    training.clock.line.return_value = "step 5"
+    training.history.goodput.return_value = 0.75
+    values = {"loss": 2.0, "targets": targets}
+    basic_hooks.MetricsLog(training).report(DoneStep(5, {}, {}, 5), values)
+    assert (values["loss"], values["mfu"], values["goodput"]) == (2.0, 0.5, 0.75)
+    (step, written), _ = training.writer.write_scalars.call_args
+    assert (step, written.get("train/loss")) == (5, 2.0 if targets else None)
+    assert written["train/tokens_per_second"] == 50.0

@@ -91,16 +91,19 @@ class MetricsLog(Hook):
             return
         rates = training.clock.rates(step)
         rate = rates["tokens_per_second"]
+        measured = dict(values)
         if not values["targets"]:  # a batch of prompts alone: its zeros are no measurements
-            values = {name: x if name in _OF_EMPTY_BATCH else nan for name, x in values.items()}
+            measured = {name: x if name in _OF_EMPTY_BATCH else nan for name, x in values.items()}
+        added = {**rates, "goodput": training.history.goodput()}
+        added |= {**utilisation(training.setup, rate), **_memory_in_use()}
         if train_config.depths:
-            values["num_steps"] = fmean(depths_of(training.config, step))
-        values |= {**rates, "goodput": training.history.goodput()}
-        values |= {**utilisation(training.setup, rate), **_memory_in_use()}
-        finite = {f"train/{name}": x for name, x in values.items() if isfinite(x)}
+            added["num_steps"] = fmean(depths_of(training.config, step))
+        values |= added  # for the hooks that follow
+        measured |= added
+        finite = {f"train/{name}": x for name, x in measured.items() if isfinite(x)}
         training.writer.write_scalars(step, finite)
         training.history.write_time(step)
-        log(training.clock.line(step, values))
+        log(training.clock.line(step, measured))
 
     def go_back(self, step: int) -> None:
         """Measures rates from `step` on."""
