@@ -146,25 +146,25 @@ def explain_unknown_key(key: str) -> str:
         return (
             f"{key!r} is a section of the config, and no key; its keys are {key.rstrip('.')}.NAME"
         )
-    meant = " or ".join(keys_meant(key) or _most_similar(key))
-    hint = f"did you mean {meant}?" if meant else "`train --help=keys` prints all keys"
+    meant = keys_meant(key) or _most_similar(key)
+    meant = [each for each in meant if each in KEYS] or meant
+    hint = f"did you mean {' or '.join(meant)}?" if meant else "`train --help=keys` prints all keys"
     return f"config key {key!r} does not exist; {hint}"
 
 
 def keys_meant(name: str) -> list[str]:
     """What a name surely means: keys, a flag such as `--workdir`, or another way to set the same.
 
-    They are the keys of this name, in any section; or else what another project calls by this name;
-    or else the keys whose words begin with these letters (`wd`).
+    They are the keys of this name, in any section, and flags that other projects call so; or else
+    all that other projects call so; or else the keys whose words begin with these letters (`wd`).
     """
     last = name.rpartition(".")[2].replace("-", "_").lower()
     words = {each: each.rpartition(".")[2] for each in KEYS}
     same = [each for each, word in words.items() if last == word]
-    return (
-        same
-        or OTHER_NAMES.get(last)
-        or [each for each, word in words.items() if last and last == _initials(word)]
-    )
+    others = OTHER_NAMES.get(last, [])
+    if same:
+        return same + [each for each in others if each.startswith("--")]
+    return others or [each for each, word in words.items() if last and last == _initials(word)]
 
 
 def _most_similar(key: str) -> list[str]:

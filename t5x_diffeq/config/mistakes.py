@@ -22,14 +22,18 @@ def explain_unknown_flag(name: str, verb_flags: flags.FlagValues) -> str:
     meant = keys_meant(name) or (nearest(name, KEYS) if "." in name else [])
     meant = [f"--config.{each}" if each in KEYS else each for each in meant]
     if "--workdir" in meant:
-        meant = ["--workdir", "--output"]  # a verb has one of these folders, or both
-    if name == "config" and "workdir" in verb_flags:
-        return "--config is not a flag of this verb, which takes the run's config; leave it out"
+        meant = [*meant, "--output"]  # a verb has one of these folders, or both
     if name.startswith("no_") and name[3:] in verb_flags and verb_flags[name[3:]].boolean:
         switch = f"--{name[3:]}"
         return f"--{name} is not a flag of this verb; leave {switch} out, or write {switch}=false"
-    near = [x for x in meant if x[:2] != "--" or x[2:].partition(".")[0] in verb_flags]
+    # A flag that is given already isn't meant.
+    flag_of = {x: re.split(r"[.=]", x[2:])[0] for x in meant if x[:2] == "--"}
+    near = [x for x in meant if x not in flag_of or flag_of[x] in verb_flags]
+    near = [x for x in near if "." in x or not _is_given(flag_of.get(x), verb_flags)]
     near = near or [f"--{each}" for each in nearest(name.rpartition(".")[2], verb_flags)]
+    of_config = name == "config" or (name.startswith("config.") and not near)
+    if of_config and "workdir" in verb_flags:
+        return f"--{name} is not a flag of this verb, which takes the run's config; leave it out"
     keys_too = ", and --help=keys for the keys of a config" if has_config else ""
     hint = f"did you mean {' or '.join(near)}?" if near else f"see --help{keys_too}"
     return f"--{name} is not a flag of this verb; {hint}"
@@ -39,7 +43,11 @@ def nearest(name: str, names: Iterable[str]) -> list[str]:
     """The names that begin with `name`, which may be cut short, or else the most similar one."""
     names = list(names)
     begun = [each for each in names if each.startswith(name) and len(name) > 1]
-    return begun or get_close_matches(name, names, n=1)
+    return begun or get_close_matches(name, names, n=1, cutoff=0.7)
+
+
+def _is_given(name: str | None, verb_flags: flags.FlagValues) -> bool:
+    return name is not None and bool(verb_flags[name].present)
 
 
 def explain_argument(argument: str, verb_flags: flags.FlagValues) -> str:
@@ -57,6 +65,8 @@ def explain_argument(argument: str, verb_flags: flags.FlagValues) -> str:
         return f"argument {argument!r} begins with another kind of dash; write --{bare}"
     if name != argument and (name in verb_flags or name.startswith("config.")):
         hint = f"did you mean --{argument}?"
+    elif name.lstrip("+") in KEYS and "config" in verb_flags:
+        hint = f"did you mean --config.{argument.lstrip('+')}?"
     elif re.search(r"\.py(:\w*)?$", argument) and "config" in verb_flags:
         hint = f"did you mean --config={argument}?"
     elif ("/" in argument or isdir(argument)) and "workdir" in verb_flags:

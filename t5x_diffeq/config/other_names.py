@@ -6,9 +6,16 @@ The projects are nanoGPT, nanochat, transformers, MaxText, levanter and torchtit
 _NAMES = {
     "--workdir": "output_dir out_dir outdir base_output_directory run_name model_tag dump_folder "
     "log_dir logdir save_dir checkpoint_dir ckpt_dir workdirs resume_from_checkpoint resume "
-    "workdir output",
+    "workdir output model",
+    "--input": "model model_path hf_path",
+    "--branch_from": "resume_from from_checkpoint load_from",
+    "--config": "c config_file cfg conf",
+    "--num_steps": "depth depths n_steps",
+    "--rounds": "steps iterations repeats",
+    "--workers": "num_proc num_workers",
+    "--temperature=0": "greedy",
     "--max_tokens": "max_new_tokens max_length num_tokens length n_tokens",
-    "--prompt": "start text input_text prompts",
+    "--prompt": "start text input_text prompts input",
     "--checkpoint": "ckpt step load_step checkpoint_step",
     "init_from": "load_parameters_path model_name_or_path pretrained from_pretrained",
     "seed": "init_weights_seed data_shuffle_seed data_seed random_seed rng_seed shuffle_seed",
@@ -23,6 +30,7 @@ _NAMES = {
     "model.num_kv_heads": "num_key_value_heads base_num_kv_heads n_kv_heads n_kv_head kv_heads",
     "model.mlp_dim": "intermediate_size intermediate_dim base_mlp_dim d_ff ffn_dim ff_dim n_inner "
     "mlp_size",
+    "model.adapter_rank": "lora_rank lora_r",
     "model.activation": "hidden_act mlp_activations activation_function act_fn",
     "model.rope_theta": "rope_max_timescale theta",
     "model.norm_eps": "rms_norm_eps layer_norm_eps layer_norm_epsilon normalization_layer_epsilon",
@@ -84,8 +92,8 @@ _NAMES = {
     "mesh.tensor": "ici_tensor_parallelism dcn_tensor_parallelism tensor_parallel_degree tp "
     "tensor_parallel_size",
     "mesh.context": "ici_context_parallelism context_parallel_degree parallelism_config cp",
-    "JAX_PLATFORMS=cpu in the environment": "device accelerator platform hardware backend no_cuda "
-    "use_cpu cpu",
+    "JAX_PLATFORMS=cpu, cuda or tpu in the environment": "device accelerator platform hardware "
+    "backend no_cuda use_cpu cpu",
 }
 OTHER_NAMES: dict[str, list[str]] = {}
 for _key, _names in _NAMES.items():

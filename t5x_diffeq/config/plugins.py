@@ -22,6 +22,7 @@ from contextlib import suppress
 from functools import cache, partial
 from importlib import metadata
 from importlib.machinery import ModuleSpec, PathFinder
+from inspect import isroutine, signature
 from pathlib import Path
 from types import UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -37,6 +38,13 @@ from t5x_diffeq.system.errors import (
 _OWN = "t5x_diffeq"  # its version is recorded anyway
 _OWN_NAMES = ("t5x_diffeq.model.parallel_block:ParallelBlock",)
 _Made = TypeVar("_Made")
+# Kinds that a function is seldom meant to return: what to write instead.
+_NO_FUNCTIONS = {
+    "Scheme": "make a scheme of a step: Scheme(step, nodes=..., order=..., evaluations=...)",
+    **dict.fromkeys(
+        ("TimeBasis", "WeightSource", "Block", "LogitsTerm"), "derive a class from that instead"
+    ),
+}
 trust_all = False  # set by --trust_plugins
 _trusted: set[tuple[str, str]] = set()  # keys and texts that a person has given, or trusts
 
@@ -93,8 +101,7 @@ def make_plugin(key: str, name: str, *kinds: type[_Made], **given: Any) -> _Made
         instance = make(**given)
     except TypeError as error:
         raise InputError(
-            f"{key}={name} can't be made: {error}; give its own arguments, as in "
-            f"{name.partition('(')[0]}(size=4)"
+            f"{key}={name} can't be made: {error}; {_explain_arguments(name, make, given)}"
         ) from error
     if not isinstance(instance, kinds):
         names = " or ".join(map(_full_name, kinds))
@@ -147,11 +154,37 @@ def check_returns(key: str, name: str, plugin: Any, *kinds: type) -> None:
     names = " or ".join(map(_full_name, kinds))
     if isinstance(function, type):
         raise InputError(f"{key}={name} is no subclass of {names}; derive it from that")
-    raise InputError(
-        f"{key}={name} is not called, because it doesn't say that it returns {names}; annotate its "
-        f"result (def {name.partition(':')[2].partition('(')[0]}(...) -> {kinds[0].__name__}), or "
-        "name another function"
+    if not isroutine(function):
+        raise InputError(
+            f"{key}={name} is a {type(function).__name__}, where a function is needed that returns "
+            f"{names}, or such an object itself"
+        )
+    called = name.partition(":")[2].partition("(")[0]
+    way_out = _NO_FUNCTIONS.get(
+        kinds[0].__name__, f"annotate its result (def {called}(...) -> {kinds[0].__name__})"
     )
+    raise InputError(
+        f"{key}={name} is not called, because it doesn't say that it returns {names}; {way_out}, "
+        "or name another function"
+    )
+
+
+def _explain_arguments(name: str, make: Callable, given: Mapping[str, Any]) -> str:
+    """The arguments that a plug-in can be given, or how to write one, after it refused some."""
+    function = getattr(make, "func", make)
+    try:
+        parameters = [each for each in signature(function).parameters if each not in given]
+    except (TypeError, ValueError):  # of a class without a signature
+        parameters = []
+    if isinstance(function, type) and not {*given} <= {*signature(function).parameters}:
+        return (
+            f"it is called with {', '.join(given)}; declare its own arguments as attributes of the "
+            "class (size: int = 4), and leave __init__ out"
+        )
+    if not parameters:
+        return "it takes no arguments of its own"
+    own = f"{name.partition('(')[0]}({', '.join(f'{each}=...' for each in parameters)})"
+    return f"its own arguments are {own}"
 
 
 def _full_name(kind: type) -> str:

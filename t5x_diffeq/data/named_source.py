@@ -118,8 +118,9 @@ def _from_function(data: DataKeys) -> Source:
                 "lists, for training and for validation"
             )
         kinds = {type(text) for split in source for text in split}
-        if kinds != {str}:
-            names = ", ".join(sorted(kind.__name__ for kind in kinds - {str}))
+        wrong = [kind.__name__ for kind in kinds if not issubclass(kind, str)]
+        if wrong:
+            names = ", ".join(sorted(wrong))
             raise InputError(
                 f"data.source={data.source}: its documents are of type {names}, not str"
             )

@@ -29,9 +29,10 @@ def check_scheme(config: ModelConfig) -> None:
 
     Raises:
       InputError: if a step can't be taken, or evaluates f or g another number of times than the
-        scheme says; if it changes the shape or dtype of the state or of the memory; if it returns a
-        state that isn't finite, or mixes tokens; if it isn't a step of the `layer` that the scheme
-        says; if the scheme has no `end` but needs one; or if a leaf has no gradient.
+        scheme says; if it changes the shape or dtype of the state or of the memory; if it has an
+        order and changes the state where f and g are zero; if it returns a state that isn't finite,
+        or mixes tokens; if it isn't a step of the `layer` that the scheme says; if the scheme lacks
+        an `end`; or if a leaf has no gradient.
     """
     small = replace(config, block=None, embed_dim=_WIDTH, num_heads=1, num_kv_heads=None)
     scheme, N = solvers.find_scheme(config.scheme), config.num_steps
@@ -69,6 +70,12 @@ def check_scheme(config: ModelConfig) -> None:
     d_leaves, dy = pull_back(jnp.zeros_like(y).at[:, 1].set(1.0))
     if np.any(np.asarray(dy)[:, [0, 2]]):
         raise _refused(config, "mixes tokens; only f may do that")
+    if scheme.order is not None and not np.allclose(_integrate_zero(small, scheme, W, y), y):
+        raise _refused(
+            config,
+            "changes the state where f and g are zero, so it doesn't solve dy/dt = f + g; a step "
+            "is y + dt * (...), or the scheme's order is None",
+        )
     for path, gradient in flatten_dict(d_leaves).items():
         if not np.any(np.asarray(gradient)):
             raise _refused(
@@ -162,6 +169,16 @@ def _integrate(config: ModelConfig, scheme: str, W: Tree, y: State) -> State:
         num_steps=config.num_steps,
         step_size=config.dt,
     )
+    return end
+
+
+def _integrate_zero(config: ModelConfig, scheme: Scheme, W: Tree, y: State) -> State:
+    """The state after two steps with f = g = 0."""
+    field = VectorField(lambda W, y: jnp.zeros_like(y), lambda W, y: jnp.zeros_like(y))
+    memory = scheme.begin(y, 2)
+    for _ in range(2):
+        memory = scheme.step(field, (W,) * len(scheme.nodes), memory, config.dt)
+    end: State = scheme.end(memory)
     return end
 
 

@@ -65,6 +65,8 @@ _NEEDS = {  # keys that do nothing without another key
     "init_step": "init_from",
     "train.depths_per_step": "train.depths",
     "train.depths_until": "train.depths",
+    "train.eval_averages": "train.ema_decay",
+    "train.sample_prompts": "train.sample_every",
     "train.distill_step": "train.distill_from",
     "train.distill_weight": "train.distill_from",
 }

@@ -18,6 +18,7 @@ from t5x_diffeq.cli.finetune import finetune
 from t5x_diffeq.cli.train import train_to_end
 from t5x_diffeq.config import plugins
 from t5x_diffeq.config.config import Config, flatten
+from t5x_diffeq.config.plugins import make_plugin
 from t5x_diffeq.data.named_source import load_source
 from t5x_diffeq.model.ode import solvers
 from t5x_diffeq.model.ode.solvers import find_scheme
@@ -32,6 +33,13 @@ PARTS = "diffeq_plugin.parts"
 @pytest.fixture(autouse=True)
 def on_the_path(monkeypatch):
     monkeypatch.syspath_prepend(PACKAGE)
+
+
+class WithInit:
+    """A class that doesn't take what it is called with."""
+
+    def __init__(self, config):
+        self.config = config
 
 
 def config_of(**model):
@@ -127,10 +135,14 @@ def test_the_packages_scheme():
     assert find_scheme(f"{PARTS}:ralston").nodes == (0.0, 2 / 3)
     with pytest.raises(InputError, match=r"returns a NoneType; it must return a .*\.Scheme"):
         find_scheme(f"{PARTS}:make_nothing")
-    with pytest.raises(InputError, match=r"can't be made: .*; give its own arguments"):
+    with pytest.raises(InputError, match=r"can't be made: .*; its own .*make_with\(nodes=...\)"):
         find_scheme(f"{PARTS}:make_with")
-    with pytest.raises(InputError, match=r"is not called, because it doesn't say .*-> Scheme"):
+    with pytest.raises(InputError, match=r"is not called, because .*; make a scheme of a step: Sc"):
         find_scheme(f"{PARTS}:unannotated")
+    with pytest.raises(InputError, match=r"is a Scheme, where a function is needed that returns"):
+        make_plugin("model.weights", f"{PARTS}:ralston", td.WeightSource)
+    with pytest.raises(InputError, match=r"it is called with size; declare its own arguments as"):
+        make_plugin("model.block", f"{__name__}:WithInit", WithInit, size=4)
     with pytest.raises(InputError, match=r"evaluates f and g \(1, 1\) times, .* \(2, 2\) times"):
         find_scheme(f"{PARTS}:miscounted")
     with pytest.raises(InputError, match=r"can't take a step: IndexError: tuple index .*parts.py"):

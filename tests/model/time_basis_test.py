@@ -12,7 +12,7 @@ from small_models import small as small_model
 
 from t5x_diffeq.config.config import ModelKeys
 from t5x_diffeq.model.ode.hyper_init import HyperInit
-from t5x_diffeq.model.ode.time_basis import TIME_BASES, make_time_basis
+from t5x_diffeq.model.ode.time_basis import TIME_BASES, Legendre, TimeBasis, make_time_basis
 from t5x_diffeq.system.errors import InputError
 
 TIMES = np.linspace(0, 1, 61)
@@ -99,3 +99,23 @@ def test_a_block_without_attention_has_no_width_of_it():
     own = "examples.own_block:QKNormBlock"
     with pytest.raises(InputError, match="attention_time_embed_dim=2: the block has no layer"):
         random_params(small_model(block=own, attention_time_embed_dim=2))
+
+
+class Sines(TimeBasis):
+    """Two functions that are said to be polynomials, and aren't."""
+
+    count = 2
+    polynomial = True
+
+    def __call__(self, times):
+        return jnp.stack([jnp.sin(times), jnp.ones_like(times)], -1)
+
+
+class Polynomials(Legendre):
+    """Those of Legendre, as another package's."""
+
+
+def test_functions_that_are_no_polynomials_are_refused():
+    make_time_basis(ModelKeys(time_basis=f"{__name__}:Polynomials(9)"))
+    with pytest.raises(InputError, match="its 2 functions aren't polynomials of degree 1 at most"):
+        make_time_basis(ModelKeys(time_basis=f"{__name__}:Sines"))

@@ -64,6 +64,8 @@ def test_a_row_concerns_its_verbs(row, case, monkeypatch):
     ("values", "text"),
     [
         ({"init_step": 3}, "init_step=3 does nothing without init_from"),
+        ({"train.eval_averages": True}, "does nothing without train.ema_decay; set"),
+        ({"train.sample_prompts": ("Once",)}, "does nothing without train.sample_every; set"),
         ({"train.depths_per_step": 2}, "without train.depths"),
         ({"train.keep_every": 1500}, ""),
         ({"train.keep_every": 250}, ""),

@@ -220,6 +220,23 @@ def directions(config, declared) -> optax.GradientTransformation:
     return optax.scale_by_adam()
 
 
+def longer(config, declared) -> optax.GradientTransformation:
+    """An axis is added to every update."""
+    return optax.stateless(lambda updates, params: jax.tree.map(lambda u: u[None], updates))
+
+
+def failing(config, declared) -> optax.GradientTransformation:
+    return optax.stateless(lambda updates, params: updates["no such part"])
+
+
+def test_an_optimizer_whose_updates_dont_fit_is_refused():
+    declared = declared_params(LanguageModel(SMALL))
+    with pytest.raises(InputError, match="longer returns updates of other shapes than the grad"):
+        make_optimizer(OptimizerKeys(name=f"{__name__}:longer"), declared)
+    with pytest.raises(InputError, match=r"failing makes no updates: KeyError: 'no such part' \("):
+        make_optimizer(OptimizerKeys(name=f"{__name__}:failing"), declared)
+
+
 def test_an_optimizer_that_goes_uphill_is_refused():
     declared = declared_params(LanguageModel(SMALL))
     make_optimizer(OptimizerKeys(name=f"{__name__}:directions"), declared)

@@ -180,7 +180,7 @@ def _load_scheme(name: str) -> Scheme:
     if scheme.leaves is not None:  # a step can't be taken without them: see `scheme_checks`
         return scheme
     try:
-        counted = count_evaluations(scheme, {}, np.zeros((), np.float32))
+        counted = count_evaluations(scheme, {}, np.zeros((1, 1, 1), np.float32))
     except Exception as error:  # another package's code may raise anything
         raise InputError(
             f"model.scheme={name} with {len(scheme.nodes)} nodes can't take a step: "
@@ -202,6 +202,8 @@ def count_evaluations(scheme: Scheme, W: Tree, y: Vector) -> tuple[int, int]:
         def note(W: Tree, y: Vector) -> Vector:
             if isinstance(W, tuple):
                 raise TypeError("f and g take the weights of one node, W[i], and not all of W")
+            if not isinstance(W, dict):
+                raise TypeError("f and g take the weights first, and then the state: f(W[i], y)")
             calls.append(name)
             return y
 

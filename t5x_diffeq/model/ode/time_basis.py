@@ -201,8 +201,22 @@ def _check_features(name: str, basis: TimeBasis) -> None:
             f"{features.dtype}{list(features.shape)} for {len(times)} times; it must give "
             f"float32[{len(times)}, {count}]"
         )
+    if basis.polynomial and not _are_polynomials(basis):
+        raise InputError(
+            f"model.time_basis={name} says polynomial=True, and its {count} functions aren't "
+            f"polynomials of degree {count - 1} at most; leave polynomial out"
+        )
     if not np.isfinite(features).all() or not features.any():
         raise InputError(
             f"model.time_basis={name} is {'zero' if np.isfinite(features).all() else 'not finite'} "
             "at t in [0, 1], so W(t) can't depend on it"
         )
+
+
+def _are_polynomials(basis: TimeBasis) -> bool:
+    """Whether polynomials of degree `basis.count - 1` equal the functions, up to rounding."""
+    times = (1 - np.cos(np.linspace(0, np.pi, 4 * basis.count + 1, dtype=np.float32))) / 2
+    features = _values(basis, times)
+    fit = np.polynomial.legendre.legfit(2 * times - 1, features, basis.count - 1)
+    values = np.polynomial.legendre.legval(2 * times - 1, fit).T
+    return bool(np.abs(values - features).max() <= 1e-3 * np.abs(features).max())

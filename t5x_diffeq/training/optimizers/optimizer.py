@@ -24,7 +24,7 @@ from t5x_diffeq.config.config import OptimizerKeys
 from t5x_diffeq.config.keys.values import MOMENTS
 from t5x_diffeq.config.plugins import call_plugin, check_returns, is_plugin, load_plugin
 from t5x_diffeq.model.layers.parameter import ROLES, map_parameters
-from t5x_diffeq.system.errors import InputError
+from t5x_diffeq.system.errors import InputError, describe_foreign
 from t5x_diffeq.training.optimizers.moments import scale_by_bfloat16_moments
 from t5x_diffeq.training.optimizers.muon import kernels_of_block, scale_by_muon
 from t5x_diffeq.training.optimizers.schedule import Schedule
@@ -187,6 +187,7 @@ def _plugin(optimizer: OptimizerKeys, declared: dict, multipliers: dict) -> Dire
             "return an optax.GradientTransformation"
         )
     with_arguments = _with_documented_arguments(transformation)
+    _check_updates(optimizer.name, with_arguments, declared)
     if _goes_uphill(with_arguments, declared):
         raise InputError(
             f"optimizer.name={optimizer.name} returns updates against the gradient, and the "
@@ -194,6 +195,31 @@ def _plugin(optimizer: OptimizerKeys, declared: dict, multipliers: dict) -> Dire
             "optax.scale_by_adam() in place of optax.adam(...)"
         )
     return with_arguments, multipliers
+
+
+def _check_updates(
+    name: str, transformation: optax.GradientTransformationExtraArgs, declared: dict
+) -> None:
+    """Raises an InputError unless the updates have the shapes of the gradient."""
+    gradient = map_parameters(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.value.shape, jnp.float32), declared
+    )
+
+    def first(gradient: dict) -> dict:
+        state = transformation.init(gradient)
+        return transformation.update(gradient, state, gradient, norm=jnp.ones(()))[0]
+
+    try:
+        updates = jax.eval_shape(first, gradient)
+    except Exception as error:  # another package's code may raise anything
+        raise InputError(
+            f"optimizer.name={name} makes no updates: {describe_foreign(error)}"
+        ) from error
+    if jax.tree.map(jnp.shape, updates) != jax.tree.map(jnp.shape, gradient):
+        raise InputError(
+            f"optimizer.name={name} returns updates of other shapes than the gradient's, or "
+            "another tree; return a direction for each parameter"
+        )
 
 
 def _goes_uphill(transformation: optax.GradientTransformationExtraArgs, declared: dict) -> bool:
