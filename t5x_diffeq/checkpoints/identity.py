@@ -9,11 +9,11 @@ import uuid
 from collections.abc import Iterable
 
 from t5x_diffeq.checkpoints.checkpoint_folder import read_facts
+from t5x_diffeq.config.config import CONFIG_FILE, is_run
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.files import AnyPath, read_json_object
 from t5x_diffeq.system.foreign_files import read_inside
 
-CONFIG_FILE = "config.json"
 RUN_ID = "run_id"  # the id's key in `config.json`, and among a checkpoint's facts
 _ID_FILE = "run_id"  # which runs of earlier versions with local checkpoints have
 
@@ -37,7 +37,7 @@ def run_of(workdir: AnyPath) -> str | None:
 
 def check_owner(workdir: AnyPath, steps: Iterable[int]) -> None:
     """Raises an InputError if another run made one of these checkpoints of a workdir's run."""
-    if not (workdir / CONFIG_FILE).exists():
+    if not is_run(workdir):
         return
     run = run_of(workdir)
     for step in steps:

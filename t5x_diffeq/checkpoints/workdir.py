@@ -8,10 +8,10 @@ import jax
 from flax.traverse_util import flatten_dict
 
 from t5x_diffeq.checkpoints.checkpoint_folder import check_path, steps_in
-from t5x_diffeq.checkpoints.identity import CONFIG_FILE, RUN_ID
+from t5x_diffeq.checkpoints.identity import RUN_ID
 from t5x_diffeq.cluster import recurrence
 from t5x_diffeq.cluster.processes import gather
-from t5x_diffeq.config.config import KEYS, SECTIONS, Config
+from t5x_diffeq.config.config import CONFIG_FILE, KEYS, SECTIONS, Config, is_run
 from t5x_diffeq.config.plugins import changed_plugins, check_trusted, plugin_versions, trust
 from t5x_diffeq.data.corpus import explain_no_run, is_hugging_face
 from t5x_diffeq.system.console import log
@@ -47,7 +47,7 @@ def check_config(config: Config, workdir: AnyPath) -> bool:
     """
     check_path(workdir)
     trust(config.flat())
-    if not (workdir / CONFIG_FILE).exists():
+    if not is_run(workdir):
         if steps_in(workdir / "checkpoints"):
             raise InputError(
                 f"workdir {workdir} holds checkpoints but no {CONFIG_FILE}, so their config "

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from t5x_diffeq.cli import flag_values
 from t5x_diffeq.cli.train import train_to_end
 from t5x_diffeq.cli.verb_flags import VerbFlags
-from t5x_diffeq.config.config import KEYS, Config, flatten
+from t5x_diffeq.config.config import KEYS, Config, flatten, is_run
 from t5x_diffeq.config.plugins import trust
 from t5x_diffeq.system.console import log
 from t5x_diffeq.system.errors import InputError
@@ -70,14 +70,13 @@ def complete_config(given: Mapping[str, object], pretrained: Config) -> Config:
 
 def _take_over(given: Mapping[str, object], workdir: AnyPath, first: bool) -> Config:
     """The completed config; for a new workdir it is checked, and the tokenizer is copied there."""
-    from t5x_diffeq.checkpoints.identity import CONFIG_FILE
     from t5x_diffeq.checkpoints.workdir import check_config, read_config
     from t5x_diffeq.data.recipe import adopt_tokenizer
     from t5x_diffeq.data.tokenizer_folder import tokenizer_of_run
     from t5x_diffeq.training.checks import run_checks
 
     trust(given)
-    if (workdir / CONFIG_FILE).exists():
+    if is_run(workdir):
         return complete_config(given, read_config(workdir))
     source = parse_path(str(given["init_from"]), "config.init_from")
     config = complete_config(given, read_config(source))

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from absl import flags
 
+from t5x_diffeq.config.config import is_run
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.files import BUCKETS, AnyPath, parse_path
 
@@ -37,7 +38,7 @@ def parse_output_of_runs(flag: flags.FlagHolder | flags.Flag, verb: str) -> Path
             f"--{flag.name}={flag.value} is in a bucket; name a folder that all machines see"
         )
     folder = Path(parse_folder(flag, verb))
-    if (folder / "config.json").exists():
+    if is_run(folder):
         raise InputError(f"--{flag.name}={folder} is the workdir of a run; name another folder")
     return folder
 
@@ -80,7 +81,7 @@ def _not_a_folder(text: str) -> str | None:
 
 def check_new_run(folder: AnyPath, name: str) -> None:
     """An InputError if the folder of a flag is a part of a run, such as its checkpoints."""
-    if (folder.parent / "config.json").exists() and folder.name in ("checkpoints", "data"):
+    if folder.name in ("checkpoints", "data") and is_run(folder.parent):
         raise InputError(
             f"--{name}={folder} is a part of the run {folder.parent}; name that workdir, or "
             "another folder"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from t5x_diffeq.cli import flag_values
 from t5x_diffeq.cli.verb_flags import VerbFlags
+from t5x_diffeq.config.config import CONFIG_FILE, is_run
 from t5x_diffeq.system.console import align, format_duration, print_result
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.extras import need_package
@@ -53,17 +54,14 @@ def main() -> None:
 
 def _runs_in(folder: AnyPath) -> list[AnyPath]:
     """The folder itself if it is a run's, else the folders of runs in it."""
-    from t5x_diffeq.checkpoints.identity import CONFIG_FILE
     from t5x_diffeq.training.history import FILE
 
-    def is_run(path: AnyPath) -> bool:
-        return (path / FILE).exists() or (path / CONFIG_FILE).exists()
+    def began(path: AnyPath) -> bool:
+        return (path / FILE).exists() or is_run(path)
 
-    if is_run(folder):
+    if began(folder):
         return [folder]
-    workdirs = (
-        [path for path in sorted(folder.iterdir()) if is_run(path)] if folder.is_dir() else []
-    )
+    workdirs = [path for path in sorted(folder.iterdir()) if began(path)] if folder.is_dir() else []
     if not workdirs:
         raise InputError(
             f"--workdir={folder}: neither it nor a folder in it holds a run ({FILE} or "

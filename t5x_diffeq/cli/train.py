@@ -16,7 +16,7 @@ from ml_collections.config_flags import config_flags
 
 from t5x_diffeq.cli import flag_values
 from t5x_diffeq.cli.verb_flags import VerbFlags
-from t5x_diffeq.config.config import TUNES, Config
+from t5x_diffeq.config.config import TUNES, Config, is_run
 from t5x_diffeq.config.config_files import CONFIGS, flatten
 from t5x_diffeq.config.keys.values import INT32
 from t5x_diffeq.system.arguments import checked
@@ -126,14 +126,13 @@ def train(config: Config | ConfigDict, workdir: str | PathLike) -> "TrainedRun":
         The same call continues, and `load` loads what was saved. In a thread, Ctrl-C doesn't save.
       SystemExit: if it was stopped by SIGTERM and saved, with the verb's exit status, 42.
     """
-    from t5x_diffeq.checkpoints.identity import CONFIG_FILE
     from t5x_diffeq.checkpoints.workdir import sole_writer
     from t5x_diffeq.cluster.peers import EXIT_INTERRUPTED
     from t5x_diffeq.inference.trained_run import load
 
     folder = parse_path(os.fspath(workdir), "workdir")
     frozen = config if isinstance(config, Config) else Config.of(config)
-    if frozen.init_from and not (folder / CONFIG_FILE).exists():  # a tuned run can be resumed
+    if frozen.init_from and not is_run(folder):  # a tuned run can be resumed
         raise InputError(TUNES)
     with sole_writer(folder):
         status = train_to_end(frozen, folder)

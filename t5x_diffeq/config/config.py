@@ -23,7 +23,9 @@ from t5x_diffeq.config.keys.train import TrainKeys
 from t5x_diffeq.config.keys.values import Section, Values, check_value, dotted, keys_of
 from t5x_diffeq.config.other_names import OTHER_NAMES
 from t5x_diffeq.system.errors import InputError
+from t5x_diffeq.system.files import AnyPath
 
+CONFIG_FILE = "config.json"  # of a run, in its workdir
 TUNES = (
     "this config begins with another run's model (config.init_from); give it to "
     "`python -m t5x_diffeq.finetune`"
@@ -77,6 +79,11 @@ class Config(RunKeys):
     def as_json(self) -> dict[str, Any]:
         """The config as read back from `config.json`: tuples become lists."""
         return json.loads(json.dumps(asdict(self)))
+
+
+def is_run(folder: AnyPath) -> bool:
+    """Whether a folder is the workdir of a run: whether it holds a config."""
+    return (folder / CONFIG_FILE).exists()
 
 
 def _refuse_change(config: Section, name: str, value: object) -> None:

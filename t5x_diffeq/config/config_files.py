@@ -26,6 +26,7 @@ from t5x_diffeq.config.config import (
     check_key,
     explain_unknown_key,
     flatten,
+    is_run,
     plain_value,
 )
 from t5x_diffeq.config.keys.values import dotted
@@ -37,6 +38,7 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 CONFIGS = next(  # inside the package if installed from a wheel, beside it in a clone
     folder for folder in (_PACKAGE / "configs", _PACKAGE.parent / "configs") if folder.is_dir()
 )
+_HINT_OF_RUN = "; load(WORKDIR).config is the config of a run"
 
 
 def offer_configs() -> None:
@@ -155,10 +157,8 @@ def read_config_file(file: str) -> ConfigDict:
     except OSError as error:  # such as a name that is too long
         raise InputError(f"{file[:60]}...: {error.strerror}; name a config file") from error
     if path.suffix != ".py":
-        of_run = "; load(WORKDIR).config is the config of a run" if path.suffix == ".json" else ""
-        raise InputError(
-            f"{file}: a config file is written in Python, as configs/tiny.py is{of_run}"
-        )
+        hint = _HINT_OF_RUN if path.suffix == ".json" else ""
+        raise InputError(f"{file}: a config file is written in Python, as configs/tiny.py is{hint}")
     try:
         get_config = getattr(_import_file(path), "get_config", None)
         if not callable(get_config):
@@ -202,9 +202,8 @@ def _explain_folder(name: str) -> str:
     """One line for a folder in place of a config file."""
     if not name:
         return "--config is empty; name a config file"
-    is_run = (Path(os.path.expanduser(name)) / "config.json").exists()
-    of_run = "; load(WORKDIR).config is the config of a run" if is_run else ""
-    return f"{name} is a folder; name a config file{of_run}"
+    hint = _HINT_OF_RUN if is_run(Path(os.path.expanduser(name))) else ""
+    return f"{name} is a folder; name a config file{hint}"
 
 
 def _explain_missing(file: str) -> str:

@@ -8,6 +8,7 @@ named the data, so the data of an earlier run is never opened.
 import json
 from collections.abc import Mapping
 
+from t5x_diffeq.config.config import CONFIG_FILE
 from t5x_diffeq.data.corpus import stored_fingerprint
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.files import AnyPath, digest, read_json_object
@@ -24,12 +25,12 @@ def data_facts(workdir: AnyPath) -> dict[str, str]:
     """
     fingerprint = stored_fingerprint(workdir)
     try:
-        config = read_json_object(workdir / "config.json")
+        config = read_json_object(workdir / CONFIG_FILE)
         check_types(config, {"data": (dict,)})
     except FileNotFoundError:
         return {}
     except ValueError as error:
-        raise InputError(f"{workdir / 'config.json'} is damaged: {error}; restore it") from error
+        raise InputError(f"{workdir / CONFIG_FILE} is damaged: {error}; restore it") from error
     if fingerprint is None:
         return {}
     named = json.dumps([config["data"], config.get("init_from")], sort_keys=True)

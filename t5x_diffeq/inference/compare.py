@@ -8,8 +8,8 @@ from functools import cached_property
 from os import PathLike
 from typing import TYPE_CHECKING
 
-from t5x_diffeq.checkpoints.identity import CONFIG_FILE
 from t5x_diffeq.checkpoints.workdir import read_config, short_names
+from t5x_diffeq.config.config import is_run
 from t5x_diffeq.data.corpus import explain_no_run, is_hugging_face
 from t5x_diffeq.inference.notebook import check_reported, import_plots, shown_in_notebooks
 from t5x_diffeq.inference.trained_run import TrainedRun, describe_model
@@ -107,6 +107,6 @@ def compare(runs: Sequence[str | PathLike | TrainedRun]) -> Comparison:
     if not workdirs:
         raise InputError("runs=[]: there is nothing to compare; give at least one workdir")
     for workdir in workdirs:
-        if not (workdir / CONFIG_FILE).exists() or is_hugging_face(workdir):
+        if not is_run(workdir) or is_hugging_face(workdir):
             raise InputError(explain_no_run(workdir))
     return Comparison(list(dict.fromkeys(workdirs)))

@@ -10,10 +10,10 @@ import json
 from collections.abc import Mapping
 
 from t5x_diffeq.checkpoints.checkpoint_folder import read_facts, steps_in
-from t5x_diffeq.checkpoints.identity import CONFIG_FILE, RUN_ID, new_id
+from t5x_diffeq.checkpoints.identity import RUN_ID, new_id
 from t5x_diffeq.checkpoints.restoring import check_continues, check_whole, find_step
 from t5x_diffeq.checkpoints.workdir import differing_keys, read_config, save_config
-from t5x_diffeq.config.config import KEYS, Config
+from t5x_diffeq.config.config import CONFIG_FILE, KEYS, Config
 from t5x_diffeq.data.corpus import link_corpus
 from t5x_diffeq.system import files
 from t5x_diffeq.system.console import Progress, log
