@@ -15,12 +15,7 @@ from flax import struct
 from jaxtyping import Array
 
 from t5x_diffeq.checkpoints.checkpoint_folder import whole_steps
-from t5x_diffeq.system.errors import (
-    InfrastructureError,
-    RunError,
-    is_infrastructure_failure,
-    system_error_in,
-)
+from t5x_diffeq.system.errors import failure_kind, is_infrastructure_failure, system_error_in
 from t5x_diffeq.system.files import AnyPath, describe_error, is_in_bucket
 
 ITEMS = ("state", "data")
@@ -171,12 +166,11 @@ def explain_failure(folder: AnyPath, step: int | None, expected: Sequence[int]) 
     try:
         yield
     except Exception as error:
-        kind = InfrastructureError if is_infrastructure_failure(error) else RunError
         complete = [other for other in whole_steps(folder) if other != step]
         are_gone = bool(set(expected) - {step}) and not complete
         cause = "the folder was deleted while it was written" if are_gone else root_cause(error)
         kept = "earlier checkpoints are kept: " if complete else ""
-        raise kind(
+        raise failure_kind(error)(
             f"checkpoint {step} can't be written to {folder}: "
             f"{_FULL if is_full(folder) else cause}; {kept}once this is fixed, the same command "
             f"continues at {f'checkpoint {complete[-1]}' if complete else 'the start'}"

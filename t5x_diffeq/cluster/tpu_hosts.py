@@ -26,12 +26,7 @@ from t5x_diffeq.system.environment import (
     TPU_WORKER_ID,
     split_words,
 )
-from t5x_diffeq.system.errors import (
-    InfrastructureError,
-    InputError,
-    RunError,
-    is_infrastructure_failure,
-)
+from t5x_diffeq.system.errors import InputError, failure_kind
 from t5x_diffeq.system.retries import retry
 
 _PORT = 8482  # JAX's port on TPU; libtpu itself uses 8471 to 8476
@@ -116,8 +111,7 @@ def _read_attribute(server: str, name: str) -> str:
     try:
         return retry(read, what)  # the server may start later than this process
     except Exception as error:  # of urllib, http or the system
-        kind = InfrastructureError if is_infrastructure_failure(error) else RunError
-        raise kind(
+        raise failure_kind(error)(
             f"{what}: {error}; set TPU_SKIP_MDS_QUERY=1 to run on this host alone, or "
             "JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID"
         ) from error

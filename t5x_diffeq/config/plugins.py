@@ -28,12 +28,7 @@ from types import UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from t5x_diffeq.config.config import KEYS
-from t5x_diffeq.system.errors import (
-    InfrastructureError,
-    InputError,
-    RunError,
-    describe_foreign,
-)
+from t5x_diffeq.system.errors import OWN_ERRORS, InputError, describe_foreign
 
 _OWN = "t5x_diffeq"  # its version is recorded anyway
 _OWN_NAMES = ("t5x_diffeq.model.parallel_block:ParallelBlock",)
@@ -115,7 +110,7 @@ def call_plugin(key: str, name: str, plugin: Callable, *arguments: Any) -> Any:
     """What another package's function returns; an InputError that says what it raises."""
     try:
         return plugin(*arguments)
-    except (InputError, RunError, InfrastructureError):
+    except OWN_ERRORS:
         raise
     except Exception as error:
         raise InputError(f"{key}={name} fails: {describe_foreign(error)}") from error

@@ -31,6 +31,8 @@ class InfrastructureError(RuntimeError):
     """
 
 
+OWN_ERRORS = (InputError, RunError, InfrastructureError)  # their messages need no explanation
+
 # The system's temporary errors: of links, of machines, and of file systems that they mount. A fork
 # fails with EAGAIN on a machine that runs too many processes. ENOLCK (no lock service) and ENODEV
 # last until somebody mends the machine.
@@ -129,6 +131,11 @@ def is_infrastructure_failure(error: BaseException) -> bool:
     known = (answer for each in causes if (answer := _is_temporary(each)) is not None)
     # With a RetryError a library says that it has given up; its last error is unknown here.
     return next(known, type(causes[-1]).__name__ == "RetryError")
+
+
+def failure_kind(error: BaseException) -> type[RuntimeError]:
+    """The class of the error to raise because of another one: a retry may succeed, or not."""
+    return InfrastructureError if is_infrastructure_failure(error) else RunError
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:

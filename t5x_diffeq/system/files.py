@@ -25,6 +25,7 @@ import google_crc32c
 from etils import epath
 
 from t5x_diffeq.system.errors import (
+    OWN_ERRORS,
     InfrastructureError,
     InputError,
     RunError,
@@ -323,7 +324,7 @@ def bucket_errors(what: str, refused: type[Exception], way_out: str = "") -> Ite
     """
     try:
         yield
-    except (InputError, RunError, InfrastructureError):
+    except OWN_ERRORS:
         raise
     except Exception as error:  # from any library below
         reason = describe_error(error)
