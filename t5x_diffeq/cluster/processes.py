@@ -30,19 +30,6 @@ from t5x_diffeq.cluster import tpu_hosts
 from t5x_diffeq.cluster.agreement import Agreement
 from t5x_diffeq.cluster.peers import Peers, start_relay
 from t5x_diffeq.system import console, environment
-from t5x_diffeq.system.environment import (
-    COORDINATOR_ADDRESS,
-    COORDINATOR_PORT,
-    JOB_COMPLETION_INDEX,
-    LOCAL_DEVICE_IDS,
-    NUM_PROCESSES,
-    OPEN_MPI_SIZE,
-    PROCESS_ID,
-    SLURM_TASKS,
-    TORCH_RANK,
-    TORCH_SIZE,
-    Variable,
-)
 from t5x_diffeq.system.errors import InfrastructureError, InputError
 
 _DEFAULT_PORT = 8476
@@ -100,7 +87,7 @@ def initialise() -> None:
             coordinator,
             rank.count,
             rank.index,
-            rank.devices or LOCAL_DEVICE_IDS.read(),
+            rank.devices or environment.LOCAL_DEVICE_IDS.read(),
             coordinator_bind_address=bind_address(rank),
             heartbeat_timeout_seconds=round(10 * peers.silence),  # ours must fire first
         )
@@ -155,7 +142,8 @@ def find_rank(variables: Mapping[str, str]) -> Rank | None:
     if rank is None:
         _check_alone(variables)
         return None
-    for variable, actual in ((NUM_PROCESSES, rank.count), (PROCESS_ID, rank.index)):
+    found = {environment.NUM_PROCESSES: rank.count, environment.PROCESS_ID: rank.index}
+    for variable, actual in found.items():
         given = variable.read(variables)
         if given not in (None, actual):
             raise InputError(
@@ -165,10 +153,10 @@ def find_rank(variables: Mapping[str, str]) -> Rank | None:
     return rank
 
 
-def _rank_of_cluster(cluster: Variable[int]) -> Rank:
+def _rank_of_cluster(cluster: environment.Variable[int]) -> Rank:
     """The rank that JAX finds in the variables of a cluster, of which `cluster` is one."""
-    COORDINATOR_PORT.read()  # checked here, because JAX doesn't check it
-    devices = LOCAL_DEVICE_IDS.read()  # in place of the one device that JAX would take by itself
+    environment.COORDINATOR_PORT.read()  # checked here, because JAX doesn't check it
+    devices = environment.LOCAL_DEVICE_IDS.read()  # in place of the one that JAX would take
     given = (None, None, None, devices, None)
     try:
         detected = ClusterEnv.auto_detect_unset_distributed_params(*given, _ARRIVAL_SECONDS)
@@ -182,12 +170,14 @@ def _rank_of_cluster(cluster: Variable[int]) -> Rank:
 
 def _check_alone(variables: Mapping[str, str]) -> None:
     """Raises an InputError if variables tell of other processes, but not how to reach them."""
-    of_jax, of_torch = (NUM_PROCESSES, PROCESS_ID), (TORCH_SIZE, TORCH_RANK)
-    for size, number in (of_jax, of_torch):
+    for size, number in (
+        (environment.NUM_PROCESSES, environment.PROCESS_ID),
+        (environment.TORCH_SIZE, environment.TORCH_RANK),
+    ):
         if (size.read(variables) or 1) > 1 or number.read(variables):
             given = [each for each in (size, number) if variables.get(each.name)]
             names = " and ".join(f"{each.name}={variables[each.name]}" for each in given)
-            source = " (of torchrun)" if size is TORCH_SIZE else ""
+            source = " (of torchrun)" if size is environment.TORCH_SIZE else ""
             raise InputError(
                 f"{names}{source}: this is one of several processes, but there is no "
                 "JAX_COORDINATOR_ADDRESS; set it to HOST:PORT of process 0 (for torchrun, "
@@ -206,12 +196,12 @@ def _reserve_stdout() -> None:
 
 def rank_in(variables: Mapping[str, str]) -> Rank | None:
     """The rank that the JAX_ variables give, or None; an InputError if some are invalid."""
-    address = COORDINATOR_ADDRESS.read(variables)
-    count, index = NUM_PROCESSES.read(variables), PROCESS_ID.read(variables)
+    address = environment.COORDINATOR_ADDRESS.read(variables)
+    count, index = environment.NUM_PROCESSES.read(variables), environment.PROCESS_ID.read(variables)
     if address is None:
         return None
     if index is None:
-        index = JOB_COMPLETION_INDEX.read(variables)
+        index = environment.JOB_COMPLETION_INDEX.read(variables)
     has_cluster = cluster_in(variables) or tpu_hosts.lists_hosts(variables)
     if has_cluster and count is None and index is None:
         return None  # the cluster gives them
@@ -222,13 +212,14 @@ def rank_in(variables: Mapping[str, str]) -> Rank | None:
             "them, or unset the address to run a single process"
         )
     host, port = address
-    port = port or COORDINATOR_PORT.read(variables) or _DEFAULT_PORT
+    port = port or environment.COORDINATOR_PORT.read(variables) or _DEFAULT_PORT
     return Rank(f"{host}:{port}", count, index)
 
 
-def cluster_in(variables: Mapping[str, str]) -> Variable[int] | None:
+def cluster_in(variables: Mapping[str, str]) -> environment.Variable[int] | None:
     """The variable of a cluster whose processes JAX can find by itself: of SLURM or Open MPI."""
-    return next((v for v in (SLURM_TASKS, OPEN_MPI_SIZE) if (v.read(variables) or 1) > 1), None)
+    sizes = (environment.SLURM_TASKS, environment.OPEN_MPI_SIZE)
+    return next((size for size in sizes if (size.read(variables) or 1) > 1), None)
 
 
 def meet(rank: Rank, seconds: float) -> dict[int, socket.socket]:

@@ -17,22 +17,14 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping
 
-from t5x_diffeq.system.environment import (
-    COORDINATOR_PORT,
-    NUM_SLICES,
-    SLICE_COORDINATOR,
-    SLICE_ID,
-    TPU_HOSTS,
-    TPU_WORKER_ID,
-    split_words,
-)
+from t5x_diffeq.system import environment
 from t5x_diffeq.system.errors import InputError, failure_kind
 from t5x_diffeq.system.retries import retry
 
 _PORT = 8482  # JAX's port on TPU; libtpu itself uses 8471 to 8476
 
 
-def host_rank(environment: Mapping[str, str]) -> tuple[str, int, int] | None:
+def host_rank(variables: Mapping[str, str]) -> tuple[str, int, int] | None:
     """(process 0's host:port, count, own number); None on one host alone or without a TPU.
 
     Raises:
@@ -40,49 +32,49 @@ def host_rank(environment: Mapping[str, str]) -> tuple[str, int, int] | None:
       InfrastructureError: if this is a Cloud TPU whose metadata server does not answer.
       RunError: if the metadata server refuses.
     """
-    if _is_on_gke(environment):
-        variables = dict(environment)
-    elif _is_on_cloud_tpu(environment):
-        variables = _read_metadata(environment.get("GCE_METADATA_IP", "metadata.google.internal"))
+    if _is_on_gke(variables):
+        facts = variables
+    elif _is_on_cloud_tpu(variables):
+        facts = _read_metadata(variables.get("GCE_METADATA_IP", "metadata.google.internal"))
     else:
         return None
-    hosts = next(filter(None, (each.read(variables) for each in TPU_HOSTS)), None)
-    slices = NUM_SLICES.read(variables) or 1
+    hosts = next(filter(None, (each.read(facts) for each in environment.TPU_HOSTS)), None)
+    slices = environment.NUM_SLICES.read(facts) or 1
     if hosts is None or len(hosts) * slices == 1:
         return None
-    host, own_slice = TPU_WORKER_ID.read(variables), SLICE_ID.read(variables) or 0
+    host, own_slice = environment.TPU_WORKER_ID.read(facts), environment.SLICE_ID.read(facts) or 0
     if host is None or host >= len(hosts) or own_slice >= slices:
         raise InputError(
             f"TPU_WORKER_ID={host} and MEGASCALE_SLICE_ID={own_slice} must name one of {slices} "
             f"slice(s) of {len(hosts)} host(s), which the environment lists: {', '.join(hosts)}"
         )
-    first, _ = SLICE_COORDINATOR.read(variables) or (hosts[0], None)
-    port = COORDINATOR_PORT.read(environment) or _PORT
+    first, _ = environment.SLICE_COORDINATOR.read(facts) or (hosts[0], None)
+    port = environment.COORDINATOR_PORT.read(variables) or _PORT
     return f"{first}:{port}", len(hosts) * slices, own_slice * len(hosts) + host
 
 
-def lists_hosts(environment: Mapping[str, str]) -> bool:
+def lists_hosts(variables: Mapping[str, str]) -> bool:
     """Whether GKE or a metadata server lists hosts."""
-    return _is_on_gke(environment) or _is_on_cloud_tpu(environment)
+    return _is_on_gke(variables) or _is_on_cloud_tpu(variables)
 
 
-def _is_on_gke(environment: Mapping[str, str]) -> bool:
-    return any(each.name in environment for each in TPU_HOSTS)
+def _is_on_gke(variables: Mapping[str, str]) -> bool:
+    return any(each.name in variables for each in environment.TPU_HOSTS)
 
 
-def _is_on_cloud_tpu(environment: Mapping[str, str]) -> bool:
+def _is_on_cloud_tpu(variables: Mapping[str, str]) -> bool:
     """Whether to ask the metadata server: if the environment names it, or there are TPU chips."""
-    if environment.get("GCE_METADATA_IP"):
+    if variables.get("GCE_METADATA_IP"):
         return True
     chips = glob.glob("/dev/accel*") or glob.glob("/dev/vfio/[0-9]*")
-    wanted = not environment.get("JAX_PLATFORMS", "").startswith("cpu")
-    wanted = wanted and not environment.get("TPU_SKIP_MDS_QUERY")  # JAX sets it without chips
+    wanted = not variables.get("JAX_PLATFORMS", "").startswith("cpu")
+    wanted = wanted and not variables.get("TPU_SKIP_MDS_QUERY")  # JAX sets it without chips
     return bool(chips and wanted and importlib.util.find_spec("libtpu"))
 
 
 def _read_metadata(server: str) -> dict[str, str]:
     # An endpoint is a host's name or address, or the older name:number:address.
-    endpoints = split_words(_read_attribute(server, "worker-network-endpoints"))
+    endpoints = environment.split_words(_read_attribute(server, "worker-network-endpoints"))
     values = dict(
         re.findall(r"^(\w+)\s*:\s*'?(.*?)'?\s*$", _read_attribute(server, "tpu-env"), re.MULTILINE)
     )
