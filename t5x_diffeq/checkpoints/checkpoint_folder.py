@@ -22,7 +22,6 @@ from t5x_diffeq.system import files
 from t5x_diffeq.system.console import log
 from t5x_diffeq.system.errors import InputError, is_infrastructure_failure
 from t5x_diffeq.system.files import AnyPath
-from t5x_diffeq.system.foreign_files import read_inside
 
 ASIDE = "unreadable_checkpoints"  # a folder of the workdir, beside `checkpoints/`
 MARKER = "commit_success.txt"
@@ -56,7 +55,7 @@ def mark_copies(folder: AnyPath) -> None:
         if not (step / METADATA).exists():
             files.move_folder(step, folder.parent / ASIDE / step.name)
             log(f"warning: checkpoint {step.name} lacks {MARKER} and {METADATA}; moved to {ASIDE}")
-        elif files.parse_json(read_inside(step / METADATA)).get("commit_timestamp_nsecs"):
+        elif files.read_json_object(step / METADATA).get("commit_timestamp_nsecs"):
             files.write_whole(step / MARKER, b"")
             log(f"checkpoint {step.name} is complete but lacks {MARKER}: marked again")
 

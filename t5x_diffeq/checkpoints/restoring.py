@@ -22,8 +22,8 @@ from t5x_diffeq.checkpoints.stored import ITEMS, RestoredCheckpoint, RunFacts, T
 from t5x_diffeq.cluster.processes import gather
 from t5x_diffeq.config.keys.values import BEST
 from t5x_diffeq.system.errors import InfrastructureError, InputError, is_infrastructure_failure
-from t5x_diffeq.system.files import AnyPath, absolute_path, digest, parse_json
-from t5x_diffeq.system.foreign_files import check_inside, read_inside
+from t5x_diffeq.system.files import AnyPath, absolute_path, digest, read_json_object
+from t5x_diffeq.system.foreign_files import check_inside
 
 _NEEDED = ("step", "params", "opt_state")  # the parts that every train state has
 _DAMAGE = "DATA_LOSS"  # TensorStore's word for what it can't decode
@@ -119,8 +119,8 @@ def _verify_files(folder: AnyPath) -> None:
 
 
 def _read_facts(folder: AnyPath) -> RunFacts:
-    data = parse_json(read_inside(folder / "data" / "metadata"))
-    if not isinstance(data, dict) or data.get("step") != int(folder.name):
+    data = read_json_object(folder / "data" / "metadata")
+    if data.get("step") != int(folder.name):
         raise ValueError(f"data/metadata is not that of step {folder.name}")
     return RunFacts.of(data)
 

@@ -18,13 +18,8 @@ from jaxtyping import Float, Shaped
 from t5x_diffeq.hf.layouts import Tensors
 from t5x_diffeq.system.errors import InputError, RunError
 from t5x_diffeq.system.extras import install_command, need_package
-from t5x_diffeq.system.files import parse_json
-from t5x_diffeq.system.foreign_files import (
-    LFS_POINTER,
-    check_downloaded,
-    open_inside,
-    read_inside,
-)
+from t5x_diffeq.system.files import read_json_object
+from t5x_diffeq.system.foreign_files import LFS_POINTER, check_downloaded, open_inside
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -192,7 +187,7 @@ class TensorFiles:
                 "with save_pretrained(..., safe_serialization=True)"
             )
         try:
-            index = parse_json(read_inside(self.folder / _INDEX))
+            index = read_json_object(self.folder / _INDEX)
             names = sorted(set(index["weight_map"].values()))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise InputError(f"{self.folder / _INDEX} is damaged; restore it") from error

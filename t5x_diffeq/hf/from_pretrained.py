@@ -19,8 +19,7 @@ from t5x_diffeq.hf.layouts import TableSizes, params_of
 from t5x_diffeq.model.config import ModelConfig
 from t5x_diffeq.model.layers.rotary import rotary_table
 from t5x_diffeq.system.errors import InputError
-from t5x_diffeq.system.files import parse_json
-from t5x_diffeq.system.foreign_files import read_inside
+from t5x_diffeq.system.files import read_json_object
 
 _TRAINED = "sentencepiece"  # the value of data.tokenizer that is not a file
 
@@ -29,10 +28,7 @@ def read_config_json(folder: Path) -> dict:
     """The content of `config.json`, which must be there (else: InputError)."""
     path = folder / "config.json"
     try:
-        values = parse_json(read_inside(path))
-        if not isinstance(values, dict):
-            raise ValueError("it is not an object")
-        return values
+        return read_json_object(path)
     except FileNotFoundError as error:
         raise InputError(
             f"--input={folder} holds no config.json; name a folder that save_pretrained made, or a "
