@@ -55,18 +55,18 @@ def split_words(text: str) -> list[str]:
     return re.split(r"\s*,\s*|\s+", text.strip())
 
 
-def _parse_number(text: str) -> float:
-    number = float(text)
-    if not 0 < number < inf:
-        raise ValueError(text)
-    return number
+def _number(allows: Callable[[float], bool]) -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        if not allows(number := float(text)):
+            raise ValueError(text)
+        return number
+
+    return parse
 
 
-def _parse_size(text: str) -> float:
-    size = float(text)
-    if not 0 <= size < inf:
-        raise ValueError(text)
-    return size
+_parse_number = _number(lambda number: 0 < number < inf)
+_parse_size = _number(lambda size: 0 <= size < inf)
+_parse_fraction = _number(lambda fraction: 0 < fraction <= 1)
 
 
 def _integer(least: int, most: float = inf) -> Callable[[str], int]:
@@ -76,13 +76,6 @@ def _integer(least: int, most: float = inf) -> Callable[[str], int]:
         return int(text)
 
     return parse
-
-
-def _parse_fraction(text: str) -> float:
-    fraction = float(text)
-    if not 0 < fraction <= 1:
-        raise ValueError(text)
-    return fraction
 
 
 def _parse_old_fraction(text: str) -> float:
