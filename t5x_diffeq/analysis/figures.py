@@ -118,12 +118,9 @@ def means_with_errors(
         None). Each panel has a vertical axis of its own.
       ticks: horizontal coordinates to mark; none: matplotlib chooses them.
     """
-    columns = min(len(panels), 3)
-    rows = -(-len(panels) // columns)
-    figure = make_figure(2.6 * rows + 0.4, WIDTH if columns > 1 else _SINGLE)
-    grid = figure.subplots(rows, columns, squeeze=False)
+    figure, grid = make_panels(len(panels), WIDTH if len(panels) > 1 else _SINGLE, 2.3, 2.6)
     styles = _styles(dict.fromkeys(name for lines in panels.values() for name in lines))
-    for axes, (title, lines) in zip(grid.flat, panels.items(), strict=False):
+    for axes, (title, lines) in zip(grid, panels.items(), strict=True):
         _draw_means(axes, lines, styles)
         axes.set_title(title, fontsize=8)
         if not any(isinstance(x, str) for line in lines.values() for x, *_ in line):
@@ -131,13 +128,11 @@ def means_with_errors(
             if ticks:
                 axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
                 axes.minorticks_off()
-    for axes in grid.flat[len(panels) :]:
-        axes.set_axis_off()
-    for axes in grid[:, 0]:
+    for axes in grid[::3]:  # the first of each row
         axes.set(ylabel=up)
     handles = {
         label: handle
-        for axes in grid.flat
+        for axes in grid
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
     }
     if handles:
