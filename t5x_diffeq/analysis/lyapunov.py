@@ -135,7 +135,7 @@ def pair_exponents(
     chunks = choose_chunks(memory, states, weights)
     logs = np.zeros(states.shape, np.float32)
     exponents = np.zeros(states.shape[1:], np.float32)
-    for start in _chunk_starts(states.shape[2], chunks.tokens, "tangents"):
+    for start in _chunk_starts(states.shape[2], chunks.tokens):
         part = slice(start, start + chunks.tokens)
         growth, product = pair_growth(step, weights, states, outputs, jnp.asarray(start), chunks)
         logs[:, :, part] = growth
@@ -156,7 +156,7 @@ def _full_exponents(
     width = states.shape[-1]
     products = choose_chunks(memory, states, weights).products
     M = np.zeros((*states.shape[1:], width), np.float32)
-    for start in _chunk_starts(width, products, "tangents"):
+    for start in _chunk_starts(width, products):
         part = slice(start, start + products)
         units = jnp.eye(width, dtype=states.dtype)[part]
         rows = full_tangent(step, weights, states, outputs, units, products)
@@ -181,9 +181,9 @@ def _mask_later_tokens(result: Exponents, outputs: Int[np.ndarray, " B"]) -> Exp
     )
 
 
-def _chunk_starts(total: int, size: int, title: str) -> Iterator[int]:
+def _chunk_starts(total: int, size: int) -> Iterator[int]:
     """The first indices of chunks that cover `total`; the last may overlap. Shows progress."""
-    with Progress(title, total, "of the prompt") as progress:
+    with Progress("tangents", total, "of the prompt") as progress:
         for start in range(0, total, size):
             yield min(start, max(total - size, 0))
             progress.update(min(start + size, total))

@@ -55,10 +55,7 @@ def main() -> int:
     seeds = range(first, first + _SEEDS.value)
 
     from t5x_diffeq.experiments.commands import StoppedError  # importing JAX takes seconds
-    from t5x_diffeq.experiments.grid_runs import (
-        GridSweep,
-        check_same,
-    )
+    from t5x_diffeq.experiments.grid_runs import GridSweep, check_same
     from t5x_diffeq.experiments.runs import carry_out, finished, part_of, read_results
 
     plan = GridSweep(file, verb, overrides, axes, seeds)

@@ -87,7 +87,8 @@ class StopSignals:
             yield item
 
     def __exit__(self, *exception: object) -> None:
-        self._restore()
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         interrupted = number == signal.SIGINT
@@ -98,7 +99,3 @@ class StopSignals:
         if number == signal.SIGHUP:
             console.leave_terminal()
         self.ask(Request(status, name))
-
-    def _restore(self) -> None:
-        for number, handler in self.before.items():
-            signal.signal(number, handler)

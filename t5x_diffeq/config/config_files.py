@@ -23,7 +23,6 @@ from t5x_diffeq.config.config import (
     KEYS,
     SECTIONS,
     Config,
-    check_key,
     explain_unknown_key,
     flatten,
     is_run,
@@ -132,10 +131,7 @@ def load_config(file: str | PathLike, values: Mapping[str, object] | None = None
     Raises:
       InputError: if there is no such file, or a key doesn't exist or can't take its value.
     """
-    config, changes = Config.of(read_config_file(os.fspath(file))), flatten(values or {})
-    for key in changes:
-        check_key(key)
-    return config.with_values(changes)
+    return Config.of(read_config_file(os.fspath(file))).with_values(flatten(values or {}))
 
 
 def read_config_file(file: str) -> ConfigDict:
