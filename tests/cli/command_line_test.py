@@ -39,6 +39,19 @@ def run(*arguments):
     return run_to_end([sys.executable, "-m", *arguments])
 
 
+@pytest.fixture
+def end_of(monkeypatch, capsys):
+    """Runs a verb that does something; its exit status, and what it has said to the user."""
+
+    def end_of(verb, **how):
+        monkeypatch.setattr(sys, "argv", ["verb"])
+        with pytest.raises(SystemExit) as ended:
+            command_line.run(verb, "", flags.FlagValues(), **how)
+        return ended.value.code, capsys.readouterr().err
+
+    return end_of
+
+
 ANSWERED_WITHOUT = ["jax", "flax", "orbax", "grain", "sentencepiece", "tensorboardX", "numpy"]
 ANSWERS = """
 import runpy, sys
@@ -104,12 +117,9 @@ def test_whoever_may_have_others_joins_them_before_the_flags_are_read(environmen
         assert len(joined) == 1
 
 
-def test_a_process_alone_joins_none(monkeypatch):
+def test_a_process_alone_joins_none(monkeypatch, end_of):
     monkeypatch.setattr(processes, "initialise", lambda: pytest.fail("joined"))
-    monkeypatch.setattr(sys, "argv", ["verb"])
-    with pytest.raises(SystemExit) as ended:
-        command_line.run(lambda: 7, "", flags.FlagValues(), several=True)
-    assert ended.value.code == 7
+    assert end_of(lambda: 7, several=True) == (7, "")
 
 
 def leave(error):
@@ -121,14 +131,12 @@ EXITS = (SystemExit(0), SystemExit(), SystemExit("text"), GeneratorExit(), async
 
 
 @pytest.mark.parametrize("error", EXITS, ids=repr)
-def test_only_the_end_of_a_verb_ends_it_with_0(error, monkeypatch, capsys):
+def test_only_the_end_of_a_verb_ends_it_with_0(error, end_of):
     error.add_note("in the hook early at step 18")
-    monkeypatch.setattr(sys, "argv", ["verb"])
-    with pytest.raises(SystemExit) as ended:
-        command_line.run(lambda: leave(error), "", flags.FlagValues())
-    (line,) = capsys.readouterr().err.splitlines()
+    status, said = end_of(lambda: leave(error))
+    (line,) = said.splitlines()
     text = f"raised {type(error).__name__}({error}): code that"
-    assert ended.value.code == 1 and line.startswith(f"error: {__file__}, line ") and text in line
+    assert status == 1 and line.startswith(f"error: {__file__}, line ") and text in line
     assert line.endswith("what is wrong; in the hook early at step 18")
 
 
@@ -137,21 +145,15 @@ class UntoldError(Exception):
         raise SystemExit(0)
 
 
-def test_an_error_whose_text_ends_the_process_is_a_failure(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["verb"])
-    with pytest.raises(SystemExit) as ended:
-        command_line.run(lambda: leave(UntoldError()), "", flags.FlagValues())
-    assert ended.value.code == 1
-    assert capsys.readouterr().err.endswith("error: UntoldError, whose text can't be had\n")
+def test_an_error_whose_text_ends_the_process_is_a_failure(end_of):
+    status, said = end_of(lambda: leave(UntoldError()))
+    assert status == 1 and said.endswith("error: UntoldError, whose text can't be had\n")
 
 
-def test_the_line_of_an_exit_names_the_code_and_not_the_library(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["verb"])
+def test_the_line_of_an_exit_names_the_code_and_not_the_library(end_of):
     parse = argparse.ArgumentParser().parse_args
-    with pytest.raises(SystemExit) as ended:
-        command_line.run(lambda: parse(["--help"]), "", flags.FlagValues())
-    assert ended.value.code == 1
-    assert f"error: {__file__}, line " in capsys.readouterr().err
+    status, said = end_of(lambda: parse(["--help"]))
+    assert status == 1 and f"error: {__file__}, line " in said
 
 
 @pytest.mark.parametrize(
@@ -172,23 +174,19 @@ def test_the_line_of_an_exit_names_the_code_and_not_the_library(monkeypatch, cap
         ("JAX_NUM_CPU_DEVICES", "0"),
     ],
 )
-def test_variables_of_this_package(name, value, monkeypatch, capsys):
+def test_variables_of_this_package(name, value, monkeypatch, end_of):
     monkeypatch.setenv(name, value)
-    monkeypatch.setattr(sys, "argv", ["verb"])
-    with pytest.raises(SystemExit) as ended:
-        command_line.run(lambda: None, "", flags.FlagValues())
-    (line,) = capsys.readouterr().err.splitlines()
-    assert ended.value.code == 2 and re.match(f"error: {name}={value}: .*(give|unset)", line)
+    status, said = end_of(lambda: None)
+    (line,) = said.splitlines()
+    assert status == 2 and re.match(f"error: {name}={value}: .*(give|unset)", line)
 
 
-def test_a_variable_that_nothing_reads_is_told(monkeypatch, capsys):
+def test_a_variable_that_nothing_reads_is_told(monkeypatch, end_of):
     monkeypatch.setenv("T5X_DIFFEQ_CACHE_DIR", "/cache")
-    monkeypatch.setattr(sys, "argv", ["verb"])
-    with pytest.raises(SystemExit) as ended:
-        command_line.run(lambda: None, "", flags.FlagValues())
-    (line,) = capsys.readouterr().err.splitlines()
+    status, said = end_of(lambda: None)
+    (line,) = said.splitlines()
     assert line.startswith("warning: nothing reads T5X_DIFFEQ_CACHE_DIR; did you mean T5X_DIFFEQ_C")
-    assert ended.value.code == 0 and "T5X_DIFFEQ_CACHE?" in line.replace(" or ", "? ")
+    assert status == 0 and "T5X_DIFFEQ_CACHE?" in line.replace(" or ", "? ")
 
 
 @pytest.mark.parametrize(
@@ -202,13 +200,11 @@ def test_a_variable_that_nothing_reads_is_told(monkeypatch, capsys):
     ],
     ids=lambda each: type(each).__name__,
 )
-def test_what_this_machine_refuses_is_one_line(error, named, monkeypatch, capsys):
+def test_what_this_machine_refuses_is_one_line(error, named, monkeypatch, end_of):
     monkeypatch.setenv("JAX_PLATFORM_NAME", "gpu")
-    monkeypatch.setattr(sys, "argv", ["verb"])
-    with pytest.raises(SystemExit) as ended:
-        command_line.run(lambda: leave(error), "", flags.FlagValues())
-    (line,) = capsys.readouterr().err.splitlines()
-    assert ended.value.code == 2 and line.startswith(f"error: {named}")
+    status, said = end_of(lambda: leave(error))
+    (line,) = said.splitlines()
+    assert status == 2 and line.startswith(f"error: {named}")
 
 
 @pytest.mark.parametrize(
