@@ -15,7 +15,7 @@ from t5x_diffeq.cli import flag_values
 from t5x_diffeq.cli.verb_flags import VerbFlags
 from t5x_diffeq.config.config import KEYS, Config
 from t5x_diffeq.config.keys.values import ADAPTIVE_SOLVERS, INT32, SCHEMES, STEPS
-from t5x_diffeq.system.console import format_count, log, print_result
+from t5x_diffeq.system.console import align, format_count, log, print_result
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.extras import need_package
 from t5x_diffeq.system.files import AnyPath, parse_path
@@ -142,21 +142,16 @@ def _evaluate_grid(run, corpus, num_steps: int | None, scheme: str | None) -> di
 def _show_table(results: list[dict], trained: Config) -> None:
     from t5x_diffeq.inference.notebook import import_plots, write_figure
 
-    per_byte = "eval/bits_per_byte" in results[0]
-    bits_width = 11 if per_byte else 0
-    log(
-        f"{'scheme':<12}{'steps':>7}{'FLOPs/token':>13}{'loss':>9}"
-        f"{'bits/byte' if per_byte else '':>{bits_width}}{'perplexity':>12}"
-    )
+    per_byte = ["bits/byte"] if "eval/bits_per_byte" in results[0] else []
+    lines = [["scheme", "steps", "FLOPs/token", "loss", *per_byte, "perplexity", ""]]
     for values in results:
         flops = values.get("flops_per_token")
-        bits = f"{values['eval/bits_per_byte']:.4f}" if per_byte else ""
-        log(
-            f"{values['scheme']:<12}{values['num_steps']:>7}"
-            f"{'unknown' if flops is None else format_count(flops):>13}{values['eval/loss']:>9.4f}"
-            f"{bits:>{bits_width}}{values['eval/perplexity']:>12.2f}"
-            f"{'  trained grid' if _is_trained(values, trained) else ''}"
-        )
+        cells = [values["scheme"], str(values["num_steps"])]
+        cells += ["unknown" if flops is None else format_count(flops), f"{values['eval/loss']:.4f}"]
+        cells += [f"{values['eval/bits_per_byte']:.4f}"] if per_byte else []
+        remark = "trained grid" if _is_trained(values, trained) else ""
+        lines.append([*cells, f"{values['eval/perplexity']:.2f}", remark])
+    log(*align(lines, left=(0, len(lines[0]) - 1)))
     if _PLOT.value:
         figure = import_plots("--plot", "depth_plots").perplexity_over_depth(
             results, (trained.model.scheme, trained.model.num_steps)
