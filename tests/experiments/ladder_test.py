@@ -1,6 +1,5 @@
 """The ladder of sizes: which runs it asks for, its rule for rates, leads, slopes, and phi."""
 
-import json
 from math import inf, log
 
 import numpy as np
@@ -27,23 +26,13 @@ def loss_of(labels):
     return 2.0 - 0.1 * rung + 0.01 * labels["seed"] - lead + off
 
 
-def carry_out_all(folder=None):
+def carry_out_all():
     """The outcomes of all rounds, and how many runs each round added."""
     done, sizes = {}, []
     while missing := [r for r in LADDER.runs(TEXTS, range(3), done) if r.name not in done]:
         sizes.append(len(missing))
         for run in missing:
             done[run.name] = {"run": run.name, **run.labels, "loss": loss_of(run.labels)}
-            if folder:
-                words = dict(word.partition("=")[::2] for word in run.arguments)
-                keys = load_config(words["--config"]).flat()
-                keys["model.num_steps"] = int(
-                    words.get("--config.model.num_steps", keys["model.num_steps"])
-                )
-                (folder / run.name).mkdir()
-                (folder / run.name / "hyperparameters.json").write_text(json.dumps(keys))
-                count = 12 * keys["model.embed_dim"] ** 2 * keys["model.num_steps"]
-                (folder / run.name / "parameters.txt").write_text(f"Total: {count:,} -- bytes\n")
     return list(done.values()), sizes
 
 

@@ -13,8 +13,7 @@ import pytest
 import warm_python
 from compilation import flags_of_processes
 from helpers import ROOT
-from launched_run import wait_for
-from patience import patience
+from patience import patience, wait_for
 from process_runs import write_text
 
 STEPS = 300

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import warm_python
 from cloud_tpu import CloudTpu, find_missing
-from launched_run import LaunchedRun, wait_for
-from patience import patience
+from launched_run import LaunchedRun
+from patience import patience, wait_for
 from ssh_server import make_key
 from stand_ins import slow_training
 from tpu_api import PROJECT, ZONE

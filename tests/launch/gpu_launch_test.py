@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 from helpers import ROOT, run_to_end
-from launched_run import wait_for
-from patience import patience
+from patience import patience, wait_for
 from process_runs import HEAR_CTRL_C
 from stand_ins import ODD, assert_one_error
 

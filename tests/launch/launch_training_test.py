@@ -10,9 +10,9 @@ import subprocess
 
 import pytest
 from helpers import ROOT
-from launched_run import STEPS, LaunchedRun, wait_for
+from launched_run import STEPS, LaunchedRun
 from manifests import expand, manifests, pods_of
-from patience import patience
+from patience import patience, wait_for
 from slurm_cluster import free_ports
 
 PODS = {  # of each kind of run: its options, and what each pod is told

@@ -8,7 +8,8 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from launched_run import LaunchedRun, steps_after_stops, wait_for, wait_for_text
+from launched_run import LaunchedRun, steps_after_stops, wait_for_text
+from patience import wait_for
 from slurm_cluster import free_ports
 from ssh_server import SSHD, SshServer, make_key
 

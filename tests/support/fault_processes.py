@@ -9,13 +9,13 @@ import multiprocessing
 import os
 import re
 import signal
-import socket
 import sys
 import time
 from pathlib import Path
 
 from compilation import flags_of_processes
 from patience import patience
+from slurm_cluster import free_ports
 
 from t5x_diffeq.cluster.peers import EXIT_INFRASTRUCTURE
 
@@ -70,9 +70,7 @@ class FaultyRun:
         pause=PAUSE,
     ):
         self.folder = folder
-        with socket.socket() as free:
-            free.bind(("localhost", 0))
-            port = free.getsockname()[1]
+        [port] = free_ports(1)
         self.mark = folder / "mark"
         # A collective of the devices gives up after 30 s, which a silent peer has to come before.
         self.silence = round(silence or min(patience(10), 15))

@@ -1,12 +1,11 @@
 """A tiny training for the scripts of launch/: its words, its speed, its faults, its steps."""
 
 import subprocess
-import time
 from pathlib import Path
 
 import warm_python
 from helpers import ROOT, metrics_of, numbered_lines
-from patience import patience
+from patience import wait_for
 from process_runs import HEAR_CTRL_C
 from stand_ins import add_python, clean_environment, mark_installed, slow_training
 
@@ -105,14 +104,6 @@ def rank(pid: int) -> int:
     variables = Path(f"/proc/{pid}/environ").read_text().split("\0")
     told = dict(variable.split("=", 1) for variable in variables if "=" in variable)
     return int(told.get("JAX_PROCESS_ID") or told["SLURM_PROCID"])
-
-
-def wait_for(is_so, seconds: float = 600) -> None:
-    """Waits until it is."""
-    deadline = time.monotonic() + patience(seconds)
-    while not is_so():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.1)
 
 
 def wait_for_text(process: subprocess.Popen, log: Path, text: str, after: str = "") -> None:

@@ -4,11 +4,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from contextlib import suppress
 
 import psutil
 import pytest
+from patience import wait_for
 
 from t5x_diffeq.system.parent import end_with_parent
 
@@ -34,11 +34,9 @@ with Commands() as commands:
 """
 
 
-def wait_until(condition):
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+only_linux = pytest.mark.skipif(
+    sys.platform != "linux", reason="only Linux tells a process of its parent's end"
+)
 
 
 def has_ended(process):
@@ -47,24 +45,20 @@ def has_ended(process):
     return True
 
 
-@pytest.mark.skipif(
-    sys.platform != "linux", reason="only Linux tells a process of its parent's end"
-)
+@only_linux
 def test_a_run_ends_with_an_experiment_that_is_killed(tmp_path):
     file = tmp_path / "child"
     child = CHILD.format(file=str(file))
     parent = subprocess.Popen([sys.executable, "-c", PARENT.format(child=child, file=str(file))])
-    wait_until(file.exists)
+    wait_for(file.exists, seconds=60)
     process = psutil.Process(int(file.read_text()))
     assert not has_ended(process)
     parent.kill()
     parent.wait()
-    wait_until(lambda: has_ended(process))
+    wait_for(lambda: has_ended(process), seconds=60)
 
 
-@pytest.mark.skipif(
-    sys.platform != "linux", reason="only Linux tells a process of its parent's end"
-)
+@only_linux
 def test_a_run_whose_experiment_was_killed_before_it_started_ends(tmp_path):
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
