@@ -25,17 +25,16 @@ def no_flock(request, monkeypatch, tmp_path):
     return os.strerror(number)
 
 
+def assert_not_locked(lock, message):
+    """That it is refused with that message; `lock` is what would hold it."""
+    with pytest.raises(InputError, match=message), lock:
+        raise AssertionError("it is locked")
+
+
 def test_without_flock(no_flock, tmp_path):
-    with (
-        pytest.raises(InputError, match=f"DIR can't be locked: {no_flock}; name a folder on"),
-        hold_lock(tmp_path / ".lock", "--workdir=DIR"),
-    ):
-        raise AssertionError("it is locked")
-    with (
-        pytest.raises(InputError, match=f"CACHE can't be locked: {no_flock}; name a folder on"),
-        hold_local_lock(tmp_path / ".lock", "CACHE", wait=True),
-    ):
-        raise AssertionError("it is locked")
+    file, message = tmp_path / ".lock", f"can't be locked: {no_flock}; name a folder on"
+    assert_not_locked(hold_lock(file, "--workdir=DIR"), f"DIR {message}")
+    assert_not_locked(hold_local_lock(file, "CACHE", wait=True), f"CACHE {message}")
 
 
 def test_a_link_is_not_followed(tmp_path):
@@ -44,11 +43,7 @@ def test_a_link_is_not_followed(tmp_path):
     other.write_text("of somebody else")
     run.mkdir()
     (run / ".lock").symlink_to(other)
-    with (
-        pytest.raises(InputError, match="it can't be written: it is a link; remove it"),
-        hold_lock(run / ".lock", "it"),
-    ):
-        pass
+    assert_not_locked(hold_lock(run / ".lock", "it"), "it can't be written: it is a link; remove")
     for name in ("metrics.jsonl", f".config.json.{os.getpid()}.partial"):
         (run / name).symlink_to(other)
     with pytest.raises(InputError, match=r"metrics.jsonl is a link to"):
@@ -65,23 +60,16 @@ def test_a_link_is_not_followed(tmp_path):
 
 def test_a_lock_holds_its_file_as_it_is(tmp_path):
     (tmp_path / ".lock").write_text("kept")
-    with (
-        hold_lock(tmp_path / ".lock", "it"),
-        pytest.raises(InputError, match="another process is writing it"),
-        hold_lock(tmp_path / ".lock", "it"),
-    ):
-        pass
+    with hold_lock(tmp_path / ".lock", "it"):
+        assert_not_locked(hold_lock(tmp_path / ".lock", "it"), "another process is writing it")
     assert (tmp_path / ".lock").read_text() == "kept"
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/locks"), reason="only Linux lists locks")
 def test_who_holds_a_lock(tmp_path):
-    with (
-        hold_lock(tmp_path / ".lock", "it"),
-        pytest.raises(InputError, match=rf"is writing it \(process {os.getpid()}\); wait for it"),
-        hold_lock(tmp_path / ".lock", "it"),
-    ):
-        pass
+    message = rf"is writing it \(process {os.getpid()}\); wait for it"
+    with hold_lock(tmp_path / ".lock", "it"):
+        assert_not_locked(hold_lock(tmp_path / ".lock", "it"), message)
 
 
 def test_a_workdir_outlives_a_change_of_the_current_folder(tmp_path, monkeypatch):
