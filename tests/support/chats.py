@@ -97,12 +97,11 @@ def _sentencepiece():
     return SentencePieceTokenizer.train([CHATML, INSTRUCT, "é 日本"] * 20, 330).model
 
 
-@cache
-def _prefixed():
-    """A sentencepiece model that puts a space before a text, as Llama's does."""
-    model = pb2.ModelProto.FromString(_sentencepiece())
-    model.normalizer_spec.add_dummy_prefix = True
-    return model.SerializeToString()
+def with_dummy_prefix(model: bytes) -> bytes:
+    """A sentencepiece model that puts a space before every text, as Llama's does."""
+    proto = pb2.ModelProto.FromString(model)
+    proto.normalizer_spec.add_dummy_prefix = True
+    return proto.SerializeToString()
 
 
 def chat_tokenizer_of(kind: str, template: str = MARKED) -> Tokenizer:
@@ -113,6 +112,7 @@ def chat_tokenizer_of(kind: str, template: str = MARKED) -> Tokenizer:
     elif kind == "json":
         made = HuggingFaceTokenizer(tokenizer_json())
     else:
-        made = SentencePieceTokenizer(_prefixed() if kind == "prefixed" else _sentencepiece())
+        model = _sentencepiece()
+        made = SentencePieceTokenizer(with_dummy_prefix(model) if kind == "prefixed" else model)
     made.chat = ChatFormat(template, FILE_TOKENS if kind == "json" else {})
     return made

@@ -6,6 +6,7 @@ from functools import cache
 import jax
 import jax.numpy as jnp
 import numpy as np
+from chats import with_dummy_prefix
 from helpers import setup_of
 from safetensors.numpy import load_file, save_file
 
@@ -80,17 +81,8 @@ def tokenizer_of(kind):
         bpe = tokenizers.ByteLevelBPETokenizer()
         bpe.train_from_iterator(TEXTS * 20, vocab_size=300, special_tokens=["<|endoftext|>"])
         return HuggingFaceTokenizer(bpe.to_str().encode())
-    trained = SentencePieceTokenizer.train(TEXTS * 20, 320)
-    return with_dummy_prefix(trained) if kind == "prefixed" else trained
-
-
-def with_dummy_prefix(tokenizer):
-    """As Llama's, which puts a space before every text."""
-    from sentencepiece import sentencepiece_model_pb2
-
-    proto = sentencepiece_model_pb2.ModelProto.FromString(tokenizer.model)
-    proto.normalizer_spec.add_dummy_prefix = True
-    return SentencePieceTokenizer(proto.SerializeToString())
+    model = SentencePieceTokenizer.train(TEXTS * 20, 320).model
+    return SentencePieceTokenizer(with_dummy_prefix(model) if kind == "prefixed" else model)
 
 
 def random_run(model):
@@ -162,10 +154,14 @@ def greedy(run, prompt, count):
     return generate(run.placed.model, run.params, [prompt], count, sampling, key)
 
 
+def export_model(model, folder, reports=(), **how):
+    """Exports a run with random weights to a folder: the run, and the summary of the export."""
+    run, tokenizer, as_run = random_run(model)
+    return run, save_pretrained(run, as_run, tokenizer, list(reports), folder, **how)
+
+
 def save_model(name, folder):
-    run, tokenizer, as_run = random_run((MODELS | OTHER_CLASSES)[name])
-    save_pretrained(run, as_run, tokenizer, [], folder)
-    return run
+    return export_model((MODELS | OTHER_CLASSES)[name], folder)[0]
 
 
 def rewrite(folder, change):
