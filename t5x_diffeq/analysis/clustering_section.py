@@ -62,9 +62,7 @@ def clustering_section(seeds: int) -> Analysis:
 
 
 def _clustering_drawings(
-    clusterings: dict[str, Clustering],
-    longer: dict[str, Clustering],
-    seeds: int,
+    clusterings: dict[str, Clustering], longer: dict[str, Clustering], seeds: int
 ) -> dict[str, Drawing]:
     shown = {
         "trajectories": (clusterings, "1, the paper's,"),

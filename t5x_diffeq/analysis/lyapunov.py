@@ -213,10 +213,7 @@ def check_exponents_exist(config: ModelConfig) -> None:
 
 
 def _check_arguments(
-    config: ModelConfig,
-    tokens: Tokens,
-    outputs: Int[np.ndarray, " B"],
-    convention: str,
+    config: ModelConfig, tokens: Tokens, outputs: Int[np.ndarray, " B"], convention: str
 ) -> None:
     length = tokens.shape[1]
     if convention not in CONVENTIONS:

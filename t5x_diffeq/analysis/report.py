@@ -103,10 +103,7 @@ def write_section(folder: AnyPath, section: Analysis, facts: dict[str, object]) 
 
 
 def _page_markup(
-    title: str,
-    facts: dict[str, object],
-    sections: Sequence[Analysis],
-    missing: Sequence[str],
+    title: str, facts: dict[str, object], sections: Sequence[Analysis], missing: Sequence[str]
 ) -> str:
     about = "".join(
         f"<dt>{html.escape(key)}</dt><dd>{html.escape(str(value))}</dd>"

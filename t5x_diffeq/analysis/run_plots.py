@@ -32,9 +32,7 @@ def losses_over_steps(runs: Mapping[str, Sequence[Mapping[str, float]]]) -> Figu
 
 
 def states_over_time(
-    states: Float[np.ndarray, "states L D"],
-    t: Float[np.ndarray, " states"],
-    tokens: Sequence[str],
+    states: Float[np.ndarray, "states L D"], t: Float[np.ndarray, " states"], tokens: Sequence[str]
 ) -> Figure:
     """The size of each token's state, and how fast it moves: |y(t)|, and |dy/dt| in each step."""
     states = states.astype(np.float32)
@@ -95,9 +93,7 @@ def figure_of_curves(
 
 
 def _draw_curves(
-    ax: Axes,
-    curves: Mapping[str, Float[np.ndarray, " n"]],
-    times: Float[np.ndarray, " n"] | None,
+    ax: Axes, curves: Mapping[str, Float[np.ndarray, " n"]], times: Float[np.ndarray, " n"] | None
 ) -> None:
     """The curves, on a logarithmic axis; values that are not positive are left out.
 

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 
 FLAGS = VerbFlags(__name__)
 _WORKDIR = FLAGS.define_texts(
-    "workdir",
-    "Folder of a run, or of several runs' folders, here or in a bucket; may be repeated.",
+    "workdir", "Folder of a run, or of several runs' folders, here or in a bucket; may be repeated."
 )
 _JSON = FLAGS.define_switch("json", "Print a JSON object per run.")
 _PLOT = FLAGS.define_plot("training and validation losses over optimizer steps")

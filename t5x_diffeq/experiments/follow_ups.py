@@ -62,9 +62,7 @@ def analyse_spectra(trained: ExperimentRun) -> list[ExperimentRun]:
     return [follow(trained, "analyze", "spectra", "spectra", "--times=201")]
 
 
-def analyse_lyapunov(
-    prompts: Sequence[str],
-) -> Callable[[ExperimentRun], list[ExperimentRun]]:
+def analyse_lyapunov(prompts: Sequence[str]) -> Callable[[ExperimentRun], list[ExperimentRun]]:
     """A follow-up that analyses a model's Lyapunov exponents on these prompts."""
     given = [f"--prompt={prompt}" for prompt in prompts]
 

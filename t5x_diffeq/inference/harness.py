@@ -47,10 +47,7 @@ def task_names(requested: Sequence[str]) -> list[str]:
 
 
 def load_tasks(
-    requested: Sequence[str],
-    shots: int | None,
-    include_path: str | None,
-    limit: int | None = None,
+    requested: Sequence[str], shots: int | None, include_path: str | None, limit: int | None = None
 ) -> Tasks:
     """Finds and loads the tasks once, so that errors are reported before a model is loaded.
 

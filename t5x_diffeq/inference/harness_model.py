@@ -35,12 +35,7 @@ class DiffEqLM(TemplateLM):
     """
 
     def __init__(
-        self,
-        placed: PlacedModel,
-        params: dict,
-        tokenizer: Tokenizer,
-        batch_size: int,
-        facts: dict,
+        self, placed: PlacedModel, params: dict, tokenizer: Tokenizer, batch_size: int, facts: dict
     ):
         super().__init__()
         self.placed, self.params = placed.with_whole_rows(), params

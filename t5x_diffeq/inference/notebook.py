@@ -93,10 +93,7 @@ class WeightsOverTime(dict):
         """The name of each axis of each leaf, by the leaf's path; None: it has no name."""
         first = ("t",) if np.ndim(self.t) else ()
         return {
-            "/".join(path): (
-                *first,
-                *self._names.get(path, (None,) * (leaf.ndim - len(first))),
-            )
+            "/".join(path): (*first, *self._names.get(path, (None,) * (leaf.ndim - len(first))))
             for path, leaf in flatten_dict(dict(self)).items()
         }
 

@@ -157,11 +157,7 @@ class StepTimes:
 
 
 def step_times(
-    links: Links,
-    moved: Sequence[Collective],
-    cost: ProgramCost,
-    flops: StepFlops,
-    devices: int,
+    links: Links, moved: Sequence[Collective], cost: ProgramCost, flops: StepFlops, devices: int
 ) -> StepTimes:
     """The estimate for a TPU, whose compiler gives cycles, or a GPU."""
     figures = links.figures

@@ -30,10 +30,7 @@ Changes = dict[str, Any]  # values by dotted key
 
 
 def search(
-    config: Config,
-    vocab_size: int,
-    topology: Topology,
-    compile_plan: Callable[[str, Config], Plan],
+    config: Config, vocab_size: int, topology: Topology, compile_plan: Callable[[str, Config], Plan]
 ) -> list[tuple[Changes, Plan]]:
     """The plans that fit, or may fit, with what they change in the config; the fastest first.
 

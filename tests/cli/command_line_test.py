@@ -14,14 +14,7 @@ from absl import flags
 from helpers import ROOT, run_to_end
 
 import t5x_diffeq as td
-from t5x_diffeq.cli import (
-    VERBS,
-    command_line,
-    failures,
-    flag_values,
-    quiet_libraries,
-    verb_flags,
-)
+from t5x_diffeq.cli import VERBS, command_line, failures, flag_values, quiet_libraries, verb_flags
 from t5x_diffeq.cluster import processes
 from t5x_diffeq.system import environment
 from t5x_diffeq.system.errors import InputError

@@ -274,10 +274,7 @@ def test_a_mistake_of_quoting_is_named(arguments, named, said):
             ["FrozenConfigDict(config).seed = 3"],
             "own.py, line 4: this config is frozen; change wha",
         ),
-        (
-            ["config.train.trackers = ('wandb')"],
-            "must be a tuple; Python writes a tuple as (A,)",
-        ),
+        (["config.train.trackers = ('wandb')"], "must be a tuple; Python writes a tuple as (A,)"),
         (["del config.seed"], "line 4: keys can't be deleted; set the key to its default, or"),
         (["from .tiny import get_config"], "known parent package; import by name: from configs"),
         (["with config.unlocked():", "    config.train.epochs = 3"], "did you mean train.total_"),

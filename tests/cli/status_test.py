@@ -18,13 +18,7 @@ from t5x_diffeq.system.chips import Chip
 from t5x_diffeq.system.errors import InputError, RunError
 from t5x_diffeq.system.growing_file import GrowingFile
 from t5x_diffeq.training import progress
-from t5x_diffeq.training.goodput import (
-    COLUMNS,
-    attempts_of,
-    goodput,
-    seconds_left,
-    total_columns,
-)
+from t5x_diffeq.training.goodput import COLUMNS, attempts_of, goodput, seconds_left, total_columns
 from t5x_diffeq.training.history import FILE, Clock, History, Stopwatch, read_events
 from t5x_diffeq.training.hooks import DoneStep, basic_hooks
 from t5x_diffeq.training.hooks.basic_hooks import MetricsLog

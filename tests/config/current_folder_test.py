@@ -17,14 +17,7 @@ from t5x_diffeq.config.config_files import CONFIGS, load_config, project_config,
 from t5x_diffeq.system.errors import InputError
 
 LEAVES_A_MARK = "open(__file__ + '.ran', 'w').close()\n"
-MODULES = (
-    "absl",
-    "optax",
-    "jax",
-    "pickle",
-    "torch",
-    "tensorflow",
-)  # some are installed
+MODULES = ("absl", "optax", "jax", "pickle", "torch", "tensorflow")  # some are installed
 
 
 @pytest.fixture

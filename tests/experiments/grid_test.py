@@ -10,19 +10,8 @@ from helpers import ROOT, call
 from t5x_diffeq.cli import sweep
 from t5x_diffeq.experiments.commands import StoppedError
 from t5x_diffeq.experiments.grid import parse_grid, points
-from t5x_diffeq.experiments.grid_runs import (
-    GridSweep,
-    best_of,
-    check_same,
-    format_table,
-    summarise,
-)
-from t5x_diffeq.experiments.runs import (
-    ExperimentRun,
-    carry_out,
-    finished,
-    read_results,
-)
+from t5x_diffeq.experiments.grid_runs import GridSweep, best_of, check_same, format_table, summarise
+from t5x_diffeq.experiments.runs import ExperimentRun, carry_out, finished, read_results
 from t5x_diffeq.system.errors import InfrastructureError, InputError
 
 TINY = "--config=configs/tiny.py"

@@ -39,8 +39,7 @@ def test_vllm_continues_as_the_run_does(tmp_path, whole):
         (tmp_path / f"{name}.json").write_text(json.dumps(said))
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
     ended = run_to_end(
-        [python, SUPPORT / "in_vllm.py", *(tmp_path / name for name in MODELS)],
-        env=environment,
+        [python, SUPPORT / "in_vllm.py", *(tmp_path / name for name in MODELS)], env=environment
     )
     assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
     assert ended.stdout.count("agrees") == len(MODELS)

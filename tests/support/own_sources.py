@@ -8,12 +8,7 @@ from flax.traverse_util import unflatten_dict
 import t5x_diffeq as td
 from t5x_diffeq.model.layers.parameter import declare
 from t5x_diffeq.model.ode.sources import init_stacked
-from t5x_diffeq.model.ode.weight_source import (
-    OFFSET,
-    block_parameters,
-    cast_by_role,
-    layer_name,
-)
+from t5x_diffeq.model.ode.weight_source import OFFSET, block_parameters, cast_by_role, layer_name
 
 # By kind: its importable name, a number of steps, and others that it can be trained at.
 OWN = {

@@ -223,12 +223,7 @@ def key(
     """A field for a key; the arguments are the attributes of `Key`."""
     return field(
         default=default,
-        metadata={
-            "resume": resume,
-            "branch": branch or resume,
-            "finetune": finetune,
-            "asks": asks,
-        },
+        metadata={"resume": resume, "branch": branch or resume, "finetune": finetune, "asks": asks},
     )
 
 

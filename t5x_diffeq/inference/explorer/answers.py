@@ -224,10 +224,7 @@ class Explorer:
         row[0, : len(tokens)] = tokens
         params = jax.tree.map(jnp.asarray, jax.device_get(self.trained.run.params))  # off the mesh
         exponents = lyapunov_exponents(
-            self.placed.model.at_depth(*grid),
-            params,
-            jnp.asarray(row),
-            outputs=np.array([output]),
+            self.placed.model.at_depth(*grid), params, jnp.asarray(row), outputs=np.array([output])
         )
         return {"output": output, "exponents": _to_json(exponents.largest[0, : len(tokens)])}
 
