@@ -59,17 +59,10 @@ def test_all_end_with_the_error_of_one(both, fault, process, reason):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("fault", "step", "message"),
-    [
-        ("damaged", 2, "has changed since it was written); moved to "),
-    ],
-)
-def test_all_go_on_from_an_older_one(both, fault, step, message):
-    assert [(found[fault]["step"], found[fault]["right"]) for found in both[0]] == [
-        (step, True)
-    ] * 2
-    assert message in both[1]
+def test_all_go_on_from_an_older_one(both):
+    for found in both[0]:
+        assert found["damaged"]["step"] == 2 and found["damaged"]["right"] is True
+    assert "has changed since it was written); moved to " in both[1]
 
 
 @pytest.mark.slow

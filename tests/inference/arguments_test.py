@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 import t5x_diffeq as td
+from t5x_diffeq.checkpoints.workdir import read_config
 from t5x_diffeq.cli import train as train_verb
 from t5x_diffeq.cluster.signals import StopSignals
 from t5x_diffeq.system.arguments import checked
@@ -257,12 +258,6 @@ def test_a_run_checks_what_it_gets(call, said, run_on_lines):
     assert said in str(caught.value.args[0])
 
 
-def read_config_of(folder):
-    from t5x_diffeq.checkpoints.workdir import read_config
-
-    return read_config(folder)
-
-
 def test_no_figure_of_losses_without_losses(run_on_lines, monkeypatch):
     run = td.load(run_on_lines)
     monkeypatch.setattr("t5x_diffeq.inference.trained_run.read_metrics", lambda workdir: [])
@@ -270,7 +265,7 @@ def test_no_figure_of_losses_without_losses(run_on_lines, monkeypatch):
         run.plot()
 
 
-@pytest.mark.parametrize("call", [lambda x: td.load(x), lambda x: td.compare([x]), read_config_of])
+@pytest.mark.parametrize("call", [lambda x: td.load(x), lambda x: td.compare([x]), read_config])
 def test_a_hugging_face_folder_is_no_run(call, tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     with pytest.raises(

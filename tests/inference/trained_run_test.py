@@ -181,7 +181,6 @@ def test_what_is_known_of_a_run(run):
     [
         (lambda run: run.weights([0, 2]), r"t=\[0, 2\]: times must be in"),
         (lambda run: run.weights(float("nan")), "t=nan: times must be in"),
-        (lambda run: run.weights(np.ones((1, 1))), r"has the shape \(1, 1\); give a number"),
         (lambda run: run.loss("a\udcffb"), r"the text is not UTF-8 text; correct it: 'a\\udcffb'"),
         (lambda run: run.generate([]), r"prompts=\[\]: there is no text"),
         (lambda run: run.generate(["line", ""]), "the text '' has no tokens"),
