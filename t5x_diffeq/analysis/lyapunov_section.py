@@ -17,7 +17,7 @@ from t5x_diffeq.analysis.spectra import rank_correlation
 from t5x_diffeq.model.language_model import LanguageModel, in_one_document
 from t5x_diffeq.model.layers.array_types import State, Tokens, Weights
 from t5x_diffeq.model.ode.solvers import find_scheme
-from t5x_diffeq.model.sub_fields import has_method, make_block, need_methods
+from t5x_diffeq.model.sub_fields import has_method, make_block
 
 _LINES = 6  # tokens whose exponents are drawn over depth
 _COLUMNS = ("token", "largest exponent", "mean exponent")
@@ -159,15 +159,11 @@ def attention_rollout(
     """How much of each input token attention carries to the output token; a row sums to 1.
 
     It is the product over the steps of (A + I) / 2, with A the mean over heads, at the weights and
-    states with which each step begins.
-
-    Raises:
-      InputError: if the block has no `attention_matrix`.
+    states with which each step begins. The block must have an `attention_matrix`.
     """
     config, weights, states = exact_trajectory(model, params, tokens)
     nodes = len(find_scheme(config.scheme).nodes)
     first = jax.tree.map(lambda leaf: leaf[::nodes], weights)
-    need_methods(config, ("attention_matrix",))
     block = make_block(config)
 
     @jax.jit
