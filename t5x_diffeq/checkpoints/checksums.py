@@ -19,6 +19,7 @@ from etils import epath
 from t5x_diffeq.system.files import AnyPath, bucket_files, crc32c, is_in_bucket, parse_json
 from t5x_diffeq.system.foreign_files import read_inside
 
+ITEMS = ("state", "data")  # of a checkpoint
 FOLDER = "checksums"
 REST = f"{FOLDER}/rest.json"
 _THREADS = 8
@@ -103,14 +104,14 @@ def _read_sums(path: AnyPath) -> dict[str, Checksum]:
 # ------------------------------------------------------------------------------ comparing
 
 
-def find_damage(folder: AnyPath, items: Sequence[str], part: int = 0, parts: int = 1) -> str | None:
-    """What is wrong with the files of a checkpoint's items, such as "state"; or None.
+def find_damage(folder: AnyPath, part: int = 0, parts: int = 1) -> str | None:
+    """What is wrong with the files of a checkpoint; or None.
 
     The sizes of all files are compared, and the hashes of part number `part` of `parts`: processes
     divide the files among them.
     """
     try:
-        expected = expected_sums(folder, items)
+        expected = expected_sums(folder)
     except FileNotFoundError as error:
         return f"{error.filename or error} is missing"
     except ValueError as error:
@@ -128,10 +129,10 @@ def find_damage(folder: AnyPath, items: Sequence[str], part: int = 0, parts: int
     return f"{wrong[0]} has changed since it was written" if wrong else None
 
 
-def expected_sums(folder: AnyPath, items: Sequence[str]) -> dict[str, Checksum]:
-    """The checksums of all files of the items."""
+def expected_sums(folder: AnyPath) -> dict[str, Checksum]:
+    """The checksums of all files of a checkpoint's items."""
     expected: dict[str, Checksum] = {}
-    for item in items:
+    for item in ITEMS:
         rest = _read_sums(folder / item / REST)
         listed = dict(rest)
         for name in rest:

@@ -18,7 +18,7 @@ from flax.traverse_util import flatten_dict
 from t5x_diffeq.checkpoints import checksums, stored
 from t5x_diffeq.checkpoints.checkpoint_folder import best_step, read_facts, whole_steps
 from t5x_diffeq.checkpoints.identity import check_owner
-from t5x_diffeq.checkpoints.stored import ITEMS, RestoredCheckpoint, RunFacts, TrainState
+from t5x_diffeq.checkpoints.stored import RestoredCheckpoint, RunFacts, TrainState
 from t5x_diffeq.cluster.processes import gather
 from t5x_diffeq.config.keys.values import BEST
 from t5x_diffeq.system.errors import InfrastructureError, InputError, is_infrastructure_failure
@@ -114,7 +114,7 @@ def _check_shapes(folder: AnyPath, abstract: dict, stored: Mapping[str, Any]) ->
 
 
 def _verify_files(folder: AnyPath) -> None:
-    if damage := checksums.find_damage(folder, ITEMS, jax.process_index(), jax.process_count()):
+    if damage := checksums.find_damage(folder, jax.process_index(), jax.process_count()):
         raise DamagedError(damage)
 
 
@@ -256,7 +256,7 @@ def check_continues(workdir: AnyPath, step: int | None = None) -> None:
 def check_whole(workdir: AnyPath, step: int) -> None:
     """Raises an InputError if a checkpoint is damaged; compares all checksums in one process."""
     folder = absolute_path(workdir) / "checkpoints" / str(step)
-    if damage := checksums.find_damage(folder, ITEMS):
+    if damage := checksums.find_damage(folder):
         raise InputError(
             f"checkpoint {step} of {workdir} is damaged: {damage}; {_others(workdir, step)}"
         )

@@ -18,7 +18,6 @@ from t5x_diffeq.checkpoints.checkpoint_folder import whole_steps
 from t5x_diffeq.system.errors import failure_kind, is_infrastructure_failure, system_error_in
 from t5x_diffeq.system.files import AnyPath, describe_error, is_in_bucket
 
-ITEMS = ("state", "data")
 CHUNK_BYTES = 256 * 10**6  # the most that a chunk of a stored array has
 _FULL = "No space left on device"
 

@@ -30,7 +30,7 @@ from t5x_diffeq.checkpoints.checkpoint import Checkpoints
 from t5x_diffeq.checkpoints.checkpoint_folder import check_path, count_arrays
 from t5x_diffeq.checkpoints.identity import new_id, run_of
 from t5x_diffeq.checkpoints.restoring import check_continues, find_step, restore_params
-from t5x_diffeq.checkpoints.stored import ITEMS, RunFacts, TrainState
+from t5x_diffeq.checkpoints.stored import RunFacts, TrainState
 from t5x_diffeq.cli.train import train_to_end
 from t5x_diffeq.config.config import Config
 from t5x_diffeq.system.errors import InfrastructureError, InputError, RunError
@@ -236,10 +236,10 @@ def test_checkpoints_that_are_deleted_while_the_run_saves(tmp_path, monkeypatch)
 def test_sums_are_of_every_file(saved):
     """But of those that Orbax writes when all is committed."""
     checkpoint = saved / "checkpoints" / "6"
-    expected = checksums.expected_sums(checkpoint, ITEMS)
+    expected = checksums.expected_sums(checkpoint)
     unlisted = {str(name) for name in files_of(checkpoint)} - expected.keys()
     assert {name.rpartition("/")[2] for name in unlisted} == {*SAID_NOTHING_OF, "rest.json"}
-    for item in ITEMS:
+    for item in checksums.ITEMS:
         assert json.loads((checkpoint / item / checksums.REST).read_text())
 
 
