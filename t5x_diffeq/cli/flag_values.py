@@ -79,11 +79,11 @@ def _not_a_folder(text: str) -> str | None:
     return None
 
 
-def check_new_run(folder: AnyPath, name: str) -> None:
-    """An InputError if the folder of a flag is a part of a run, such as its checkpoints."""
-    if folder.name in ("checkpoints", "data") and is_run(folder.parent):
+def check_new_run(workdir: AnyPath) -> None:
+    """An InputError if the workdir of a training is a part of a run, such as its checkpoints."""
+    if workdir.name in ("checkpoints", "data") and is_run(workdir.parent):
         raise InputError(
-            f"--{name}={folder} is a part of the run {folder.parent}; name that workdir, or "
+            f"--workdir={workdir} is a part of the run {workdir.parent}; name that workdir, or "
             "another folder"
         )
 

@@ -53,7 +53,7 @@ def main() -> int:
     if _DRY_RUN.value and _BRANCH_FROM.value:
         raise InputError("--dry_run can't check a branch, which begins with a copy; leave it out")
     workdir = flag_values.parse_folder(_WORKDIR, "train")
-    flag_values.check_new_run(workdir, "workdir")
+    flag_values.check_new_run(workdir)
 
     from t5x_diffeq.checkpoints.workdir import sole_writer  # importing JAX takes seconds
     from t5x_diffeq.training import loop
