@@ -19,27 +19,24 @@ from t5x_diffeq.system.errors import InputError
 EIGENVALUES = np.array([1.5, 0.4, -0.7, -2.0])
 
 
-def linear_field(turned):
-    """y' = A y of each token by itself, and a quarter of it from every other; A symmetric."""
+def of_linear_field(num_steps):
+    """Of y' = A y of each token by itself, and a quarter of it from every other; A symmetric."""
     rng = np.random.default_rng(0)
-    U = np.linalg.qr(rng.normal(size=(4, 4)))[0] if turned else np.eye(4)
+    U = np.linalg.qr(rng.normal(size=(4, 4)))[0]
     A = jnp.asarray(U @ np.diag(EIGENVALUES) @ U.T, jnp.float32)
 
-    def exponents(num_steps, length=3):
-        def step(y, W):
-            return y + (y + 0.25 * (y.sum(1, keepdims=True) - y)) @ W.T / num_steps
+    def step(y, W):
+        return y + (y + 0.25 * (y.sum(1, keepdims=True) - y)) @ W.T / num_steps
 
-        weights = jnp.broadcast_to(A, (num_steps, 4, 4))
-        states = jnp.ones((num_steps, 1, length, 4))
-        return pair_exponents(step, weights, states, np.array([2]))
-
-    return exponents
+    weights = jnp.broadcast_to(A, (num_steps, 4, 4))
+    states = jnp.ones((num_steps, 1, 3, 4))
+    return pair_exponents(step, weights, states, np.array([2]))
 
 
 @pytest.mark.parametrize("num_steps", [6, 50])
 def test_closed_form_of_a_symmetric_field(num_steps):
     """I + dt A for the token itself, I + dt A / 4 for another."""
-    found = linear_field(turned=True)(num_steps).exponents[0]
+    found = of_linear_field(num_steps).exponents[0]
     for token, factor in ((2, 1.0), (0, 0.25), (1, 0.25)):
         each = num_steps * np.log(np.abs(1 + factor * EIGENVALUES / num_steps))
         np.testing.assert_allclose(found[token], np.sort(each)[::-1], atol=1e-5)

@@ -130,8 +130,8 @@ def logits_of(run, tokens):
     return np.asarray(logits)[..., : model.config.vocab_size]
 
 
-def record_outputs(run, tokenizer, texts):
-    """Logits of random tokens, greedy continuations of prompts, and the texts' tokens."""
+def record_outputs(run, tokenizer):
+    """Logits of random tokens, greedy continuations of prompts, and the tokens of `TEXTS`."""
     random = np.random.default_rng(1)
     tokens = random.integers(tokenizer.vocab_size, size=(2, LENGTH))
     prompts = [tokens[0, :4].tolist(), tokens[1, :9].tolist()]
@@ -144,7 +144,7 @@ def record_outputs(run, tokenizer, texts):
         "logits": logits_of(run, tokens).tolist(),
         "prompts": prompts,
         "continued": continued,
-        "texts": {t: ids.tolist() for t, ids in zip(texts, tokenizer.encode(texts), strict=True)},
+        "texts": {t: ids.tolist() for t, ids in zip(TEXTS, tokenizer.encode(TEXTS), strict=True)},
         "end_of_text": None if bytes_alone else tokenizer.end_of_text,
     }
 

@@ -54,20 +54,11 @@ class FaultyRun:
       phase: where.
       more: arguments that only the victim has.
       silence: seconds that a process may be silent; None: what suits the machine.
-      number: in the loop, the step before which it stops.
       pause: seconds for which it stops.
     """
 
     def __init__(
-        self,
-        arguments,
-        folder,
-        victim=None,
-        phase=None,
-        more=(),
-        silence=None,
-        number=3,
-        pause=PAUSE,
+        self, arguments, folder, victim=None, phase=None, more=(), silence=None, pause=PAUSE
     ):
         self.folder = folder
         [port] = free_ports(1)
@@ -86,7 +77,7 @@ class FaultyRun:
             own, stop = ([*arguments, *more], phase) if index == victim else (arguments, None)
             process = FORKS.Process(
                 target=train,
-                args=(own, environment, self.log(index), stop, self.mark, number, pause),
+                args=(own, environment, self.log(index), stop, self.mark, pause),
             )
             process.start()
             self.processes.append(process)
@@ -127,7 +118,7 @@ class FaultyRun:
             process.kill()
 
 
-def train(arguments, environment, log, phase, mark, number, pause):
+def train(arguments, environment, log, phase, mark, pause):
     """A process of the run, in a child of the server."""
     from t5x_diffeq.checkpoints import checkpoint, checksums
     from t5x_diffeq.cli import command_line
@@ -158,7 +149,7 @@ def train(arguments, environment, log, phase, mark, number, pause):
     stop_in(loop, "make_setup", "start-up")
     stop_in(checkpoint.Checkpoints, "restore", "restore")
     stop_in(loop, "compile_train_steps", "compile")
-    stop_in(loop, "depths_of", "loop", number)
+    stop_in(loop, "depths_of", "loop", number=3)
     stop_in(basic_hooks, "evaluate_loss", "evaluate")
     stop_in(checksums, "save_local_sums", "save", number=2)
     command_line.run(verb.main, verb.__doc__, verb.FLAGS, several=True)
