@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cached_property
 
-from t5x_diffeq.config.config import DataKeys, check_vocab_size
+from t5x_diffeq.config.config import CONFIG_FILE, DataKeys, check_vocab_size, is_run
 from t5x_diffeq.data.documents import ConcatenatedDocuments
 from t5x_diffeq.data.manifest import MANIFEST, MASKS, SPLITS, read_manifest
 from t5x_diffeq.data.named_source import load_source, part_configs
@@ -25,7 +25,7 @@ from t5x_diffeq.system.files import AnyPath
 from t5x_diffeq.system.foreign_files import check_inside, read_inside
 from t5x_diffeq.system.json_lines import NUMBER, check_types
 
-_CONFIG_FILE, _FACTS_FILE = "config.json", "data.json"
+_FACTS_FILE = "data.json"
 _PART = {"source": (str,), "weight": NUMBER, "fingerprint": (str,), "shards": (str,)}
 _SHARDS_OF_LARGE = 64  # per split; a source tokenised by one process has one
 
@@ -288,7 +288,7 @@ def check_tokenizers(data: DataKeys, tokenizer: Tokenizer) -> None:
 def load_corpus(workdir: AnyPath) -> Corpus:
     """The corpus that a run left in its workdir; an InputError if it can't be read."""
     facts_file, tokenizer = workdir / _FACTS_FILE, load_tokenizer(workdir / "tokenizer")
-    has_config = (workdir / _CONFIG_FILE).exists() and not is_hugging_face(workdir)
+    has_config = is_run(workdir) and not is_hugging_face(workdir)
     if not facts_file.exists() and not has_config:
         raise InputError(explain_no_run(workdir))
     if tokenizer is None and facts_file.exists():
@@ -347,11 +347,11 @@ def explain_no_run(workdir: AnyPath) -> str:
             f"{workdir} is a Hugging Face folder, and no run; make one of it: `python -m "
             f"t5x_diffeq.convert --input={workdir} --workdir=NEW`"
         )
-    above = next((each for each in workdir.parents if (each / _CONFIG_FILE).exists()), None)
+    above = next((each for each in workdir.parents if is_run(each)), None)
     if above and workdir.exists():
         return f"{workdir} is a part of the run {above}; name that workdir"
     where = workdir if workdir.is_dir() else workdir.parent
-    names = [path.parent.name for path in sorted(where.glob(f"*/{_CONFIG_FILE}"))]
+    names = [path.parent.name for path in sorted(where.glob(f"*/{CONFIG_FILE}"))]
     near = get_close_matches(workdir.name, names, n=1) or names[:3]
     runs = ", ".join(str(where / name) for name in near)
     missing = "" if workdir.exists() else ": there is no such folder"
@@ -363,7 +363,7 @@ def explain_no_run(workdir: AnyPath) -> str:
 def is_hugging_face(folder: AnyPath) -> bool:
     """Whether the `config.json` of a folder is that of a model of transformers."""
     try:
-        return "model_type" in files.read_json_object(folder / _CONFIG_FILE)
+        return "model_type" in files.read_json_object(folder / CONFIG_FILE)
     except (OSError, ValueError, InputError):
         return False
 

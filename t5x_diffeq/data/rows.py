@@ -74,11 +74,11 @@ def document_of(record: Mapping[str, Any], field: str | None, where: str) -> str
 
 def document_of_line(line: bytes, field: str | None, where: str) -> str:
     """The document of a line, a JSON object, or an `Unreadable`; `field` as in `document_of`."""
-    if (fault := _other_kind(line, where)) is not None:  # an `Unreadable` is an empty text
-        return fault
     try:
         record = parse_json(line.decode("utf-8", "surrogateescape"))
     except ValueError as error:
+        if (other := _other_kind(line, where)) is not None:  # an `Unreadable` is an empty text
+            return other
         return Unreadable("not JSON", f"{where} is not JSON: {error}; {_ONE_PER_LINE}")
     if not isinstance(record, dict):
         fault = f"{where} is not a JSON object but {type(record).__name__}; {_ONE_PER_LINE}"

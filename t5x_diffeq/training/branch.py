@@ -13,7 +13,7 @@ from t5x_diffeq.checkpoints.checkpoint_folder import read_facts, steps_in
 from t5x_diffeq.checkpoints.identity import RUN_ID, new_id
 from t5x_diffeq.checkpoints.restoring import check_continues, check_whole, find_step
 from t5x_diffeq.checkpoints.workdir import differing_keys, read_config, save_config
-from t5x_diffeq.config.config import CONFIG_FILE, KEYS, Config
+from t5x_diffeq.config.config import CONFIG_FILE, KEYS, Config, is_run
 from t5x_diffeq.data.corpus import link_corpus
 from t5x_diffeq.system import files
 from t5x_diffeq.system.console import Progress, log
@@ -46,7 +46,7 @@ def branch_off(
     Raises:
       InputError: if the workdir is another run's, or the config changes what a branch must keep.
     """
-    if (workdir / CONFIG_FILE).exists():
+    if is_run(workdir):
         began = _check_origin(workdir, source, step)
         branch_config = read_config(workdir).with_values(values)
         return branch_config if config is None else _with_cooldown(config, began)
