@@ -191,11 +191,18 @@ seconds_of() {
 # check_run CHIP COUNT HOSTS SLICES EXAMPLE: builds the config with all its overrides and checks it, its
 # data and its mesh for machines of `chip` (tpu or gpu). COUNT devices of HOSTS processes make a
 # slice; a slice of GPUs is a node. `missing` holds the options that the script misses; all problems
-# are reported at once.
+# are reported at once. With --dry-run nothing is installed: an environment that is there checks.
 check_run() {
   [ -z "${unchecked:-}" ] || return 0
-  setup data gcs
+  if [ -n "${dry_run:-}" ]; then can_check || return 0; else setup data gcs; fi
   checked "$@" || exit
+}
+
+# can_check: whether there is an environment in which a config can be checked; says so if not.
+can_check() {
+  "$VENV/bin/python" -c "import t5x_diffeq.training.setup" 2>/dev/null && return
+  say "note: the config is not checked here, because there is no environment in $VENV; the run checks it"
+  return 1
 }
 
 # check_run_here CHIP COUNT HOSTS SLICES EXAMPLE: `check_run` for machines that share this machine's files,
@@ -203,10 +210,7 @@ check_run() {
 check_run_here() {
   local status=0
   [ -z "${unchecked:-}" ] || return 0
-  if ! "$VENV/bin/python" -c "import t5x_diffeq.training.setup" 2>/dev/null; then
-    say "note: the config is not checked here, because there is no environment in $VENV; the run checks it"
-    return
-  fi
+  can_check || return 0
   checked "$@" --shared || status=$?
   [ "$status" -ne 2 ] || exit 2
   [ "$status" -eq 0 ] || say "warning: the config could not be checked here, as said above; the run checks it"

@@ -47,6 +47,10 @@ _INTERACTIVE = FLAGS.define_switch(
     "then be omitted.",
 )
 _CHECKPOINT = FLAGS.define_checkpoint()
+_OF_ONE_KIND = (
+    *((_PROMPT, "lyapunov"), (_CONVENTION, "lyapunov")),
+    *((_TIMES, "spectra"), (_SEEDS, "clustering")),
+)
 
 
 def _check_flags() -> None:
@@ -54,6 +58,11 @@ def _check_flags() -> None:
     if not only_page and _WHAT.value not in (*_KINDS, "all"):
         what = f"not {_WHAT.value!r}" if _WHAT.value else "as its first argument"
         raise InputError(f"analyze takes {', '.join(_KINDS)} or all, {what}")
+    for flag, kind in _OF_ONE_KIND:
+        if flag.present and _WHAT.value not in (kind, "all") and not _INTERACTIVE.value:
+            raise InputError(
+                f"--{flag.name} is for analyze {kind}; leave it out, or analyze {kind} or all"
+            )
     if _CONVENTION.value not in CONVENTIONS:
         raise InputError(
             f"--convention={_CONVENTION.value} is unknown; there are {', '.join(CONVENTIONS)}"

@@ -83,7 +83,7 @@ def check_new_run(workdir: AnyPath) -> None:
     """An InputError if the workdir of a training is a part of a run, such as its checkpoints."""
     if workdir.name in ("checkpoints", "data") and is_run(workdir.parent):
         raise InputError(
-            f"--workdir={workdir} is a part of the run {workdir.parent}; name that workdir, or "
+            f"workdir {workdir} is a part of the run {workdir.parent}; name that workdir, or "
             "another folder"
         )
 

@@ -69,6 +69,9 @@ def main() -> None:
     limit = run.placed.model.config.max_length
     texts = _PROMPT.value or [corpus.opening(min(_OPENING, limit // 2))]
     chat = _chat_of(tokenizer, run) if _CHAT.value else None
+    for text in _STOP.value:
+        if "\\n" in text:
+            log(f"note: --stop={text} is a backslash and an n; a newline is --stop=$'\\n'")
     stops = [*_STOP.value, *([end] if chat and (end := chat.end_of_answer()) else [])]
     rows = [
         Continuation(tokenizer, _read_prompt(tokenizer, text, limit - 1, chat), stops)

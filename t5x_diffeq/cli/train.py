@@ -131,6 +131,7 @@ def train(config: Config | ConfigDict, workdir: str | PathLike) -> "TrainedRun":
     from t5x_diffeq.inference.trained_run import load
 
     folder = parse_path(os.fspath(workdir), "workdir")
+    flag_values.check_new_run(folder)
     frozen = config if isinstance(config, Config) else Config.of(config)
     if frozen.init_from and not is_run(folder):  # a tuned run can be resumed
         raise InputError(TUNES)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -14,7 +15,7 @@ from jaxtyping import Array
 from t5x_diffeq.model.block import Block
 from t5x_diffeq.model.config import ModelConfig
 from t5x_diffeq.model.language_model import LanguageModel, make_source, nodes
-from t5x_diffeq.model.layers.array_types import Times, Weights
+from t5x_diffeq.model.layers.array_types import Places, Times, Weights
 from t5x_diffeq.model.layers.parameter import flatten_parameters, is_parameter, map_parameters
 from t5x_diffeq.model.ode.weight_source import (
     Embeddings,
@@ -26,7 +27,7 @@ from t5x_diffeq.model.ode.weight_source import (
     is_projection,
     layer_name,
 )
-from t5x_diffeq.model.sub_fields import block_of_shapes
+from t5x_diffeq.model.sub_fields import block_of_shapes, make_block
 from t5x_diffeq.system.errors import InputError, describe_foreign
 
 # These replace the model's own sizes, because a check differentiates each leaf of the weights by
@@ -47,14 +48,15 @@ _ROUNDING = 0.02
 
 
 def check_block(config: ModelConfig) -> None:
-    """Checks the block that `model.block` names; nothing is computed.
+    """Checks the block that `model.block` names.
 
     The dtype of f and g is not checked: a value of fewer bits is promoted where it is added to the
     state.
 
     Raises:
       InputError: if the block has no f or no g, or if one of them can't be traced, or returns
-        another shape than the state's.
+        another shape than the state's; if f reads later tokens or other documents, or g reads other
+        tokens; or if a parameter has no gradient.
     """
     block, named = block_of_shapes(config), f"model.block={config.block}"
     y, places = block.input_shapes()
@@ -63,7 +65,9 @@ def check_block(config: ModelConfig) -> None:
             raise _refused(named, f"has no {name}; docs/extending.md says what a block needs")
         try:
             value, _ = jax.eval_shape(
-                lambda key, *inputs, name=name: block.init_with_output(key, *inputs, method=name),
+                lambda key, *inputs, name=name: block.init_with_output(
+                    key, *inputs, deterministic=True, method=name
+                ),
                 jax.random.key(0),
                 *inputs,
             )
@@ -79,6 +83,56 @@ def check_block(config: ModelConfig) -> None:
             raise _refused(
                 named, f"has a method {name} that returns {returned} for a state {list(y.shape)}"
             )
+    _check_what_is_read(config, named)
+
+
+def _check_what_is_read(config: ModelConfig, named: str) -> None:
+    """Checks which tokens f and g read, and that all parameters learn, at small sizes.
+
+    A row has two documents of three tokens. Nothing is checked of a block that takes no such sizes.
+    """
+    small = replace(config, **{**_SMALL, "block": config.block, "dtype": "float32"})
+    documents = jnp.array([[0, 0, 0, 1, 1, 1]])
+    places = Places(jnp.array([[0, 1, 2, 0, 1, 2]]), documents)
+    y = jax.random.normal(jax.random.key(1), (1, 6, small.embed_dim))
+    try:
+        block = make_block(small)
+        variables = block.init(jax.random.key(0), y, places)
+        params = map_parameters(_with_noise, variables["params"])
+
+        def evaluate(params: Any, y: Array) -> tuple[Array, Array]:
+            apply = partial(block.apply, {"params": params}, y, deterministic=True)
+            return apply(places, method="f"), apply(method="g")
+
+        (f, g), pull_back = jax.vjp(evaluate, params, y)
+        # The gradients of token 4, the middle one of the second document.
+        d_f, d_g = (jax.random.normal(jax.random.key(2), x.shape, x.dtype) for x in (f, g))
+        one = jnp.zeros((1, 6, 1)).at[:, 4].set(1)
+        _, of_f = pull_back((one * d_f, jnp.zeros_like(g)))
+        _, of_g = pull_back((jnp.zeros_like(f), one * d_g))
+        d_params, _ = pull_back((d_f, d_g))
+    except Exception:  # another package's code may raise anything
+        return
+    reads_f, reads_g = (np.abs(np.asarray(d[0])).max(-1) > 0 for d in (of_f, of_g))
+    if reads_f[5]:
+        raise _refused(named, "has an f whose value at a token depends on later tokens")
+    if reads_f[:3].any():
+        raise _refused(
+            named,
+            "has an f whose value at a token depends on another document of the row; "
+            "places.segments has the number of each token's document",
+        )
+    if reads_g[[0, 1, 2, 3, 5]].any():
+        raise _refused(named, "has a g whose value at a token depends on other tokens")
+    for path, gradient in flatten_dict(d_params).items():
+        if not np.asarray(gradient).any():
+            raise _refused(named, f"has a parameter {layer_name(path)} without a gradient")
+
+
+def _with_noise(leaf: Any) -> Array:
+    """A parameter with noise, because one that begins at zero may keep others from learning."""
+    noise = jax.random.normal(jax.random.key(leaf.value.size), leaf.value.shape)
+    return leaf.value + 0.1 * noise
 
 
 def check_source(config: ModelConfig, depths: Sequence[int] = ()) -> None:

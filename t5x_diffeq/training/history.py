@@ -25,11 +25,12 @@ from typing import Any
 
 import jax
 
+from t5x_diffeq.checkpoints.checkpoint_folder import ASIDE, steps_in
 from t5x_diffeq.checkpoints.stored import FinishedSave
 from t5x_diffeq.system import json_lines
 from t5x_diffeq.system.console import format_count, format_duration, log
-from t5x_diffeq.system.errors import InfrastructureError, RunError
-from t5x_diffeq.system.files import AnyPath
+from t5x_diffeq.system.errors import InfrastructureError, InputError, RunError
+from t5x_diffeq.system.files import AnyPath, absolute_path
 from t5x_diffeq.system.growing_file import GrowingFile
 from t5x_diffeq.system.json_lines import NUMBER
 from t5x_diffeq.training.goodput import (
@@ -254,3 +255,15 @@ def _check_event(event: dict[str, Any]) -> None:
 def read_events(workdir: AnyPath) -> list[Mapping]:
     """The events of a run, oldest first; invalid lines are left out, with a warning."""
     return [event for _, event in json_lines.read_json_lines(workdir / FILE, _check_event)]
+
+
+def check_saves_are_left(workdir: AnyPath) -> None:
+    """Raises an InputError if a run has saved checkpoints and none is left."""
+    saved = [event["step"] for event in read_events(workdir) if event["event"] == "save"]
+    folders = (absolute_path(workdir) / name for name in ("checkpoints", ASIDE))
+    if saved and not any(map(steps_in, folders)):
+        raise InputError(
+            f"workdir {workdir} has saved step {max(saved)} and has no checkpoint left, so it would "
+            "begin anew, over its metrics; restore its checkpoints/, choose a new --workdir, or "
+            f"delete {FILE} to begin anew"
+        )

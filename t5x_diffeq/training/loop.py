@@ -22,7 +22,7 @@ from t5x_diffeq.training import progress
 from t5x_diffeq.training.checks import run_checks
 from t5x_diffeq.training.depths import depths_of, depths_to_come
 from t5x_diffeq.training.goodput import CHECKPOINT, COMPILE, OTHER, STEPS
-from t5x_diffeq.training.history import Clock, History, Stopwatch
+from t5x_diffeq.training.history import Clock, History, Stopwatch, check_saves_are_left
 from t5x_diffeq.training.hooks.basic_hooks import Saves
 from t5x_diffeq.training.hooks.hook import DoneStep, Hook, LoopPosition, PreparedRun, Training
 from t5x_diffeq.training.hooks.hook_list import HookClass, Hooks, load_hooks
@@ -183,6 +183,7 @@ def _prepare(
     new = check_config(config, workdir)  # first, because it trusts the config's plug-ins
     if not new:
         check_continues(workdir)
+        check_saves_are_left(workdir)
     run_checks("train", config, new=new)
     hooks = [HookClass(cls, cls) for cls in verb_hooks]
     hooks += [

@@ -301,15 +301,24 @@ def shard_shapes(boxed: Any, mesh: Mesh, rules: Rules) -> Any:
     """Shape, dtype and sharding of each array of a tree; arrays without a box are replicated.
 
     Raises:
-      InputError: if a dimension isn't divisible by its mesh axes; gives both numbers.
+      InputError: if a dimension isn't divisible by its mesh axes, giving both numbers; or if a
+        parameter declares an axis that doesn't exist.
     """
+    known = sorted({logical for logical, _ in rules})
 
     def shard(path: tuple, leaf: Any) -> jax.ShapeDtypeStruct:
         x, spec = leaf, PartitionSpec()
         if isinstance(leaf, Parameter):
+            name = jax.tree_util.keystr(path, simple=True, separator="/")
+            for logical in leaf.names:
+                if logical is not None and logical not in known:
+                    raise InputError(
+                        f"{name}: its axis {logical!r} is no logical axis; there are "
+                        f"{', '.join(known)}, and None for an axis that no device splits"
+                    )
             reduced = _is_reduced(path, leaf)
             spec = _spec_of_reduced(leaf, rules) if reduced else spec_of(leaf.names, rules)
-            _check_divides(jax.tree_util.keystr(path, simple=True, separator="/"), leaf, spec, mesh)
+            _check_divides(name, leaf, spec, mesh)
             x = leaf.value
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, spec))
 

@@ -116,6 +116,9 @@ def test_the_page_of_explore_as_a_file(workdir, tmp_path, capsys):
         (["--what=clustering"], "analyze needs --workdir=DIR"),
         (["--what=all", "--convention=half"], "--convention=half is unknown; there are pair"),
         (["--what=all", "--times=1"], "--times=1 must be at least 2"),
+        (["--what=clustering", "--prompt=x"], "--prompt is for analyze lyapunov; leave it out, or"),
+        (["--what=lyapunov", "--times=5"], "--times is for analyze spectra; leave it out, or"),
+        (["--what=spectra", "--seeds=3"], "--seeds is for analyze clustering; leave it out, or"),
     ],
 )
 def test_bad_arguments(arguments, message):

@@ -211,7 +211,8 @@ def check_what_compiles_for_long(config, workdir, text, folder):
     """The analyses that exist, tuning on the own grid with watched curves, and a plan."""
     remembers = find_scheme(config.model.scheme).remembers
     for kind in ("spectra",) if remembers else ("spectra", "lyapunov"):
-        call(analyze, f"--what={kind}", f"--workdir={workdir}", f"--output={folder}", "--times=3")
+        few = ["--times=3"] if kind == "spectra" else []
+        call(analyze, f"--what={kind}", f"--workdir={workdir}", f"--output={folder}", *few)
         assert (folder / f"{kind}.html").exists()
     call(analyze, "--interactive", f"--workdir={workdir}", f"--output={folder}")
     for method in ("lora", "full"):

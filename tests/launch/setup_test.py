@@ -49,6 +49,16 @@ def test_a_file_is_no_environment(tmp_path):
     assert f"error: VENV={tmp_path}/file must be a folder, new or with" in ended.stderr
 
 
+def test_a_dry_run_installs_nothing(tmp_path):
+    add_python(tmp_path, "exit 0\n")
+    (tmp_path / ".installed-begun").touch()
+    given = {**clean_environment(), "VENV": str(tmp_path)}
+    command = [ROOT / "launch" / "tpu_pod.sh", "configs/tiny.py", "--type=v5p-8", "--zone=z"]
+    ended = run_to_end([*command, "--workdir=gs://bucket/folder", "--dry-run"], env=given)
+    assert "installing" not in ended.stderr and not (tmp_path / ".setup-lock").exists()
+    assert "+ gcloud" in ended.stdout
+
+
 @pytest.mark.parametrize("flag", ["--workdir", "--config.data.path"])
 def test_local_sh_installs_what_a_bucket_needs(tmp_path, flag):
     add_python(tmp_path, "exit 0\n")

@@ -1,5 +1,6 @@
 """The further block: what it computes, and the methods that verbs ask of blocks."""
 
+import re
 from typing import ClassVar
 
 import jax
@@ -16,6 +17,7 @@ from t5x_diffeq.model.attention_block import TransformerBlock
 from t5x_diffeq.model.block import Block
 from t5x_diffeq.model.flops import step_flops
 from t5x_diffeq.model.layers.array_types import Places
+from t5x_diffeq.model.layers.parameter import declare
 from t5x_diffeq.model.plugin_checks import check_block
 from t5x_diffeq.model.sub_fields import declared_leaves, has_method, make_block, need_methods
 from t5x_diffeq.system.errors import InputError
@@ -57,9 +59,39 @@ class Broken(BareBlock):
         return y @ y
 
 
+class WithoutPlaces(BareBlock):
+    """An f that doesn't take the places."""
+
+    def f(self, y, deterministic=True):
+        return y
+
+
+class Reads(BareBlock):
+    """An f or g that reads other tokens than it may, or learns nothing, as `what` says."""
+
+    what: str = ""
+
+    @nn.compact
+    def f(self, y, places, deterministic=True):
+        scale = declare(self, "scale", nn.initializers.ones, (y.shape[-1],), (None,), "scale")
+        if self.what == "nothing":
+            scale = jax.lax.stop_gradient(scale)
+        if self.what == "later tokens":
+            return scale * jnp.roll(y, -1, 1)
+        return scale * (jnp.cumsum(y, 1) if self.what == "other documents" else y)
+
+    def g(self, y, deterministic=True):
+        return jnp.cumsum(y, 1) if self.what == "other tokens" else y
+
+
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
+        ("WithoutPlaces", "has a method f that can't be traced: TypeError: .*"),
+        ("Reads(what='later tokens')", "has an f whose value at a token depends on later tokens"),
+        ("Reads(what='other documents')", "has an f whose .* on another document of the row; .*"),
+        ("Reads(what='other tokens')", "has a g whose value at a token depends on other tokens"),
+        ("Reads(what='nothing')", "has a parameter scale without a gradient"),
         ("WithoutF", "has no f; docs/extending.md says what a block needs"),
         ("Narrow", r"has a method f that returns \[1, 10, 3\] for a state \[1, 10, 16\]"),
         ("Broken", "has a method g that can't be traced: TypeError: .*"),
@@ -67,9 +99,10 @@ class Broken(BareBlock):
 )
 def test_a_faulty_block_is_refused_before_the_run(kind, message):
     name = f"{__name__}:{kind}"
-    with pytest.raises(InputError, match=f"^model.block={name} {message}$"):
+    with pytest.raises(InputError, match=f"^model.block={re.escape(name)} {message}$"):
         check_block(small(block=name).config)
     check_block(small(block=f"{__name__}:BareBlock").config)
+    check_block(small(block=f"{__name__}:Reads").config)
     check_block(small(block=PARALLEL).config)
 
 

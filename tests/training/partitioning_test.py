@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
@@ -11,7 +12,9 @@ from helpers import mesh_of, mesh_shape, rules_of, setup_of
 from jax.sharding import PartitionSpec
 
 from t5x_diffeq.config.config import Config
+from t5x_diffeq.model.layers.parameter import Parameter
 from t5x_diffeq.system.errors import InputError
+from t5x_diffeq.training import partitioning
 from t5x_diffeq.training import setup as setups
 from t5x_diffeq.training.partitioning import arrange_mesh, axes_across_slices, choose_mesh_sizes
 from t5x_diffeq.training.progress import describe_devices
@@ -81,6 +84,13 @@ def test_an_axis_that_does_not_divide_names_both_numbers(small):
     small.mesh.update(fsdp=2, tensor=4)  # and there are two heads
     with pytest.raises(InputError, match=r"'heads' of size 2 is not divisible by 4 .mesh.tensor"):
         setup_of(small)
+
+
+def test_an_axis_that_does_not_exist_is_refused(small):
+    setup = setup_of(small)
+    leaf = Parameter(jnp.zeros(8), ("embd",), role="bias")
+    with pytest.raises(InputError, match=r"w: its axis 'embd' is no logical axis; there are .*emb"):
+        partitioning.shard_shapes({"w": leaf}, setup.mesh, setup.rules)
 
 
 @pytest.mark.slow

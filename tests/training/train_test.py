@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 from helpers import metrics_of, stop_after
 
+import t5x_diffeq as td
 from t5x_diffeq.checkpoints.identity import run_of
 from t5x_diffeq.cli.train import train_to_end
 from t5x_diffeq.config.config import Config
+from t5x_diffeq.data.corpus import load_corpus
 from t5x_diffeq.system.errors import InputError, RunError
 from t5x_diffeq.training import loop
 from t5x_diffeq.training import step as train_step
@@ -119,9 +121,30 @@ def test_workdirs_that_lost_a_file(finished, tmp_path):
         shutil.copytree(workdir, copy, ignore=shutil.ignore_patterns(lost))
         with pytest.raises(InputError, match=message):
             train_to_end(Config.of(config), copy)
+    copy = tmp_path / "checkpoints"
+    shutil.copytree(workdir, copy, ignore=shutil.ignore_patterns("checkpoints"))
+    with pytest.raises(InputError, match=r"has saved step \d+ and has no checkpoint left, so it"):
+        train_to_end(Config.of(config), copy)
+    assert (copy / "metrics.jsonl").read_text() == (workdir / "metrics.jsonl").read_text()
     (copy / "config.json").write_text("[]")
     with pytest.raises(InputError, match=r"config.json is not the config of a run"):
         train_to_end(Config.of(config), copy)
+
+
+def test_a_workdir_with_the_tokens_of_another_run(finished, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(finished[1], copy)
+    facts = json.loads((copy / "data.json").read_text())
+    facts["parts"][0]["fingerprint"] = "0" * 64
+    (copy / "data.json").write_text(json.dumps(facts))
+    with pytest.raises(InputError, match=r"data/0 holds the tokens of other data than .*data.json"):
+        load_corpus(copy)
+
+
+def test_no_run_begins_in_a_part_of_another(finished):
+    config, workdir = finished
+    with pytest.raises(InputError, match="checkpoints is a part of the run"):
+        td.train(config, workdir / "checkpoints")
 
 
 @pytest.mark.parametrize(
