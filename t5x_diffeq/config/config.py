@@ -62,7 +62,13 @@ class Config(RunKeys):
         return cls().with_values(values)
 
     def with_values(self, values: Mapping[str, object]) -> "Config":
-        """The config with other values for some dotted keys."""
+        """The config with other values for some dotted keys.
+
+        Raises:
+          InputError: if a key doesn't exist or can't take its value.
+        """
+        if not isinstance(values, Mapping):
+            raise InputError(f"values={values!r} must be a dict, as {{'train.total_steps': 100}}")
         by_section: dict[str, dict[str, Any]] = {}
         for key, value in values.items():
             check_key(key)

@@ -40,6 +40,8 @@ def read_manifest(folder: AnyPath) -> dict:
     try:
         manifest = files.parse_json(read_inside(folder / MANIFEST))
         _check(manifest)
+    except PermissionError as error:
+        raise InputError(f"{folder / MANIFEST} can't be read: {error.strerror}") from error
     except OSError as error:
         raise InputError(
             f"data.path={folder} holds no {MANIFEST}; data.source=tokens needs a folder that "

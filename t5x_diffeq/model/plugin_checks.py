@@ -100,7 +100,7 @@ def _check_what_is_read(config: ModelConfig, named: str) -> None:
         variables = block.init(jax.random.key(0), y, places)
         params = map_parameters(_with_noise, variables["params"])
 
-        def evaluate(params: Any, y: Array) -> tuple[Array, Array]:
+        def evaluate(params: Any, y: Array) -> tuple[Any, Any]:
             apply = partial(block.apply, {"params": params}, y, deterministic=True)
             return apply(places, method="f"), apply(method="g")
 

@@ -263,7 +263,7 @@ def check_saves_are_left(workdir: AnyPath) -> None:
     folders = (absolute_path(workdir) / name for name in ("checkpoints", ASIDE))
     if saved and not any(map(steps_in, folders)):
         raise InputError(
-            f"workdir {workdir} has saved step {max(saved)} and has no checkpoint left, so it would "
-            "begin anew, over its metrics; restore its checkpoints/, choose a new --workdir, or "
-            f"delete {FILE} to begin anew"
+            f"workdir {workdir} has saved step {max(saved)} and has no checkpoint left, so it "
+            "would begin anew, over its metrics; restore its checkpoints/, choose a new --workdir, "
+            f"or delete {FILE} to begin anew"
         )
