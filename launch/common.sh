@@ -48,6 +48,16 @@ needs() {
 # between_checks SECONDS: waits between two checks of a state; LAUNCH_POLL_SECONDS changes the time.
 between_checks() { sleep "${LAUNCH_POLL_SECONDS:-$1}"; }
 
+# refuse_option OPTION: an option that the script lacks, for `parse_options`, whose lists of options it reads.
+refuse_option() {
+  local each near=""
+  for each in $with_value $switches; do
+    [[ "$each" != *"$key"* ]] || near+="${near:+ or }--$each"
+  done
+  near="${near:+did you mean $near?}"
+  die "$1 is not an option of this script; ${near:-see --help}"
+}
+
 # parse_options "VARIABLE ..." "SWITCH ..." ARGUMENT ...: `--variable=value` sets the variable,
 # `--switch` sets it to true; --config.KEY=VALUE is collected in `arguments`, and the one word
 # without dashes is the config, also as `--config=FILE`. An option's name may have dashes in place of
@@ -68,7 +78,7 @@ parse_options() {
       --config=*) take_config "${argument#--config=}" ;;
       --*=*)
         [[ "$switches" != *" $key "* ]] || die "$argument: ${argument%%=*} takes no value; give it alone, or leave it out"
-        [[ "$with_value" == *" $key "* ]] || die "${argument%%=*} is not an option of this script; see --help"
+        [[ "$with_value" == *" $key "* ]] || refuse_option "${argument%%=*}"
         [ -n "${argument#*=}" ] || die "$argument is empty; give it a value, or leave it out"
         case "$key" in
           env)
@@ -82,7 +92,7 @@ parse_options() {
         esac ;;
       --*)
         [[ "$with_value" != *" $key "* ]] || die "$argument needs a value: $argument=..."
-        [[ "$switches" == *" $key "* ]] || die "$argument is not an option of this script; see --help"
+        [[ "$switches" == *" $key "* ]] || refuse_option "$argument"
         printf -v "$key" true ;;
       -*) die "$argument is not an option of this script; see --help" ;;
       *) take_config "$argument" ;;

@@ -159,7 +159,8 @@ def test_a_host_trains_where_the_user_stands(stand_ins, there):
 @pytest.mark.parametrize(
     ("script", "arguments", "message"),
     [
-        ("gpu_slurm.sh", [*RUN, "--what=1"], "--what is not an option of this script"),
+        ("gpu_slurm.sh", [*RUN, "--what=1"], "--what is not an option of this script; see --help"),
+        ("gpu_slurm.sh", [*RUN, "--gpus=8"], "of this script; did you mean --gpus_per_node?"),
         ("gpu_slurm.sh", ["configs/no.py", *RUN[1:]], "configs/no.py: there is no such"),
         ("gpu_slurm.sh", [*RUN, "--time=5"], "--time=5 leaves nothing to train in"),
         ("gpu_slurm.sh", [*RUN, "--tasks_per_node=3"], "can't share --gpus_per_node=8 evenly"),
