@@ -202,27 +202,29 @@ def _timing(times: list[_Timed]) -> Iterator[None]:
     times.append(_Timed(time.perf_counter() - started, time.process_time() - cpu))
 
 
-def save_and_restore(folder: Path, gigabytes: float) -> tuple[_Timed, _Timed, float, float]:
-    """The times of a save and of a restore of so large a state, and the memory before and after.
+def save_and_restore(folder: Path, gigabytes: float) -> tuple[_Timed, _Timed, list[float]]:
+    """The times of a save and of a restore of so large a state, and the process's memory.
 
-    Memory is the process's largest so far, in GiB.
+    Memory is the largest so far, in GiB: before the save, after it, and after the restore, before
+    which the state is deleted.
     """
     size = int(gigabytes * 1e9) // (15 * 4)
     rng = np.random.default_rng(0)
     arrays = {str(n): jnp.asarray(rng.standard_normal(size, np.float32)) for n in range(15)}
     state = TrainState(jnp.int32(0), arrays, {})
-    before, times = _peak(), list[_Timed]()
+    memory, times = [_peak()], list[_Timed]()
     with Checkpoints(folder, keep=1) as checkpoints:
         with _timing(times):
             checkpoints.save(1, state, RunFacts("noise"))
             checkpoints.wait()
-        after = _peak()
+        memory.append(_peak())
         shapes = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state
         )
+        del state, arrays
         with _timing(times):
             jax.block_until_ready(checkpoints.restore(shapes, "noise"))
-    return times[0], times[1], before, after
+    return times[0], times[1], [*memory, _peak()]
 
 
 def _peak() -> float:
@@ -230,7 +232,8 @@ def _peak() -> float:
 
 
 def _saves(output: Path) -> Iterator[Sequence[str]]:
-    yield "state", "dd, s", "save, s", "CPU s", "restore, s", "CPU s", "memory before, GiB", "after"
+    times = "dd, s", "save, s", "CPU s", "restore, s", "CPU s"
+    yield "state", *times, "memory, GiB", "after the save", "after the restore"
     for gigabytes in (0.1, 1.0, 5.0):
         shutil.rmtree(output, ignore_errors=True)
         output.mkdir(parents=True)
@@ -239,10 +242,8 @@ def _saves(output: Path) -> Iterator[Sequence[str]]:
         measure_command("dd", *zeros, "conv=fsync", "status=none")
         dd = time.perf_counter() - started
         with ProcessPoolExecutor(1, get_context("spawn")) as pool:  # whose memory is this state's
-            saved, restored, before, after = pool.submit(
-                save_and_restore, output, gigabytes
-            ).result()
-        numbers = (*saved, *restored, before, after)
+            saved, restored, memory = pool.submit(save_and_restore, output, gigabytes).result()
+        numbers = (*saved, *restored, *memory)
         yield f"{gigabytes} GB", f"{dd:.2f}", *(f"{number:.2f}" for number in numbers)
 
 

@@ -31,6 +31,6 @@ def test_what_can_be_measured(tmp_path):
 
 
 def test_a_state_is_saved_and_restored(tmp_path):
-    saved, restored, before, after = scale.save_and_restore(tmp_path, 0.003)
+    saved, restored, memory = scale.save_and_restore(tmp_path, 0.003)
     assert (tmp_path / "checkpoints" / "1").is_dir()
-    assert min(saved + restored) > 0 and 0 < before <= after
+    assert min(saved + restored) > 0 and memory == sorted(memory) and memory[0] > 0
