@@ -163,8 +163,9 @@ analyze --what=all --workdir=RUN --prompt=ab | {OF_RUN}analysis.spectra_section.
     analysis.lyapunov_section.lyapunov_section analysis.clustering_section.clustering_section \
     analysis.report.write_section analysis.report.write_report \
     cli.analyze._write_page cli.analyze.make_folder
-  --what=spectra | lyapunov_section,clustering_section=not called; \
-    write_report.page=spectra.html; write_report.title=Spectra of RUN; write_report.missing=[]
+  --what=lyapunov | spectra_section,clustering_section,evaluate_split=not called; \
+    load_run.methods=(); write_report.page=lyapunov.html; \
+    write_report.title=Lyapunov of RUN; write_report.missing=[]
   --workdir=DIR/run | load_run.workdir=DIR/run; write_report.title=Analysis of run; \
     write_section,write_report.facts.run=DIR/run; \
         make_folder,write_section,write_report.folder=DIR/run/analysis

@@ -263,13 +263,19 @@ def test_muon_needs_an_offset():
     ("keys", "message"),
     [
         ({"weights": f"{__name__}:Chebyshev"}, "is no subclass of .*WeightSource; derive it"),
-        ({"weights": SHELL}, "is not called, because it doesn't say .* WeightSource"),
+        (
+            {"weights": SHELL},
+            "is not called, because it doesn't say .*WeightSource; derive a class",
+        ),
         ({"weights": f"{__name__}:FixedUp(rank=2)"}, "can't be made: .*rank"),
         ({"weights": f"{__name__}:Missing"}, "has no Missing"),
         ({"time_basis": f"{__name__}:Miscounted"}, r"count=3 functions, but gives .*\[5, 2\]"),
         ({"time_basis": f"{__name__}:Constant"}, "is zero at t in"),
         ({"time_basis": f"{__name__}:Chebyshev"}, "can't be made: .*count"),
-        ({"time_basis": SHELL}, "is not called, because it doesn't say .* TimeBasis"),
+        (
+            {"time_basis": SHELL},
+            "is not called, because it doesn't say .*TimeBasis; derive a class",
+        ),
     ],
 )
 def test_names_that_stand_for_none(keys, message):
