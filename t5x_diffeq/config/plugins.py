@@ -168,14 +168,15 @@ def _explain_arguments(name: str, make: Callable, given: Mapping[str, Any]) -> s
     """The arguments that a plug-in can be given, or how to write one, after it refused some."""
     function = getattr(make, "func", make)
     try:
-        parameters = [each for each in signature(function).parameters if each not in given]
+        taken = [*signature(function).parameters]
     except (TypeError, ValueError):  # of a class without a signature
-        parameters = []
-    if isinstance(function, type) and not {*given} <= {*signature(function).parameters}:
+        return "it takes other arguments"
+    if isinstance(function, type) and not {*given} <= {*taken}:
         return (
             f"it is called with {', '.join(given)}; declare its own arguments as attributes of the "
             "class (size: int = 4), and leave __init__ out"
         )
+    parameters = [each for each in taken if each not in given]
     if not parameters:
         return "it takes no arguments of its own"
     own = f"{name.partition('(')[0]}({', '.join(f'{each}=...' for each in parameters)})"

@@ -392,10 +392,11 @@ def _load_part(workdir: AnyPath, facts: dict, tokenizer: Tokenizer) -> CorpusPar
                 f"{folder} was tokenised with {key} {manifest[key]!r}, and the tokenizer of "
                 f"workdir {workdir} has {value!r}; restore the one or the other"
             )
-    if facts["fingerprint"] not in (manifest["fingerprint"], _fingerprint_of(folder, tokenizer)):
+    named = facts["fingerprint"]  # of a source, or of shards
+    if named != manifest["fingerprint"] and named != _fingerprint_of(folder, tokenizer):
         raise InputError(
             f"{folder} holds the tokens of other data than {workdir / _FACTS_FILE} names "
-            f"(fingerprints {manifest['fingerprint'][:12]} and {facts['fingerprint'][:12]}); "
+            f"(fingerprints {manifest['fingerprint'][:12]} and {named[:12]}); "
             "restore the one or the other"
         )
     train, validation = (ShardedDocuments(folder, split) for split in SPLITS)

@@ -106,6 +106,21 @@ def test_a_faulty_block_is_refused_before_the_run(kind, message):
     check_block(small(block=PARALLEL).config)
 
 
+class NotSmall(BareBlock):
+    """A block that takes no small width."""
+
+    def f(self, y, places, deterministic=True):
+        assert y.shape[-1] == 16
+        return y
+
+
+def test_a_block_that_takes_no_small_sizes_is_said_to_be_unchecked(capsys):
+    check_block(small(block=f"{__name__}:NotSmall").config)
+    assert (
+        "NotSmall: which tokens it reads isn't checked: AssertionError" in capsys.readouterr().err
+    )
+
+
 class WithDense(BareBlock):
     """A layer of Flax, whose parameters have no roles."""
 
