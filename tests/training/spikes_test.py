@@ -182,11 +182,11 @@ def test_what_does_not_end_is_ended(poisoned, tmp_path):
 def test_averages(small, tmp_path):
     """They follow their recursion, beginning at the step from which on the run keeps them."""
     small.mesh.fsdp = 1
-    small.train.update(checkpoint_every=1, keep_checkpoints=10, eval_averages=True)
+    small.train.update(checkpoint_every=1, keep_checkpoints=10)
     assert stop_after(2, Config.of(small), tmp_path) == 42
     with pytest.raises(InputError, match=r"--averages: .* train.ema_decay"):
         params_of(tmp_path, averages=True)
-    small.train.ema_decay = 0.9
+    small.train.update(ema_decay=0.9, eval_averages=True)
     assert train_to_end(Config.of(small), tmp_path) == 0
     expected = params_of(tmp_path, checkpoint=3)
     for step in (3, 4, 5):
@@ -201,7 +201,7 @@ def test_averages(small, tmp_path):
     evaluated = [line for line in lines if "eval_averages/loss" in line]
     assert [line["step"] for line in evaluated] == [3, 6]  # that at 3 was left out by the stop
     assert evaluated[-1]["eval_averages/loss"] != lines[-1].get("eval/loss")
-    small.train.update(ema_decay=0.0, total_steps=7)
+    small.train.update(ema_decay=0.0, eval_averages=False, total_steps=7)
     assert train_to_end(Config.of(small), tmp_path) == 0  # and they can be given up
 
 
