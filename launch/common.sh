@@ -48,11 +48,34 @@ needs() {
 # between_checks SECONDS: waits between two checks of a state; LAUNCH_POLL_SECONDS changes the time.
 between_checks() { sleep "${LAUNCH_POLL_SECONDS:-$1}"; }
 
+# called_elsewhere OPTION: what other launchers and schedulers call an option, with underscores.
+called_elsewhere() {
+  case "$1" in
+    tasks_per_node) echo "ntasks ntasks_per_node nproc_per_node procs_per_node n" ;;
+    nodes) echo "nnodes num_nodes N machines" ;;
+    gpus_per_node) echo "gres num_gpus ngpus devices" ;;
+    processes_per_host) echo "nproc_per_node gpus_per_node num_processes" ;;
+    hosts) echo "nodelist hostfile machinefile nodes w" ;;
+    type) echo "topology accelerator_type tpu_type tpu accelerator" ;;
+    time) echo "walltime timeout t" ;;
+    workdir) echo "output output_dir out_dir logdir bucket" ;;
+    name) echo "job_name job tpu_name cluster J" ;;
+    project) echo "project_id" ;;
+    partition) echo "queue p" ;;
+    queue) echo "partition local_queue" ;;
+    image) echo "container docker_image" ;;
+    container) echo "image docker_image" ;;
+    restarts) echo "max_restarts retries" ;;
+    slices) echo "num_slices" ;;
+    spot) echo "preemptible" ;;
+  esac
+}
+
 # refuse_option OPTION: an option that the script lacks, for `parse_options`, whose lists of options it reads.
 refuse_option() {
   local each near=""
   for each in $with_value $switches; do
-    [[ "$each" != *"$key"* ]] || near+="${near:+ or }--$each"
+    [[ "$each" != *"$key"* && " $(called_elsewhere "$each") " != *" $key "* ]] || near+="${near:+ or }--$each"
   done
   near="${near:+did you mean $near?}"
   die "$1 is not an option of this script; ${near:-see --help}"

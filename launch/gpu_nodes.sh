@@ -53,6 +53,8 @@ if [ -z "$hosts" ]; then
   [ "$rank" -lt "$size" ] || die "--rank=$rank must be less than --size=$size; the first is 0"
   [ -n "$dry_run" ] || setup gpu data gcs trackers
   [[ "$coordinator" == *:* ]] || coordinator="$coordinator:$port"
+  [[ "${coordinator##*:}" =~ ^[0-9]+$ && "${coordinator##*:}" -le 65535 ]] ||
+    die "--coordinator=$coordinator: a port is a number up to 65535"
   run exec "$ROOT/launch/gpu_rank.sh" "$rank" "$size" "$coordinator" "$local_rank" nothing \
     --config="$config" "${train[@]}"
   exit

@@ -67,6 +67,10 @@ verb=train
 for each in ${further[@]+"${further[@]}"}; do
   [[ "$each" != --config.* ]] || die "$each comes after --, where options of sbatch are; give it before"
 done
+[[ "$container" != *.sif ]] ||
+  die "--container=$container is an image of Apptainer; pyxis takes one of enroot (FILE.sqsh) or of a registry (HOST#NAME:TAG)"
+[[ "$container" != *.sqsh || -e "$container" ]] ||
+  say "note: --container=$container is not on this machine; all nodes must have it"
 [ "$gpus_per_node" = 0 ] || numbers gpus_per_node
 tasks_per_node="${tasks_per_node:-$((gpus_per_node > 0 ? gpus_per_node : 1))}"
 numbers nodes tasks_per_node grace restarts
@@ -115,9 +119,12 @@ cpus_of_task() {
 
 # Checks the grid on this machine, if there is an environment: the commands are made, but not run.
 check_sweep_here() {
+  local commands runs
   [ -z "$unchecked" ] || return 0
   "$VENV/bin/python" -c "import t5x_diffeq.training.setup" 2>/dev/null || return 0
-  "$VENV/bin/python" -m t5x_diffeq.sweep "${words[@]}" --dry_run >/dev/null || exit
+  commands="$("$VENV/bin/python" -m t5x_diffeq.sweep "${words[@]}" --dry_run)" || exit
+  runs="$(wc -l <<<"$commands")"
+  [ "$jobs" -le "$runs" ] || die "--jobs=$jobs: the sweep has $runs runs; give at most as many jobs"
 }
 
 case "$time" in

@@ -1,7 +1,7 @@
 """The workdir of a run: its config, and whether another command may continue the run."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 
 import jax
@@ -17,10 +17,17 @@ from t5x_diffeq.data.corpus import explain_no_run, is_hugging_face
 from t5x_diffeq.system.console import log
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.extras import __version__
-from t5x_diffeq.system.files import AnyPath, describe_error, read_json_object, write_whole
+from t5x_diffeq.system.files import (
+    AnyPath,
+    describe_error,
+    digest,
+    read_json_object,
+    write_whole,
+)
 from t5x_diffeq.system.locks import hold_lock
 
 _VERSION = "t5x_diffeq"  # the key for the version that wrote the config
+_DIGEST = "digest"  # the key for a hash of all values of the config
 _PLUGINS = "plugins"  # the key for what identifies the packages that the config names
 # Keys of earlier versions, which runs don't need any more.
 _FORMER_KEYS = (
@@ -81,8 +88,14 @@ def save_config(config: Config, workdir: AnyPath, run_id: str) -> None:
         return
     plugins = plugin_versions(config.flat())
     recorded = {_PLUGINS: plugins} if plugins else {}
-    content = {_VERSION: __version__, RUN_ID: run_id, **recorded, **config.as_json()}
+    values = config.as_json()
+    facts = {_VERSION: __version__, RUN_ID: run_id, _DIGEST: _digest_of(values), **recorded}
+    content = {**facts, **values}
     write_whole(workdir / CONFIG_FILE, json.dumps(content, indent=2).encode())
+
+
+def _digest_of(values: Mapping[str, object]) -> str:
+    return digest([json.dumps(values, sort_keys=True).encode()])
 
 
 def differing_keys(before: Config, now: Config) -> dict[str, tuple]:
@@ -92,18 +105,19 @@ def differing_keys(before: Config, now: Config) -> dict[str, tuple]:
     return {key: (old.get(key), new.get(key)) for key in keys}
 
 
-def read_config(workdir: AnyPath, trust_plugins: bool = False) -> Config:
+def read_config(workdir: AnyPath, trust_plugins: bool = False, named: str = "") -> Config:
     """The config in a workdir's `config.json`; keys added since it was written get defaults.
 
     If it names code of other packages that no person has named or trusted, this is an `InputError`,
-    unless `trust_plugins` says that the code may be run.
+    unless `trust_plugins` says that the code may be run. `named` is what messages put before the
+    workdir, such as "config.init_from=".
     """
-    config = stored_config(workdir)
+    config = stored_config(workdir, named)
     trust(config.flat()) if trust_plugins else check_trusted(config.flat(), workdir / CONFIG_FILE)
     return config
 
 
-def stored_config(workdir: AnyPath) -> Config:
+def stored_config(workdir: AnyPath, named: str = "") -> Config:
     """`read_config` for a config that is only looked at: nothing that it names is loaded.
 
     Raises:
@@ -114,19 +128,22 @@ def stored_config(workdir: AnyPath) -> Config:
         config = read_json_object(path)
         if missing := sorted(SECTIONS.keys() - config.keys()):
             raise ValueError(f"it lacks {', '.join(missing)}")
-    except FileNotFoundError as error:
-        raise InputError(explain_no_run(workdir)) from error
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise InputError(f"{named}{explain_no_run(workdir)}") from error
     except PermissionError:
         raise  # with its path
     except (ValueError, OSError) as error:
         if is_hugging_face(workdir):
-            raise InputError(explain_no_run(workdir)) from error
+            raise InputError(f"{named}{explain_no_run(workdir)}") from error
         raise InputError(
             f"{path} is not the config of a run: {describe_error(error)}; restore it or choose a "
             "new --workdir"
         ) from error
     version, recorded = config.pop(_VERSION, "0.1.0 or earlier"), config.pop(_PLUGINS, {})
     config.pop(RUN_ID, None)
+    written = config.pop(_DIGEST, None)  # None: by an earlier version
+    if written not in (None, _digest_of(config)):
+        _log_once(workdir, f"warning: {path} was changed after the run wrote it; its values count")
     try:
         stored = Config().with_values(_usable_values(config))
     except InputError as error:
@@ -134,10 +151,14 @@ def stored_config(workdir: AnyPath) -> Config:
             f"{path}, written by t5x_diffeq {version}, can't be used by {__version__}: {error}"
         ) from error
     for change in changed_plugins(stored.flat(), recorded if isinstance(recorded, dict) else {}):
-        if (workdir, change) not in _logged:
-            _logged.add((workdir, change))
-            log(f"note: {change}")
+        _log_once(workdir, f"note: {change}")
     return stored
+
+
+def _log_once(workdir: AnyPath, line: str) -> None:
+    if (workdir, line) not in _logged:
+        _logged.add((workdir, line))
+        log(line)
 
 
 def _usable_values(config: dict) -> dict[str, object]:

@@ -16,6 +16,7 @@ imports it only within functions, so that `--help` and a mistyped flag or key ar
 """
 
 import atexit
+import importlib
 import os
 import re
 import shutil
@@ -31,6 +32,7 @@ from typing import NoReturn
 from absl import flags
 from ml_collections.config_flags import config_flags
 
+from t5x_diffeq.cli import VERBS
 from t5x_diffeq.cli.failures import end_of, fail, fail_to_write, find_peers
 from t5x_diffeq.cli.quiet_libraries import silence_libraries
 from t5x_diffeq.cli.verb_flags import WordsParser
@@ -39,6 +41,7 @@ from t5x_diffeq.cluster.peers import EXIT_INFRASTRUCTURE
 from t5x_diffeq.config import mistakes, plugins
 from t5x_diffeq.config.config import check_complete, check_values
 from t5x_diffeq.config.config_files import CONFIGS, config_file, flatten
+from t5x_diffeq.config.unread import notes
 from t5x_diffeq.system import console, environment
 from t5x_diffeq.system.allocator import keep_freed_memory
 from t5x_diffeq.system.errors import InputError
@@ -191,8 +194,13 @@ def parse(argv: list[str], verb_flags: flags.FlagValues) -> None:
             check_complete(values.keys())
             check_values(values, unset=_FROM_INIT)
             plugins.trust(values)
+            present = (name.removeprefix("config.") for name in verb_flags if "." in name)
+            given = {key for key in present if verb_flags[f"config.{key}"].present}
+            console.log(*notes(values, given))
     except flags.UnrecognizedFlagError as error:
-        raise InputError(mistakes.explain_unknown_flag(error.flagname, verb_flags)) from error
+        raise InputError(
+            mistakes.explain_unknown_flag(error.flagname, verb_flags, _verbs_with)
+        ) from error
     except InputError:
         raise
     except flags.Error as error:
@@ -207,6 +215,12 @@ def parse(argv: list[str], verb_flags: flags.FlagValues) -> None:
         raise InputError(line if line.startswith("--") else f"--config: {line}") from error
     if rest:
         raise InputError(mistakes.explain_argument(rest[0], verb_flags))
+
+
+def _verbs_with(flag: str) -> list[str]:
+    """The verbs that have a flag."""
+    modules = ((verb, importlib.import_module(f"t5x_diffeq.cli.{verb}")) for verb in VERBS)
+    return [verb for verb, module in modules if flag in module.FLAGS]
 
 
 def _find_config_file(argument: str) -> str:

@@ -79,7 +79,10 @@ def _take_over(given: Mapping[str, object], workdir: AnyPath, first: bool) -> Co
     if is_run(workdir):
         return complete_config(given, read_config(workdir))
     source = parse_path(str(given["init_from"]), "config.init_from")
-    config = complete_config(given, read_config(source))
+    named = "config.init_from="
+    if not source.exists() and "/" not in str(given["init_from"]).strip("./"):
+        named = "config.init_from (a model of the Hub becomes a run by `convert --input`): "
+    config = complete_config(given, read_config(source, named=named))
     run_checks("finetune", config)
     check_config(config, workdir)  # before the tokenizer of a run that lost its config is replaced
     if first:

@@ -109,6 +109,10 @@ def _refuse_items(config: Section, name: object) -> None:
 def _explain_attribute(config: Section, name: str) -> None:
     if name.startswith("_"):  # which libraries look for
         raise AttributeError(name)
+    if name in ("config", config.section) and config.section:
+        raise AttributeError(
+            f"this is config.{config.section} already, which has no {name!r}; leave that out"
+        )
     if config.section or keys_meant(name):
         raise AttributeError(explain_unknown_key(dotted(config.section, name)))
     raise AttributeError(

@@ -30,7 +30,9 @@ from t5x_diffeq.config.config import (
 )
 from t5x_diffeq.config.keys.values import dotted
 from t5x_diffeq.config.plugins import offer_current_folder
+from t5x_diffeq.config.unread import notes
 from t5x_diffeq.system.arguments import checked
+from t5x_diffeq.system.console import log
 from t5x_diffeq.system.errors import InputError
 
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -131,7 +133,10 @@ def load_config(file: str | PathLike, values: Mapping[str, object] | None = None
     Raises:
       InputError: if there is no such file, or a key doesn't exist or can't take its value.
     """
-    return Config.of(read_config_file(os.fspath(file))).with_values(flatten(values or {}))
+    given = flatten(values or {})
+    config = Config.of(read_config_file(os.fspath(file))).with_values(given)
+    log(*notes(config.flat(), given))
+    return config
 
 
 def read_config_file(file: str) -> ConfigDict:

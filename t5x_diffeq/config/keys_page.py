@@ -14,6 +14,7 @@ from t5x_diffeq.config.config import KEYS, SECTIONS, keys_meant
 from t5x_diffeq.config.keys.run import RunKeys
 from t5x_diffeq.config.keys.values import INT32, Section, Values, keys_of
 from t5x_diffeq.config.mistakes import nearest
+from t5x_diffeq.config.unread import UNREAD
 from t5x_diffeq.system.errors import InputError
 
 _HEAD = """\
@@ -102,9 +103,17 @@ def _part(section: type[Section]) -> str:
     lines = [title, "", str(section.__doc__), ""]
     for name, default, values, meaning, differs in _rows(section):
         may = differs and f"may differ: *{differs.replace(', ', '*, *')}*"
-        facts = " · ".join(filter(None, (f"default {default}", values, may)))
+        facts = " · ".join(filter(None, (f"default {default}", values, may, *_unread(name))))
         lines += [f"### `{name}` {{#{name}}}", "", facts, "", meaning, ""]
     return "\n".join(lines)
+
+
+def _unread(name: str) -> Iterator[str]:
+    """The values of other keys with which a key is not read."""
+    for keys, other, values in UNREAD:
+        if name in keys:
+            words = "`0`" if values.type is int else _in_words(values)
+            yield f"not read with `{other}`: {words}"
 
 
 def _rows(section: type[Section]) -> Iterator[tuple[str, str, str, str, str]]:

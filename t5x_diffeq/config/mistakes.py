@@ -1,7 +1,7 @@
 """Messages for mistakes on the command line: one line that names the mistake and the way out."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
 from itertools import pairwise
 from math import inf
@@ -15,9 +15,30 @@ from t5x_diffeq.config.config_files import CONFIGS
 from t5x_diffeq.config.keys.values import Values
 from t5x_diffeq.system.errors import InputError
 
+# What verbs don't have flags for: of the verb with a flag, names of other projects, the way out.
+_WITHOUT_FLAG = (
+    ("prompt", "output out output_file save", "the text goes to standard output: > FILE"),
+    (
+        "tasks",
+        "data data_path path dataset split test_file eval_file",
+        "the run's validation text is evaluated; in Python, load(DIR).loss(TEXT) takes any other",
+    ),
+)
 
-def explain_unknown_flag(name: str, verb_flags: flags.FlagValues) -> str:
-    """One line for a flag that a verb doesn't have: the flags or keys that may be meant."""
+
+def explain_unknown_flag(
+    name: str,
+    verb_flags: flags.FlagValues,
+    verbs_with: Callable[[str], Sequence[str]] = lambda _: (),
+) -> str:
+    """One line for a flag that a verb doesn't have: the flags or keys that may be meant.
+
+    Args:
+      verbs_with: the verbs that have a flag.
+    """
+    for flag, names, way_out in _WITHOUT_FLAG:
+        if flag in verb_flags and name.rpartition(".")[2] in names.split():
+            return f"--{name} is not a flag of this verb; {way_out}"
     has_config = any(config_flags.is_config_flag(verb_flags[each]) for each in verb_flags)
     meant = keys_meant(name) or (nearest(name, KEYS) if "." in name else [])
     meant = [f"--config.{each}" if each in KEYS else each for each in meant]
@@ -35,7 +56,9 @@ def explain_unknown_flag(name: str, verb_flags: flags.FlagValues) -> str:
     if of_config and "workdir" in verb_flags:
         return f"--{name} is not a flag of this verb, which takes the run's config; leave it out"
     keys_too = ", and --help=keys for the keys of a config" if has_config else ""
-    hint = f"did you mean {' or '.join(near)}?" if near else f"see --help{keys_too}"
+    verbs = ", ".join(verbs_with(name))
+    hint = f"{verbs} {'have' if ', ' in verbs else 'has'} it" if verbs else f"see --help{keys_too}"
+    hint = f"did you mean {' or '.join(near)}?" if near else hint
     return f"--{name} is not a flag of this verb; {hint}"
 
 
@@ -110,6 +133,11 @@ def check_arguments(argv: list[str], verb_flags: flags.FlagValues) -> None:
         without = without and not re.match("--?config(=|$)", argument)
         if key := re.fullmatch(r"--?config\.([\w.-]+)(=.*)?", argument, re.DOTALL):
             check_key(key[1])
+            if KEYS[key[1]].values.type is tuple and str(key[2]).startswith("={"):
+                raise InputError(
+                    f"{argument} gives a dict, whose values would be lost; write a tuple, as in "
+                    f"docs/keys.md#{key[1]}"
+                )
             if key[2] == "=None" and KEYS[key[1]].values.optional:
                 raise InputError(f"{argument}: only a config file can set a key to None")
             if without:

@@ -15,9 +15,9 @@ _NAMES = {
     "--workers": "num_proc num_workers",
     "--temperature=0": "greedy",
     "--max_tokens": "max_new_tokens max_length num_tokens length n_tokens",
-    "--prompt": "start text input_text prompts input",
+    "--prompt": "question start text input_text prompts input",
     "--checkpoint": "ckpt step load_step checkpoint_step",
-    "init_from": "load_parameters_path model_name_or_path pretrained from_pretrained",
+    "init_from": "branch_from load_parameters_path model_name_or_path pretrained from_pretrained",
     "seed": "init_weights_seed data_shuffle_seed data_seed random_seed rng_seed shuffle_seed",
     "model.architecture": "decoder_block model_type flavor model_name",
     "model.block": "decoder_block",
@@ -44,7 +44,7 @@ _NAMES = {
     "model.scheme": "solver integrator method",
     "model.step_size": "dt",
     "data.source": "dataset_type dataset streaming dataset_name train_dataset hf_path",
-    "data.path": "dataset_path hf_path grain_train_files data_path input_bin train_file "
+    "data.path": "input dataset_path hf_path grain_train_files data_path input_bin train_file "
     "train_files files",
     "data.sequence_length": "block_size seq_len seq_length max_seq_len max_seq_length context_size "
     "context_length max_target_length max_position_embeddings n_ctx n_positions max_length ctx_len",

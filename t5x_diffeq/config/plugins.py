@@ -19,6 +19,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from difflib import get_close_matches
 from functools import cache, partial
 from importlib import metadata
 from importlib.machinery import ModuleSpec, PathFinder
@@ -40,6 +41,15 @@ _NO_FUNCTIONS = {
         ("TimeBasis", "WeightSource", "Block", "LogitsTerm"), "derive a class from that instead"
     ),
 }
+# Kinds that only a function makes.
+_WRITE_A_FUNCTION = {
+    "GradientTransformation": "write a function make(config, declared) -> "
+    "optax.GradientTransformation, which gets config.optimizer and the declared parameters",
+    "Source": "write a function documents(config) -> tuple, which gets config.data and returns the "
+    "texts to train and to validate on",
+}
+_KEYS = {"Scheme": "model.scheme", "GradientTransformation": "optimizer.name"}  # of objects
+_MOST_NAMES = 20  # in a message
 trust_all = False  # set by --trust_plugins
 _trusted: set[tuple[str, str]] = set()  # keys and texts that a person has given, or trusts
 
@@ -69,8 +79,14 @@ def load_plugin(key: str, name: str) -> Any:
             f"{way_out}"
         ) from error
     if not hasattr(module, attribute):
-        public = ", ".join(sorted(each for each in vars(module) if not each.startswith("_")))
-        raise InputError(f"{key}={name}: {module_name} has no {attribute}; it has {public}")
+        public = sorted(each for each in vars(module) if not each.startswith("_"))
+        near = get_close_matches(attribute, public, n=3)
+        shown = [*near, *(each for each in public if each not in near)][:_MOST_NAMES]
+        where = getattr(module, "__file__", None) or "built into Python"
+        raise InputError(
+            f"{key}={name}: {module_name} has no {attribute}; it is {where}, and has "
+            f"{', '.join(shown)}{' and others' if len(shown) < len(public) else ''}"
+        )
     plugin = getattr(module, attribute)
     if not positional and not arguments:
         return plugin
@@ -113,7 +129,13 @@ def call_plugin(key: str, name: str, plugin: Callable, *arguments: Any) -> Any:
     except OWN_ERRORS:
         raise
     except Exception as error:
-        raise InputError(f"{key}={name} fails: {describe_foreign(error)}") from error
+        try:
+            signature(plugin).bind(*arguments)
+            hint = ""
+        except (TypeError, ValueError):
+            kinds = ", ".join(type(each).__name__ for each in arguments)
+            hint = f"; it is called with {kinds}, and arguments of its own come after these"
+        raise InputError(f"{key}={name} fails: {describe_foreign(error)}{hint}") from error
 
 
 def offer_current_folder() -> None:
@@ -147,16 +169,19 @@ def check_returns(key: str, name: str, plugin: Any, *kinds: type) -> None:
     if all(isinstance(each, type) and issubclass(each, kinds) for each in classes):
         return
     names = " or ".join(map(_full_name, kinds))
+    called, kind = name.partition(":")[2].partition("(")[0], kinds[0].__name__
     if isinstance(function, type):
-        raise InputError(f"{key}={name} is no subclass of {names}; derive it from that")
+        way_out = _WRITE_A_FUNCTION.get(kind, "derive it from that")
+        raise InputError(f"{key}={name} is no subclass of {names}; {way_out}")
     if not isroutine(function):
-        raise InputError(
-            f"{key}={name} is a {type(function).__name__}, where a function is needed that returns "
-            f"{names}, or such an object itself"
-        )
-    called = name.partition(":")[2].partition("(")[0]
-    way_out = _NO_FUNCTIONS.get(
-        kinds[0].__name__, f"annotate its result (def {called}(...) -> {kinds[0].__name__})"
+        made = type(function).__name__
+        way_out = _WRITE_A_FUNCTION.get(kind, f"name a {kind}, or what returns one")
+        elsewhere = f", and {_KEYS[made]} names such an object" if made in _KEYS else ""
+        raise InputError(f"{key}={name} is a {made}{elsewhere}; {way_out}")
+    if KEYS[key].values.has_word(called) and function.__module__.startswith(f"{_OWN}."):
+        raise InputError(f"{key}={name}: {called} is built in; write {key}={called}")
+    way_out = _NO_FUNCTIONS.get(kind) or _WRITE_A_FUNCTION.get(
+        kind, f"annotate its result (def {called}(...) -> {kind})"
     )
     raise InputError(
         f"{key}={name} is not called, because it doesn't say that it returns {names}; {way_out}, "

@@ -2,10 +2,10 @@
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from functools import cached_property
+from functools import cached_property, partial
 
 from t5x_diffeq.config.config import CONFIG_FILE, DataKeys, check_vocab_size, is_run
 from t5x_diffeq.data.documents import ConcatenatedDocuments
@@ -46,10 +46,18 @@ class CorpusPart:
 
 @dataclass(frozen=True)
 class Corpus:
-    """The parts of a mixture (just one for a single source) and their common tokenizer."""
+    """The parts of a mixture (just one for a single source) and their common tokenizer.
+
+    The tokens are looked for when a part is used: a run that was copied without them can generate.
+    """
 
     tokenizer: Tokenizer
-    parts: tuple[CorpusPart, ...]
+    read_parts: Callable[[], tuple[CorpusPart, ...]]
+
+    @cached_property
+    def parts(self) -> tuple[CorpusPart, ...]:
+        """The parts; an InputError if tokens are lost, or another run's."""
+        return self.read_parts()
 
     @property
     def name(self) -> str:
@@ -110,6 +118,7 @@ def prepare_corpus(
     else:
         _check_same(data, origins, workdir)
     corpus = load_corpus(workdir)
+    assert corpus.parts, "a training reads its tokens"  # so what is lost is said now
     chat = corpus.tokenizer.chat
     if data.loss_on == "completion":
         log(f"chat template: {chat.origin if chat.template is not None else 'none'}")
@@ -286,7 +295,11 @@ def check_tokenizers(data: DataKeys, tokenizer: Tokenizer) -> None:
 
 
 def load_corpus(workdir: AnyPath) -> Corpus:
-    """The corpus that a run left in its workdir; an InputError if it can't be read."""
+    """The corpus that a run left in its workdir.
+
+    Raises:
+      InputError: if there is no run, or its tokenizer or the facts about its parts can't be read.
+    """
     facts_file, tokenizer = workdir / _FACTS_FILE, load_tokenizer(workdir / "tokenizer")
     has_config = is_run(workdir) and not is_hugging_face(workdir)
     if not facts_file.exists() and not has_config:
@@ -295,10 +308,10 @@ def load_corpus(workdir: AnyPath) -> Corpus:
         raise InputError(f"workdir {workdir} has lost its tokenizer/; train in a new one")
     try:
         parts = _read_parts(workdir)
-        assert tokenizer is not None  # else the file doesn't exist either
-        return Corpus(tokenizer, tuple(_load_part(workdir, part, tokenizer) for part in parts))
     except OSError as error:
         raise _parts_error(facts_file, error) from error
+    assert tokenizer is not None  # else the file doesn't exist either
+    return Corpus(tokenizer, partial(_load_parts, workdir, parts, tokenizer))
 
 
 def _read_parts(workdir: AnyPath) -> list[dict]:
@@ -355,6 +368,10 @@ def explain_no_run(workdir: AnyPath) -> str:
     near = get_close_matches(workdir.name, names, n=1) or names[:3]
     runs = ", ".join(str(where / name) for name in near)
     missing = "" if workdir.exists() else ": there is no such folder"
+    if workdir.is_file():
+        missing = ": it is a file"
+        if workdir.suffix in (".zip", ".tar", ".gz", ".tgz"):
+            return f"{workdir} is an archive, and no run; unpack it, and name the run's folder"
     return f"{workdir} holds no run{missing}; name a run's workdir" + (
         f", such as {runs}" if runs else ", or train there first"
     )
@@ -376,12 +393,21 @@ def link_corpus(source: AnyPath, workdir: AnyPath) -> None:
     files.write_whole(workdir / _FACTS_FILE, json.dumps({"parts": parts}, indent=2).encode())
 
 
+def _load_parts(
+    workdir: AnyPath, parts: Sequence[dict], tokenizer: Tokenizer
+) -> tuple[CorpusPart, ...]:
+    try:
+        return tuple(_load_part(workdir, part, tokenizer) for part in parts)
+    except OSError as error:
+        raise _parts_error(workdir / _FACTS_FILE, error) from error
+
+
 def _load_part(workdir: AnyPath, facts: dict, tokenizer: Tokenizer) -> CorpusPart:
     folder = files.join_path(workdir, facts["shards"])
     if folder.is_relative_to(workdir) and not (folder / MANIFEST).exists():
         raise InputError(
             f"workdir {workdir} has lost its tokens in {facts['shards']}/; restore them or train "
-            "in a new --workdir"
+            "in a new --workdir (generating needs none)"
         )
     check_inside(folder.resolve())
     manifest = read_manifest(folder)

@@ -68,6 +68,7 @@ def _make_tokenizer(data: DataKeys, documents: Documents) -> Tokenizer:
     path = parse_path(data.tokenizer, "data.tokenizer")
     if not path.is_file():
         missing = ", and there is no such file" if "/" in data.tokenizer else ""
+        missing = ", and that is a folder; name the file in it" if path.is_dir() else missing
         raise InputError(
             f"data.tokenizer is {data.tokenizer!r}{missing}; it can be sentencepiece (trained on "
             "the data), bytes, or the path of a sentencepiece model or a tokenizer.json"

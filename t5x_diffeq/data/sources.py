@@ -261,9 +261,10 @@ def tfds_source(data: DataKeys) -> Source:
             log(f"{data.path} is not in {builder.data_dir}: building it")
             builder.download_and_prepare()
     except Exception as error:  # builders raise errors of any class
+        reason = describe_error(error).partition(" Available datasets")[0]  # hundreds of names
         raise InputError(
             f"data.path={data.path} (data.data_dir={data.data_dir}): TensorFlow Datasets can't "
-            f"open or build it: {describe_error(error)}"
+            f"open or build it: {reason}"
         ) from error
     info = builder.info
 

@@ -120,7 +120,9 @@ def read_tokenizer(path: AnyPath, end_of_text: str | None = None) -> FileTokeniz
 def _read_file(path: AnyPath, end_of_text: str | None) -> FileTokenizer:
     kind = HuggingFaceTokenizer if path.suffix == ".json" else SentencePieceTokenizer
     try:
-        return kind(read_inside(path), end_of_text)
+        if not (content := read_inside(path)):
+            raise ValueError("it is empty")
+        return kind(content, end_of_text)
     except InputError:  # it is a ValueError, too, and says what is wrong, such as `end_of_text`
         raise
     except (RuntimeError, ValueError, OSError) as error:

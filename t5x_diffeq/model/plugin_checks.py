@@ -44,6 +44,9 @@ _SMALL: dict[str, Any] = {
     "attention": "xla",
 }
 
+# A block that only takes its config's sizes is checked with at most so many channels.
+_MOST_CHANNELS = 512
+
 # The relative error that rounding to bfloat16 may cause, in the gradient of a P or in dW/dt.
 _ROUNDING = 0.02
 
@@ -90,32 +93,20 @@ def check_block(config: ModelConfig) -> None:
 def _check_what_is_read(config: ModelConfig, named: str) -> None:
     """Checks which tokens f and g read, and that all parameters learn, at small sizes.
 
-    A row has two documents of three tokens. If a block takes no such sizes, a note says so.
+    A block that takes no such sizes is checked at its config's, unless these are large: then a note
+    says that it isn't checked.
     """
-    small = replace(config, **{**_SMALL, "block": config.block, "dtype": "float32"})
-    documents = jnp.array([[0, 0, 0, 1, 1, 1]])
-    places = Places(jnp.array([[0, 1, 2, 0, 1, 2]]), documents)
-    y = jax.random.normal(jax.random.key(1), (1, 6, small.embed_dim))
-    try:
-        block = make_block(small)
-        variables = block.init(jax.random.key(0), y, places)
-        params = map_parameters(_with_noise, variables["params"])
-
-        def evaluate(params: Any, y: Array) -> tuple[Any, Any]:
-            apply = partial(block.apply, {"params": params}, y, deterministic=True)
-            return apply(places, method="f"), apply(method="g")
-
-        (f, g), pull_back = jax.vjp(evaluate, params, y)
-        # The gradients of token 4, the middle one of the second document.
-        d_f, d_g = (jax.random.normal(jax.random.key(2), x.shape, x.dtype) for x in (f, g))
-        one = jnp.zeros((1, 6, 1)).at[:, 4].set(1)
-        _, of_f = pull_back((one * d_f, jnp.zeros_like(g)))
-        _, of_g = pull_back((jnp.zeros_like(f), one * d_g))
-        d_params, _ = pull_back((d_f, d_g))
-    except Exception as error:  # another package's code may raise anything
-        log(f"note: {named}: which tokens it reads isn't checked: {describe_foreign(error)}")
-        return
-    reads_f, reads_g = (np.abs(np.asarray(d[0])).max(-1) > 0 for d in (of_f, of_g))
+    every = {"block": config.block, "dtype": "float32", "attention": "xla"}
+    sizes = [{**_SMALL, **every}, *([every] if config.embed_dim <= _MOST_CHANNELS else [])]
+    for number, keys in enumerate(sizes, 1):
+        try:
+            reads_f, reads_g, d_params = _differentiate(make_block(replace(config, **keys)))
+            break
+        except Exception as error:  # another package's code may raise anything
+            if number == len(sizes):
+                what = describe_foreign(error)
+                log(f"note: {named}: which tokens it reads isn't checked: {what}")
+                return
     if reads_f[5]:
         raise _refused(named, "has an f whose value at a token depends on later tokens")
     if reads_f[:3].any():
@@ -129,6 +120,31 @@ def _check_what_is_read(config: ModelConfig, named: str) -> None:
     for path, gradient in flatten_dict(d_params).items():
         if not np.asarray(gradient).any():
             raise _refused(named, f"has a parameter {layer_name(path)} without a gradient")
+
+
+def _differentiate(block: Block) -> tuple[np.ndarray, np.ndarray, dict]:
+    """Which of six tokens f and g read at token 4, and the gradient of the parameters.
+
+    The row has two documents of three tokens, and token 4 is the middle one of the second.
+    """
+    documents = jnp.array([[0, 0, 0, 1, 1, 1]])
+    places = Places(jnp.array([[0, 1, 2, 0, 1, 2]]), documents)
+    y = jax.random.normal(jax.random.key(1), (1, 6, block.config.embed_dim))
+    variables = block.init(jax.random.key(0), y, places)
+    params = map_parameters(_with_noise, variables.get("params", {}))
+
+    def evaluate(params: Any, y: Array) -> tuple[Any, Any]:
+        apply = partial(block.apply, {"params": params}, y, deterministic=True)
+        return apply(places, method="f"), apply(method="g")
+
+    (f, g), pull_back = jax.vjp(evaluate, params, y)
+    d_f, d_g = (jax.random.normal(jax.random.key(2), x.shape, x.dtype) for x in (f, g))
+    one = jnp.zeros((1, 6, 1)).at[:, 4].set(1)
+    _, of_f = pull_back(((one * d_f).astype(f.dtype), jnp.zeros_like(g)))
+    _, of_g = pull_back((jnp.zeros_like(f), (one * d_g).astype(g.dtype)))
+    d_params, _ = pull_back((d_f, d_g))
+    reads_f, reads_g = (np.abs(np.asarray(d[0])).max(-1) > 0 for d in (of_f, of_g))
+    return reads_f, reads_g, d_params
 
 
 def _with_noise(leaf: Any) -> Array:

@@ -61,6 +61,11 @@ class SchemeLeaves(nn.Module):
         """Declares the leaves, as parameters of this module."""
         if declare_leaves := find_scheme(self.config.scheme).leaves:
             declare_leaves(self, self.config)
+            if "params" not in self.variables:
+                raise InputError(
+                    f"model.scheme={self.config.scheme}: its leaves(module, config) declares none; "
+                    "each is what declare(module, ...) of t5x_diffeq.model.layers.parameter makes"
+                )
 
 
 class BlockAndScheme(nn.Module):

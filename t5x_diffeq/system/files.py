@@ -37,6 +37,7 @@ from t5x_diffeq.system.foreign_files import check_inside, read_inside
 BUCKETS = "gs://"
 _CHUNK_BYTES = 2**22  # that are hashed at once
 _SILENCE = 30  # seconds without a byte after which a request to a bucket is retried
+_OF_HUB = "; hf:// is read by data.source=stream alone"
 _WAY_OUT = (
     "; check the bucket's name and the credentials: the machine's service account, or "
     "`gcloud auth application-default login`"
@@ -61,7 +62,7 @@ def parse_path(text: str, name: str) -> AnyPath:
     if scheme + is_url != BUCKETS:
         raise InputError(
             f"{name}={text}: {scheme}:// is not supported; give a path of this machine (or mounted "
-            f"on it), or {BUCKETS}BUCKET/PATH"
+            f"on it), or {BUCKETS}BUCKET/PATH{_OF_HUB if scheme == 'hf' else ''}"
         )
     with bucket_errors(f"{name}={text} can't be reached", InputError, _WAY_OUT):
         try:

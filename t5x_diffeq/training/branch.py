@@ -50,7 +50,7 @@ def branch_off(
         began = _check_origin(workdir, source, step)
         branch_config = read_config(workdir).with_values(values)
         return branch_config if config is None else _with_cooldown(config, began)
-    original = read_config(source)
+    original = read_config(source, named="--branch_from=")
     step = find_step(source, step)
     check_continues(source, step)
     config = config or original.with_values(values)

@@ -25,7 +25,7 @@ from t5x_diffeq.training.goodput import CHECKPOINT, COMPILE, OTHER, STEPS
 from t5x_diffeq.training.history import Clock, History, Stopwatch, check_saves_are_left
 from t5x_diffeq.training.hooks.basic_hooks import Saves
 from t5x_diffeq.training.hooks.hook import DoneStep, Hook, LoopPosition, PreparedRun, Training
-from t5x_diffeq.training.hooks.hook_list import HookClass, Hooks, load_hooks
+from t5x_diffeq.training.hooks.hook_list import HookClass, Hooks, load_hooks, naming_hook
 from t5x_diffeq.training.hooks.spike_hook import GoBack, go_back
 from t5x_diffeq.training.objective import Batch
 from t5x_diffeq.training.setup import Setup, expected_vocab_size, least_memory, make_setup
@@ -193,7 +193,8 @@ def _prepare(
     setup = make_setup(config, expected_vocab_size(config))
     run_checks("train", config, setup)  # before the data, which may take hours to prepare
     for hook in hooks:
-        hook.cls.check(config, setup)
+        with naming_hook(hook.cls):
+            hook.cls.check(config, setup)
     stated, tuned = config.model.vocab_size, bool(config.init_from)
     corpus = run_in_turn(
         lambda first: prepare_corpus(config.data, workdir, new and first, stated, tuned),
@@ -205,7 +206,8 @@ def _prepare(
     run_checks("train", config, setup, corpus)
     data, eval_parts = training_data(config, corpus), eval_examples(config.data, corpus)
     for hook in hooks:
-        hook.cls.check_corpus(config, setup, corpus)
+        with naming_hook(hook.cls):
+            hook.cls.check_corpus(config, setup, corpus)
     return PreparedRun(config, setup, workdir, corpus, data, eval_parts), hooks
 
 

@@ -177,7 +177,8 @@ def _trainable_parts(names: Sequence[str], parts: Collection[str]) -> Callable[[
     for name in names:
         if name not in kinds.values():
             known = ", ".join(sorted({*kinds.values()}))
-            raise InputError(f"train.trainable names {name!r}; this model has {known}")
+            hint = "; model.adapter_rank makes adapters" if name == "adapters" else ""
+            raise InputError(f"train.trainable names {name!r}; this model has {known}{hint}")
     return lambda part: not names or kinds[part] in names
 
 

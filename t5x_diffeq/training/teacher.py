@@ -31,7 +31,7 @@ def check_teacher(config: Config) -> None:
     workdir = _workdir_of(config)
     if workdir is None:
         return
-    theirs = read_config(workdir).data.sequence_length
+    theirs = read_config(workdir, named=f"{_KEY}=").data.sequence_length
     length = config.data.sequence_length
     if length > theirs:
         raise InputError(

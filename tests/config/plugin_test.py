@@ -138,7 +138,7 @@ def test_the_packages_scheme():
         find_scheme(f"{PARTS}:make_with")
     with pytest.raises(InputError, match=r"is not called, because .*; make a scheme of a step: Sc"):
         find_scheme(f"{PARTS}:unannotated")
-    with pytest.raises(InputError, match=r"is a Scheme, where a function is needed that returns"):
+    with pytest.raises(InputError, match=r"is a Scheme, and model.scheme names such"):
         make_plugin("model.weights", f"{PARTS}:ralston", td.WeightSource)
     with pytest.raises(InputError, match=r"it is called with size; declare its own arguments as"):
         make_plugin("model.block", f"{__name__}:WithInit", WithInit, size=4)

@@ -1,5 +1,6 @@
 """The Python interface to a trained run."""
 
+import json
 import re
 import shutil
 import subprocess
@@ -81,6 +82,30 @@ def test_another_grid(run_on_lines, run):
 def test_evaluate_is_what_training_reported(run, run_on_lines):
     *_, reported = (line["eval/loss"] for line in read_metrics(run_on_lines) if "eval/loss" in line)
     assert run.evaluate()["loss"] == pytest.approx(reported, rel=1e-5)
+
+
+def test_a_run_that_was_copied_without_its_tokens(run_on_lines, run, tmp_path):
+    """It generates; only what reads its validation text asks for them."""
+    shutil.copytree(run_on_lines, tmp_path / "copy", ignore=shutil.ignore_patterns("data"))
+    copy = td.load(tmp_path / "copy")
+    assert copy.generate("a", max_tokens=3) == run.generate("a", max_tokens=3)
+    with pytest.raises(InputError, match=r"has lost its tokens in data/0/; restore them or"):
+        copy.evaluate()
+
+
+def test_a_config_that_was_changed_by_hand(run_on_lines, tmp_path, capsys):
+    """It is used, and said to be another one, once."""
+    shutil.copytree(run_on_lines, tmp_path / "copy")
+    td.load(tmp_path / "copy")
+    assert "was changed" not in capsys.readouterr().err
+    file = tmp_path / "copy" / "config.json"
+    values = json.loads(file.read_text())
+    values["model"]["scheme"] = "heun"
+    file.write_text(json.dumps(values))
+    td.load(tmp_path / "copy")
+    assert f"{file} was changed after the run wrote it; its" in capsys.readouterr().err
+    td.load(tmp_path / "copy")
+    assert "was changed" not in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from small_models import TOKENS, random_params, small
 import t5x_diffeq as td
 from t5x_diffeq.analysis.spectra import spectra
 from t5x_diffeq.inference.sampling import Sampling, generate
+from t5x_diffeq.model import plugin_checks
 from t5x_diffeq.model.attention_block import TransformerBlock
 from t5x_diffeq.model.block import Block
 from t5x_diffeq.model.flops import step_flops
@@ -114,7 +115,20 @@ class NotSmall(BareBlock):
         return y
 
 
-def test_a_block_that_takes_no_small_sizes_is_said_to_be_unchecked(capsys):
+class NotSmallAndReadsAhead(NotSmall):
+    """One whose f reads later tokens."""
+
+    def f(self, y, places, deterministic=True):
+        return jnp.flip(super().f(y, places), 1)
+
+
+def test_a_block_that_takes_no_small_sizes_is_checked_at_its_own(capsys, monkeypatch):
+    """Unless these are large, which is said."""
+    check_block(small(block=f"{__name__}:NotSmall").config)
+    with pytest.raises(InputError, match="has an f whose value at a token depends on"):
+        check_block(small(block=f"{__name__}:NotSmallAndReadsAhead").config)
+    assert not capsys.readouterr().err
+    monkeypatch.setattr(plugin_checks, "_MOST_CHANNELS", 8)
     check_block(small(block=f"{__name__}:NotSmall").config)
     assert (
         "NotSmall: which tokens it reads isn't checked: AssertionError" in capsys.readouterr().err
@@ -237,7 +251,10 @@ def test_a_block_without_a_method_is_refused_by_name():
     [
         ("nowhere.py:Block", "a module is named without .py, as in nowhere:Block"),
         ("nowhere:Block", "nowhere can't be imported .*No module named 'nowhere'.* PYTHONPATH"),
-        ("t5x_diffeq.model.parallel_block:Block9", "has no Block9; it has .*ParallelBlock"),
+        (
+            "t5x_diffeq.model.parallel_block:Block9",
+            "has no Block9; it is .*, and has .*ParallelBlock",
+        ),
         ("t5x_diffeq.model.config:ModelConfig", "is no subclass of .*Block; derive it"),
         (f"{PARALLEL}(size=3)", "can't be made: .*size"),
         (f"{PARALLEL}(3)", "can.t be made: multiple values for argument .config."),

@@ -13,7 +13,7 @@ from t5x_diffeq.config.config import Config
 from t5x_diffeq.system.errors import InputError, RunError
 from t5x_diffeq.training.hooks import Hook, LoopPosition, Training, basic_hooks
 from t5x_diffeq.training.hooks.hook import DoneStep
-from t5x_diffeq.training.hooks.hook_list import Hooks, _check_numbers, _named, load_hooks
+from t5x_diffeq.training.hooks.hook_list import Hooks, _check_numbers, load_hooks, naming_hook
 
 
 class Calls(Hook):
@@ -141,7 +141,7 @@ def test_a_hook_keeps_the_tree_of_the_train_state():
 
 
 def test_a_hook_that_wants_to_end_the_process_is_named():
-    with pytest.raises(SystemExit) as raised, _named(Failing.__new__(Failing), 18):
+    with pytest.raises(SystemExit) as raised, naming_hook(Failing.__new__(Failing), 18):
         raise SystemExit(0)
     assert raised.value.__notes__ == ["in the hook failing at step 18"]
 

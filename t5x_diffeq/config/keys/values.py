@@ -102,6 +102,8 @@ class Values:
     def fault_of_type(self) -> str:
         """`fault` for a value of another type."""
         example = "; Python writes a tuple as (A,) or (A, B)" if self.type is tuple else ""
+        if PLUGIN in self.choices and self.type is str:
+            example = f", such as an importable name, {PLUGIN!r}"
         return f"it must be {_TYPE_WORDS[self.type]}{' or None' if self.optional else ''}{example}"
 
     def fault_of_entries(self, values: Iterable[object]) -> str | None:
@@ -117,7 +119,8 @@ class Values:
             return None if value or self.can_be_empty else "it must not be empty; leave it out"
         if any(re.fullmatch(_pattern(choice), value) for choice in self.choices):
             return None
-        return f"it can be {', '.join(self.choices)}"
+        words = ", ".join(self.choices)
+        return f"it can be {words}{' with k of at least 1' if ':k' in words else ''}"
 
     def has_word(self, text: str) -> bool:
         """Whether a text is a choice that the package itself defines, so not an importable name."""

@@ -51,14 +51,15 @@ def load_hooks(names: Sequence[str], taken: Sequence[str] = ()) -> list[HookClas
             raise InputError(f"{where}: the class does nothing; give it a `run(self, position)`")
         _check_methods(cls, where)
         every = getattr(make, "keywords", {}).get("every")
-        if every is not None and not isinstance(every, int):
-            raise InputError(f"{where}: every={every!r}; it must be a whole number")
+        if every is not None and not (isinstance(every, int) and every >= 1):
+            raise InputError(f"{where}: every={every!r}; it must be a whole number of at least 1")
         try:
             inspect.signature(make).bind(None)  # None stands for the Training
         except (TypeError, ValueError) as error:
             takes = inspect.signature(cls)
             raise InputError(
-                f"{where}: its arguments are invalid; the class takes {takes}"
+                f"{where}: its arguments are invalid; the class takes {takes}, and it gets the "
+                "run's Training first, as in __init__(self, training, size=4)"
             ) from error
         hooks.append(HookClass(cls, make))
     return hooks
@@ -108,7 +109,7 @@ class Hooks:
     def __enter__(self) -> "Hooks":
         with ExitStack() as stack:  # if a hook fails here, the hooks before it are ended
             for hook in self.hooks:
-                with _named(hook):
+                with naming_hook(hook):
                     stack.enter_context(hook)
             self.stack = stack.pop_all()
         return self
@@ -134,7 +135,7 @@ class Hooks:
 
     def _each(self, step: int, call: Callable[[Hook], None], backwards: bool = False) -> None:
         for hook in reversed(self.hooks) if backwards else self.hooks:
-            with _named(hook, step):
+            with naming_hook(hook, step):
                 call(hook)
 
     def before_batch(self, step: int, state: TrainState) -> None:
@@ -190,7 +191,7 @@ class Hooks:
         """A context in which the hook runs instead of steps."""
         seconds = getattr(self.training.config.train, hook.timeout)
         what = f"{hook.name} at step {step}"
-        with _named(hook, step), self.training.instead(hook.activity, what, seconds):
+        with naming_hook(hook, step), self.training.instead(hook.activity, what, seconds):
             yield
 
     def go_back(self, step: int) -> None:
@@ -225,7 +226,7 @@ class Hooks:
 
 
 @contextmanager
-def _named(hook: Hook, step: int | None = None) -> Iterator[None]:
+def naming_hook(hook: Hook | type[Hook], step: int | None = None) -> Iterator[None]:
     """A context whose errors get a note that names the hook.
 
     Foreseen errors of the project's own hooks get none, because their messages say enough.
@@ -234,7 +235,8 @@ def _named(hook: Hook, step: int | None = None) -> Iterator[None]:
         yield
     except BaseException as error:  # also the SystemExit of a hook that wants to end the process
         foreseen = isinstance(error, InputError | RunError | InfrastructureError)
-        is_builtin = type(hook).__module__.startswith("t5x_diffeq.training.")
+        of_class = hook if isinstance(hook, type) else type(hook)
+        is_builtin = of_class.__module__.startswith("t5x_diffeq.training.")
         if not (isinstance(error, Interrupted) or (foreseen and is_builtin)):
             where = "" if step is None else f" at step {step}"
             error.add_note(f"in the hook {hook.name}{where}")
