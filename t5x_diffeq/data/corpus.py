@@ -2,10 +2,10 @@
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from functools import cached_property, partial
+from functools import cached_property
 
 from t5x_diffeq.config.config import CONFIG_FILE, DataKeys, check_vocab_size, is_run
 from t5x_diffeq.data.documents import ConcatenatedDocuments
@@ -44,20 +44,26 @@ class CorpusPart:
     fingerprint: str
 
 
+class _LostTokensError(InputError):
+    """The tokens of a run aren't where it left or read them."""
+
+
 @dataclass(frozen=True)
 class Corpus:
     """The parts of a mixture (just one for a single source) and their common tokenizer.
 
-    The tokens are looked for when a part is used: a run that was copied without them can generate.
+    A run that was copied without its tokens can generate, so they are missed when they are read.
     """
 
     tokenizer: Tokenizer
-    read_parts: Callable[[], tuple[CorpusPart, ...]]
+    parts_or_error: "tuple[CorpusPart, ...] | _LostTokensError"
 
-    @cached_property
+    @property
     def parts(self) -> tuple[CorpusPart, ...]:
-        """The parts; an InputError if tokens are lost, or another run's."""
-        return self.read_parts()
+        """The parts; an InputError if their tokens aren't there."""
+        if isinstance(self.parts_or_error, _LostTokensError):
+            raise self.parts_or_error
+        return self.parts_or_error
 
     @property
     def name(self) -> str:
@@ -298,7 +304,7 @@ def load_corpus(workdir: AnyPath) -> Corpus:
     """The corpus that a run left in its workdir.
 
     Raises:
-      InputError: if there is no run, or its tokenizer or the facts about its parts can't be read.
+      InputError: if there is no run, or what it left can't be read or is another run's.
     """
     facts_file, tokenizer = workdir / _FACTS_FILE, load_tokenizer(workdir / "tokenizer")
     has_config = is_run(workdir) and not is_hugging_face(workdir)
@@ -308,10 +314,12 @@ def load_corpus(workdir: AnyPath) -> Corpus:
         raise InputError(f"workdir {workdir} has lost its tokenizer/; train in a new one")
     try:
         parts = _read_parts(workdir)
+        assert tokenizer is not None  # else the file doesn't exist either
+        return Corpus(tokenizer, tuple(_load_part(workdir, part, tokenizer) for part in parts))
     except OSError as error:
         raise _parts_error(facts_file, error) from error
-    assert tokenizer is not None  # else the file doesn't exist either
-    return Corpus(tokenizer, partial(_load_parts, workdir, parts, tokenizer))
+    except _LostTokensError as error:
+        return Corpus(tokenizer, error)
 
 
 def _read_parts(workdir: AnyPath) -> list[dict]:
@@ -393,19 +401,10 @@ def link_corpus(source: AnyPath, workdir: AnyPath) -> None:
     files.write_whole(workdir / _FACTS_FILE, json.dumps({"parts": parts}, indent=2).encode())
 
 
-def _load_parts(
-    workdir: AnyPath, parts: Sequence[dict], tokenizer: Tokenizer
-) -> tuple[CorpusPart, ...]:
-    try:
-        return tuple(_load_part(workdir, part, tokenizer) for part in parts)
-    except OSError as error:
-        raise _parts_error(workdir / _FACTS_FILE, error) from error
-
-
 def _load_part(workdir: AnyPath, facts: dict, tokenizer: Tokenizer) -> CorpusPart:
     folder = files.join_path(workdir, facts["shards"])
-    if folder.is_relative_to(workdir) and not (folder / MANIFEST).exists():
-        raise InputError(
+    if not (folder / MANIFEST).exists():
+        raise _LostTokensError(
             f"workdir {workdir} has lost its tokens in {facts['shards']}/; restore them or train "
             "in a new --workdir (generating needs none)"
         )

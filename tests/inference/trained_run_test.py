@@ -86,7 +86,8 @@ def test_evaluate_is_what_training_reported(run, run_on_lines):
 
 def test_a_run_that_was_copied_without_its_tokens(run_on_lines, run, tmp_path):
     """It generates; only what reads its validation text asks for them."""
-    shutil.copytree(run_on_lines, tmp_path / "copy", ignore=shutil.ignore_patterns("data"))
+    shutil.copytree(run_on_lines, tmp_path / "copy")
+    shutil.rmtree(tmp_path / "copy" / "data")
     copy = td.load(tmp_path / "copy")
     assert copy.generate("a", max_tokens=3) == run.generate("a", max_tokens=3)
     with pytest.raises(InputError, match=r"has lost its tokens in data/0/; restore them or"):
