@@ -208,6 +208,15 @@ def test_a_host_trains_where_the_user_stands(stand_ins, there):
         ("gpu_slurm.sh", [*RUN, "--container_mounts=/a"], "needs --container=IMAGE"),
         ("gpu_slurm.sh", [*RUN, "--", "--config.seed=3"], "--config.seed=3 comes after --"),
         ("gpu_slurm.sh", [RUN[0], "--workdir=gs:/b/w"], "names no bucket; write gs://BUCKET/PATH"),
+        ("gpu_slurm.sh", [*RUN, "--ntasks=8"], "did you mean --tasks_per_node?"),
+        ("gpu_slurm.sh", [*RUN, "--num_nodes=2"], "did you mean --nodes?"),
+        ("gpu_slurm.sh", [*RUN, "--container=a.sif"], "of Apptainer; pyxis takes one of enroot"),
+        ("tpu_pod.sh", [*RUN, "--topology=4x4x4"], "did you mean --type?"),
+        (
+            "gpu_nodes.sh",
+            [*RUN, "--rank=0", "--size=2", "--coordinator=a:99999"],
+            "--coordinator=a:99999: a port is a number up to 65535",
+        ),
         ("gpu_nodes.sh", [*NODES, "--rank=0", "--size=2"], "leave one of these out"),
         ("gpu_nodes.sh", [*RUN, "--hosts=a,me@a"], "--hosts: a is named twice"),
         ("gpu_nodes.sh", [*RUN, "--hosts=localhost,b"], "no other host finds the first as local"),
@@ -234,6 +243,7 @@ def test_what_is_refused(stand_ins, script, arguments, message):
     [
         ("--time=24", "for minutes; hours are --time=24:00:00"),
         ("--mem=400", "are --mem=400G"),
+        ("--container=nowhere.sqsh", "is not on this machine; all nodes must have it"),
         ("--env=A=1,B=2", "=... is one variable, with B in its value; for two, give --env twice"),
     ],
 )
