@@ -15,6 +15,7 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from ml_collections import ConfigDict
 
@@ -127,7 +128,7 @@ def check_source(data: DataKeys, shared: bool) -> None:
         )
     if data.source not in ("text_files", "tokens") and not str(data.path).startswith(BUCKETS):
         return
-    path = parse_path(data.path, "data.path")
+    path = parse_path(str(data.path), "data.path")
     here = shared and (path.exists() or files_matching(path))
     if not here and not is_in_bucket(path):
         note = f"data.path={data.path} must be on the machines; it can't be checked from here"
@@ -148,7 +149,7 @@ def check_sources(
       InputError: if the mixture is invalid.
     """
     for part in part_configs(data):
-        collect(lambda part=part: check_source(part, shared))
+        collect(partial(check_source, part, shared))
 
 
 def check_mesh(config: Config, devices: list[PlannedDevice]) -> None:

@@ -6,6 +6,7 @@ examples/smooth gets what reading WORKDIR needs: config, tokenizer, parameters, 
 the start of the training text. The pictures need Chromium (tests/support/browser.py).
 """
 
+import json
 import shutil
 import sys
 from pathlib import Path
@@ -53,10 +54,12 @@ def keep_what_reading_needs(workdir: Path) -> None:
     for path in MODEL.iterdir():
         if path.name != "README.md":
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-    where = str(Path(td.load(workdir).config.data.path).parent)  # of the text, on this machine
+    where = str(Path(str(td.load(workdir).config.data.path)).parent)  # of the text, on this machine
     for name in ("config.json", "data.json"):
         text = (workdir / name).read_text("utf-8")
-        (MODEL / name).write_text(text.replace(f"{where}/", ""), "utf-8")
+        content = json.loads(text.replace(f"{where}/", ""))
+        content.pop("digest", None)  # of the values before
+        (MODEL / name).write_text(json.dumps(content, indent=2), "utf-8")
     shutil.copytree(workdir / "tokenizer", MODEL / "tokenizer")
     shards, kept = workdir / "data" / "0", MODEL / "data" / "0"
     shutil.copytree(shards / "tokenizer", kept / "tokenizer")

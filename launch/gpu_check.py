@@ -51,14 +51,14 @@ def check_kernels(small: bool) -> Iterator[Row]:
         keys = jax.random.split(jax.random.key(width), 3)
         exact = [jax.random.normal(key, shape) for key, shape in zip(keys, shapes, strict=True)]
         rounded = [x.astype(jnp.bfloat16) for x in exact]
-        segments = jnp.repeat(jnp.arange(documents), length // documents)[None].repeat(2, 0)
-        segments = segments.astype(jnp.int32) if documents > 1 else None
+        numbers = jnp.repeat(jnp.arange(documents, dtype=jnp.int32), length // documents)
+        segments = numbers[None].repeat(2, 0) if documents > 1 else None
         shape = (jnp.bfloat16, width, length, documents > 1)
         kernel, _ = choose(device.platform, *shape, capability=capability)
 
         def run(kernel: str, segments: jax.Array | None, *qkv: jax.Array) -> tuple:
-            def total(*qkv: jax.Array) -> tuple[jax.Array, jax.Array]:
-                mixed = causal_attention(*qkv, kernel, segments).astype(jnp.float32)
+            def total(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
+                mixed = causal_attention(q, k, v, kernel, segments).astype(jnp.float32)
                 return jnp.sin(mixed).sum(), mixed
 
             gradients, mixed = jax.grad(total, argnums=(0, 1, 2), has_aux=True)(*qkv)
@@ -117,7 +117,7 @@ def check_resume(small: bool) -> Iterator[Row]:
     for _ in range(2):
         with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as training:
             reports = 0
-            for line in training.stderr:
+            for line in training.stderr or ():
                 log += line
                 reports += line.startswith("step ")
                 if reports == 25:
@@ -129,8 +129,8 @@ def check_resume(small: bool) -> Iterator[Row]:
     fine = statuses == [42, 42] and len(lines) >= 50
     fine = fine and [line["step"] for line in lines] == list(range(1, len(lines) + 1))
     losses = [line["train/loss"] for line in lines]
-    text = f"loss {losses[0]:.3f} to {losses[-1]:.3f}" if fine else log[-2000:]
-    yield Row(f"{len(lines)} steps, stopped and resumed", text, fine)
+    result = f"loss {losses[0]:.3f} to {losses[-1]:.3f}" if fine else log[-2000:]
+    yield Row(f"{len(lines)} steps, stopped and resumed", result, fine)
 
 
 # -------------------------------------------------------------------------------- how fast is it?
@@ -198,15 +198,16 @@ def time_gpt_small(small: bool) -> Iterator[Row]:
     from configs import gpt_small
     from t5x_diffeq.config.config import Config
 
+    rows = 4 if small else 32
     keys = {"model.remat": "keep:qkv,attention,mlp", "model.vocab_size": 50304}
-    keys |= {"data.tokenizer": "bytes", "data.cross_documents": True, "train.batch_size": 32}
+    keys |= {"data.tokenizer": "bytes", "data.cross_documents": True, "train.batch_size": rows}
     if small:
         keys |= {"model.embed_dim": 64, "model.mlp_dim": 128, "model.num_heads": 2}
-        keys |= {"model.vocab_size": 512, "data.sequence_length": 128, "train.batch_size": 4}
+        keys |= {"model.vocab_size": 512, "data.sequence_length": 128}
     variants = ("baseline", "ode", *(() if small else ("compact", "smooth", "shared")))
     models = {v: Config.of(gpt_small.get_config(v)).with_values(keys) for v in variants}
     candidates = take_turns(models)
-    tokens = keys["train.batch_size"] * models["ode"].data.sequence_length
+    tokens = rows * models["ode"].data.sequence_length
     for name, candidate in candidates.items():
         seconds = statistics.median(candidate.seconds)
         ratios = map(truediv, candidate.seconds, candidates["baseline"].seconds)

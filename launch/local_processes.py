@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import time
+from typing import NoReturn
 
 SAVED = (0, 42, 130)  # done; preempted and saved; stopped by Ctrl-C and saved
 LOST = 175  # a process was lost, or a link: start all again
@@ -24,7 +25,7 @@ LEAVE_SECONDS = 60  # for the others to end by themselves when a process ended w
 class Parser(argparse.ArgumentParser):
     """Prints what is wrong in one line, as all verbs and scripts do."""
 
-    def error(self, message: str) -> None:
+    def error(self, message: str) -> NoReturn:
         """Ends with status 2."""
         print(f"error: {message}", file=sys.stderr)
         sys.exit(2)

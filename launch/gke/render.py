@@ -107,14 +107,15 @@ def render(
 def main(file: str, *words: str) -> None:
     """Prints the manifest."""
     end = words.index("--") if "--" in words else len(words)
-    values, lists = {}, {}
+    values: dict[str, str] = {}
+    lists: dict[str, list[str]] = {}
     for word in words[:end]:
         name, _, value = word.partition("=")
         if name.endswith("+"):
             lists.setdefault(name[:-1], []).append(value)
         else:
             values[name] = value
-    sys.stdout.reconfigure(encoding="utf-8")
+    sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
     print(
         render(Path(file).read_text(encoding="utf-8"), values, list(words[end + 1 :]), lists),
         end="",

@@ -313,13 +313,11 @@ def load_corpus(workdir: AnyPath) -> Corpus:
     if tokenizer is None and facts_file.exists():
         raise InputError(f"workdir {workdir} has lost its tokenizer/; train in a new one")
     try:
-        parts = _read_parts(workdir)
+        facts = _read_parts(workdir)
         assert tokenizer is not None  # else the file doesn't exist either
-        return Corpus(tokenizer, tuple(_load_part(workdir, part, tokenizer) for part in parts))
+        return Corpus(tokenizer, _load_parts(workdir, facts, tokenizer))
     except OSError as error:
         raise _parts_error(facts_file, error) from error
-    except _LostTokensError as error:
-        return Corpus(tokenizer, error)
 
 
 def _read_parts(workdir: AnyPath) -> list[dict]:
@@ -399,6 +397,15 @@ def link_corpus(source: AnyPath, workdir: AnyPath) -> None:
     for part in parts:
         part["shards"] = str(files.absolute_path(files.join_path(source, part["shards"])))
     files.write_whole(workdir / _FACTS_FILE, json.dumps({"parts": parts}, indent=2).encode())
+
+
+def _load_parts(
+    workdir: AnyPath, facts: Sequence[dict], tokenizer: Tokenizer
+) -> tuple[CorpusPart, ...] | _LostTokensError:
+    try:
+        return tuple(_load_part(workdir, each, tokenizer) for each in facts)
+    except _LostTokensError as error:
+        return error
 
 
 def _load_part(workdir: AnyPath, facts: dict, tokenizer: Tokenizer) -> CorpusPart:
