@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from math import isfinite
+from math import ceil, isfinite, prod
 from typing import Any, NamedTuple
 
 import jax
@@ -19,6 +19,7 @@ from t5x_diffeq.system.errors import failure_kind, is_infrastructure_failure, sy
 from t5x_diffeq.system.files import AnyPath, describe_error, is_in_bucket
 
 CHUNK_BYTES = 256 * 10**6  # the most that a chunk of a stored array has
+_MOST_CHUNKS = 16  # of a device's part of an array, over as few as `CHUNK_BYTES` allows
 _FULL = "No space left on device"
 
 
@@ -128,14 +129,29 @@ def _format_bytes(size: int) -> str:
 def items_of(state: TrainState, data_state: dict) -> ocp.args.Composite:
     """The items of a checkpoint, as Orbax takes them.
 
-    An array is cut into chunks of at most `CHUNK_BYTES`, however it is sharded. A chunk is written
-    and read as a whole, by one thread.
+    An array is cut into chunks of at most `CHUNK_BYTES`, however it is sharded, if its shape allows
+    that (`_most_chunk_bytes`). A chunk is written and read as a whole, by one thread.
     """
     parts = parts_of(_copy_on_cpus(state))
-    chunked = jax.tree.map(lambda _: ocp.SaveArgs(chunk_byte_size=CHUNK_BYTES), parts)
+    chunked = jax.tree.map(lambda x: ocp.SaveArgs(chunk_byte_size=_most_chunk_bytes(x)), parts)
     return ocp.args.Composite(
         state=ocp.args.PyTreeSave(parts, save_args=chunked), data=ocp.args.JsonSave(data_state)
     )
+
+
+def _most_chunk_bytes(array: Array) -> int | None:
+    """The most that a chunk of an array may have; None: each device's part is one chunk.
+
+    Orbax's chunks divide a part evenly, dimension by dimension. A long dimension without a fitting
+    divisor, such as one of prime length, would give millions of chunks of a few bytes.
+    """
+    shape = array.sharding.shard_shape(array.shape)
+    least = ceil(prod(shape) * array.dtype.itemsize / CHUNK_BYTES)  # chunks
+    fitting = range(least, _MOST_CHUNKS * least + 1)
+    long = [length for length in shape if length >= least]
+    if least <= 1 or all(any(length % n == 0 for n in fitting) for length in long):
+        return CHUNK_BYTES
+    return None
 
 
 def _copy_on_cpus(state: TrainState) -> TrainState:

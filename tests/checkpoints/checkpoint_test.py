@@ -167,6 +167,32 @@ def test_chunks_have_a_largest_size(tmp_path, monkeypatch):
     jax.tree.map(np.testing.assert_array_equal, restored.state, state)
 
 
+@pytest.mark.parametrize(
+    ("shape", "is_cut"),
+    [
+        ((4096, 2), True),
+        ((1009,), True),  # it is small enough
+        ((4099,), False),  # a prime number, which would be cut into single elements
+        ((4099, 2), False),
+        ((2, 4096), True),
+        ((29 * 173, 1), False),  # 5 parts or more: 29 are too many
+    ],
+)
+def test_no_array_is_cut_into_crumbs(monkeypatch, tmp_path, shape, is_cut):
+    monkeypatch.setattr(stored, "CHUNK_BYTES", 4096)
+    monkeypatch.setattr(stored, "_MOST_CHUNKS", 4)
+    values = np.arange(math.prod(shape), dtype=np.float32).reshape(shape)
+    state = TrainState(jnp.int32(1), {"w": jnp.asarray(values)}, {})
+    with Checkpoints(tmp_path, keep=1) as checkpoints:
+        checkpoints.save(1, state, RunFacts(FINGERPRINT))
+        checkpoints.wait()
+        restored = checkpoints.restore(abstract(state), FINGERPRINT)
+    np.testing.assert_array_equal(restored.state.params["w"], values)
+    _, chunk, itemsize = stored_chunks(tmp_path / "checkpoints" / "1")["params.w/.zarray"]
+    size = math.prod(chunk) * itemsize
+    assert (1024 <= size <= 4096) if is_cut else size == values.nbytes
+
+
 def test_what_orbax_gets_shares_no_memory_with_the_state():
     """It is read while the next step writes to the arrays of the state."""
 
