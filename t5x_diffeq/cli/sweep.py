@@ -12,12 +12,13 @@ from ml_collections.config_flags import config_flags
 
 from t5x_diffeq.cli import flag_values
 from t5x_diffeq.cli.verb_flags import VerbFlags
+from t5x_diffeq.config.config import TUNES
 from t5x_diffeq.config.config_files import load_config
 from t5x_diffeq.config.keys.values import INT32, SEEDS
 from t5x_diffeq.experiments.grid import parse_grid, points
 from t5x_diffeq.system.console import log, print_result
 from t5x_diffeq.system.errors import InputError, RunError
-from t5x_diffeq.system.files import AnyPath, write_whole
+from t5x_diffeq.system.files import BUCKETS, AnyPath, write_whole
 
 FLAGS = VerbFlags(__name__)
 CONFIG = FLAGS.define_config("Config file, with a :variant if it has variants.")
@@ -99,14 +100,25 @@ def _check_points(plan) -> None:
 
     The checks must not start JAX's devices, because the runs, which are other processes, need them.
     """
+    from t5x_diffeq.data.sources import find_text_files
     from t5x_diffeq.model.config import ModelConfig
     from t5x_diffeq.training.checks import run_checks
     from t5x_diffeq.training.setup import expected_vocab_size
 
+    paths: set[str] = set()  # of texts on this machine
     for point in points(plan.axes):
         config = load_config(*plan.config_of(point))
         ModelConfig.of(config.model, expected_vocab_size(config), config.data.sequence_length)
         run_checks("sweep", config)
+        if config.init_from:
+            raise InputError(
+                f"--grid=init_from={config.init_from}: {TUNES}, or to a sweep with --config="
+                "configs/finetune.py:full and --config.init_from"
+            )
+        if config.data.source == "text_files" and BUCKETS not in str(config.data.path):
+            paths.add(str(config.data.path))
+    for path in sorted(paths):
+        find_text_files("path", path)
 
 
 def _present(plan, output: AnyPath) -> None:

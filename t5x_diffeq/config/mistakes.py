@@ -15,6 +15,7 @@ from t5x_diffeq.config.config_files import CONFIGS
 from t5x_diffeq.config.keys.values import Values
 from t5x_diffeq.system.errors import InputError
 
+_FEW = 3  # verbs, which are named
 # What verbs don't have flags for: of the verb with a flag, names of other projects, the way out.
 _WITHOUT_FLAG = (
     ("prompt", "output out output_file save", "the text goes to standard output: > FILE"),
@@ -56,8 +57,9 @@ def explain_unknown_flag(
     if of_config and "workdir" in verb_flags:
         return f"--{name} is not a flag of this verb, which takes the run's config; leave it out"
     keys_too = ", and --help=keys for the keys of a config" if has_config else ""
-    verbs = ", ".join(verbs_with(name))
-    hint = f"{verbs} {'have' if ', ' in verbs else 'has'} it" if verbs else f"see --help{keys_too}"
+    verbs = [] if "." in name else verbs_with(name)
+    has = f"{' and '.join(verbs)} {'have' if len(verbs) > 1 else 'has'} it"
+    hint = has if 0 < len(verbs) <= _FEW else f"see --help{keys_too}"
     hint = f"did you mean {' or '.join(near)}?" if near else hint
     return f"--{name} is not a flag of this verb; {hint}"
 

@@ -137,6 +137,12 @@ def said(capsys, monkeypatch, tmp_path):
         (f"sweep {TINY} --output=o --seeds=2 --config.train.profile=9:3", "such as 100:105"),
         ("analyze spectrum --workdir=w", "takes spectra, lyapunov, clustering or all, not 'spec"),
         (f"sweep {TINY} --output=o --grid=num_steps=2,4", "did you mean model.num_steps?"),
+        (f"sweep {TINY} --output=o --grid=init_from=w", "or to a sweep with --config=configs/fi"),
+        (
+            f"sweep {TINY} --output=o --config.data.source=text_files --grid=data.path=no.txt",
+            "data.path=no.txt: there is no file or folder of that name",
+        ),
+        ("explore --workdir=w --output=a", "--output is not a flag of this verb; see --help"),
         ("convert --input=gpt2 --workdir=w", "hf download gpt2 --local-dir=DIR"),
         (f"train {TINY} --workdir=w -- --config.seed=1", "comes after -- alone, which ends the fl"),
         (f"train {TINY} --workdir=w --dry_run=maybe", "--dry_run=maybe must be true or false"),
