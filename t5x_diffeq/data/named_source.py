@@ -7,7 +7,7 @@ from math import fsum
 from t5x_diffeq.config.config import DataKeys
 from t5x_diffeq.config.plugins import call_plugin, check_returns, is_plugin, load_plugin
 from t5x_diffeq.data.sources import SOURCES, STREAM, Source, source_of_texts
-from t5x_diffeq.system.errors import InputError
+from t5x_diffeq.system.errors import InputError, describe_foreign
 
 WITHOUT_PATH = ("stdlib", "wikitext103")  # plain text, for which data.path may be left out
 _NEED_PATH = ("text_files", "tfds", "huggingface", STREAM)
@@ -117,6 +117,14 @@ def _from_function(data: DataKeys) -> Source:
                 "t5x_diffeq.data.sources.Source, or two nonempty sequences of texts, such as "
                 "lists, for training and for validation"
             )
+        try:
+            for split in source:
+                split[len(split) - 1]
+        except Exception as error:
+            raise InputError(
+                f"data.source={data.source} returns a {type(source[0]).__name__}, whose entries "
+                f"can't be had by their number ({describe_foreign(error)}); return lists"
+            ) from error
         kinds = {type(text) for split in source for text in split}
         wrong = [kind.__name__ for kind in kinds if not issubclass(kind, str)]
         if wrong:

@@ -20,6 +20,7 @@ from t5x_diffeq.model.layers.parameter import flatten_parameters
 from t5x_diffeq.model.ode.integrate import kept_names
 from t5x_diffeq.model.ode.solvers import find_scheme
 from t5x_diffeq.model.sub_fields import SchemeLeaves, block_of_shapes, need_methods
+from t5x_diffeq.system.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,14 @@ def step_flops(config: ModelConfig, batch_size: int) -> StepFlops:
     tokens = batch_size * config.max_length
     f, g = _evaluations(config)
     block = block_of_shapes(config)
-    flops_f, flops_g = block.flops(config.max_length)
+    pair = block.flops(config.max_length)
+    is_pair = isinstance(pair, tuple) and len(pair) == 2
+    if not is_pair or not all(isinstance(each, SubFieldFlops) for each in pair):
+        raise InputError(
+            f"model.block={config.block}: its method flops returns {pair!r:.60}; it must return "
+            "two SubFieldFlops, of f and of g"
+        )
+    flops_f, flops_g = pair
     projections, attention = tokens * f * flops_f.products, tokens * f * flops_f.mixing
     mlp = tokens * g * (flops_g.products + flops_g.mixing)
     scheme = tokens * config.num_steps * _products_of_scheme(config)

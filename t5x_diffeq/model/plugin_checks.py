@@ -96,7 +96,8 @@ def _check_what_is_read(config: ModelConfig, named: str) -> None:
     A block that takes no such sizes is checked at its config's, unless these are large: then a note
     says that it isn't checked.
     """
-    every = {"block": config.block, "dtype": "float32", "attention": "xla"}
+    every = {"block": config.block, "attention": "xla", "products": "dtype"}
+    every |= {"dtype": "float32", "state_dtype": "float32"}
     sizes = [{**_SMALL, **every}, *([every] if config.embed_dim <= _MOST_CHANNELS else [])]
     for number, keys in enumerate(sizes, 1):
         try:

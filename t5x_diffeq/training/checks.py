@@ -8,6 +8,8 @@ from collections.abc import Callable, Collection
 from math import lcm
 from typing import NamedTuple
 
+import jax
+
 from t5x_diffeq.checkpoints.restoring import find_step
 from t5x_diffeq.config.config import KEYS, Config
 from t5x_diffeq.data.corpus import check_tokenizers
@@ -35,6 +37,15 @@ def _check_unroll(config: Config) -> None:
         raise InputError(
             f"model.scan_unroll={unroll} is more than model.num_steps={num_steps}; give at most "
             f"{num_steps}"
+        )
+
+
+def _check_precision(_: Config) -> None:
+    """Checks that JAX computes in 32 bits, which the programs of a training are made for."""
+    if jax.dtypes.canonicalize_dtype("float64") == "float64":
+        raise InputError(
+            "JAX computes in 64 bits (JAX_ENABLE_X64, or jax_enable_x64 in jax.config), and trains "
+            "in 32; unset that"
         )
 
 
@@ -237,6 +248,7 @@ CHECKS = (
     Check(_check_data, _BUT_PLAN),
     Check(_check_profile, _BUT_PLAN),
     Check(_check_figures, _BUT_PLAN),
+    Check(_check_precision, ("train", "finetune", "benchmark")),
     # These read the files of other runs, and look for packages.
     Check(check_teacher, ("train", "finetune")),
     Check(_check_pretrained, ("finetune",)),

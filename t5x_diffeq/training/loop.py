@@ -25,7 +25,7 @@ from t5x_diffeq.training.goodput import CHECKPOINT, COMPILE, OTHER, STEPS
 from t5x_diffeq.training.history import Clock, History, Stopwatch, check_saves_are_left
 from t5x_diffeq.training.hooks.basic_hooks import Saves
 from t5x_diffeq.training.hooks.hook import DoneStep, Hook, LoopPosition, PreparedRun, Training
-from t5x_diffeq.training.hooks.hook_list import HookClass, Hooks, load_hooks, naming_hook
+from t5x_diffeq.training.hooks.hook_list import HookClass, Hooks, load_hooks, make_hook, naming_hook
 from t5x_diffeq.training.hooks.spike_hook import GoBack, go_back
 from t5x_diffeq.training.objective import Batch
 from t5x_diffeq.training.setup import Setup, expected_vocab_size, least_memory, make_setup
@@ -84,7 +84,7 @@ def train(
         progress.log_account(config, setup, run.corpus, run.data, workdir, training.start)
 
         # Begin: the history and the trackers, and then the hooks, which write to both.
-        hooks = Hooks(training, [hook.make(training) for hook in hook_classes])
+        hooks = Hooks(training, [make_hook(each, training) for each in hook_classes])
         due = hooks.due_at_start(kinds_reported_at(workdir, training.start))
         if training.start > total_steps or (training.start == total_steps and not due):
             log(f"already finished: {training.start} of {total_steps} steps are done")

@@ -246,6 +246,18 @@ def test_a_block_without_a_method_is_refused_by_name():
         step_flops(config, 2)
 
 
+class CountsOnce(BareBlock):
+    """Its `flops` returns a number."""
+
+    def flops(self, length):
+        return 100
+
+
+def test_flops_are_those_of_f_and_of_g():
+    with pytest.raises(InputError, match="flops returns 100; it must return two SubFieldFlops"):
+        step_flops(small(block=f"{__name__}:CountsOnce").config, 2)
+
+
 @pytest.mark.parametrize(
     ("block", "message"),
     [

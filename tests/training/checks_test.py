@@ -2,6 +2,7 @@
 
 from itertools import pairwise
 
+import jax
 import pytest
 
 from t5x_diffeq.config.config import Config
@@ -98,5 +99,12 @@ def test_the_first_mistake_is_named():
 def test_the_list_goes_from_what_needs_least_to_what_needs_most():
     needs = [row.needs for row in CHECKS]
     assert needs == sorted(needs) and {*needs} == {1, 2, 3}
-    assert [row.needs for row in CHECKS].count(1) == len(ROWS)
+    assert [row.needs for row in CHECKS].count(1) == len(ROWS) + 1  # 64 bits, below
     assert {*VERBS} == {verb for row in CHECKS for verb in row.verbs}
+
+
+def test_a_training_in_64_bits_is_refused():
+    with jax.enable_x64(True):
+        for verb in VERBS:
+            said = "JAX computes in 64 bits (JAX_ENABLE_X64, " in said_to(verb, {})
+            assert said == (verb in ("train", "finetune", "benchmark")), verb

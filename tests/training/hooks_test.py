@@ -13,7 +13,13 @@ from t5x_diffeq.config.config import Config
 from t5x_diffeq.system.errors import InputError, RunError
 from t5x_diffeq.training.hooks import Hook, LoopPosition, Training, basic_hooks
 from t5x_diffeq.training.hooks.hook import DoneStep
-from t5x_diffeq.training.hooks.hook_list import Hooks, _check_numbers, load_hooks, naming_hook
+from t5x_diffeq.training.hooks.hook_list import (
+    Hooks,
+    _check_numbers,
+    load_hooks,
+    make_hook,
+    naming_hook,
+)
 
 
 class Calls(Hook):
@@ -209,9 +215,42 @@ class Idle(Hook):
         super().__init__(training, every)
 
 
+class ChecksItself(Train):
+    """Its `check` is no class method."""
+
+    name = "checks_itself"
+
+    def check(self, config, setup):
+        pass
+
+
+class ChecksTheConfig(Train):
+    """Its `check` doesn't take the setup."""
+
+    name = "checks_the_config"
+
+    @classmethod
+    def check(cls, config):
+        pass
+
+
+class WithoutEvery(Train):
+    """Its `__init__` leaves out that of `Hook`."""
+
+    name = "without_every"
+
+    def __init__(self, training):
+        self.training = training
+
+
 @pytest.mark.parametrize(
     ("hook", "message"),
     [
+        ("ChecksItself", "its method check must be a @classmethod"),
+        ("ChecksTheConfig", r"its method must be check\(config, setup\), and is check\(config\)"),
+        ("Calls(2)", r"name the arguments, as in Calls\(every=100\)"),
+        ("Calls(every=True)", "every=True; it must be a whole number of at least 1"),
+        ("Calls(every=-1)", "every=-1; it must be a whole number of at least 1"),
         ("Nameless", "the class has no name"),
         ("Idle", "the class does nothing; give it a `run"),
         ("Calls(evry=2)", "its arguments are invalid"),
@@ -225,6 +264,15 @@ def test_a_hook_that_cannot_be_made_is_refused_before_the_run(small, tmp_path, h
     with pytest.raises(InputError, match=rf"train\.hooks={__name__}:.*{message}"):
         train_to_end(Config.of(small), tmp_path)
     assert not (tmp_path / "checkpoints").exists()
+
+
+def test_a_hook_without_the_init_of_hooks():
+    training = mock.create_autospec(Training, instance=True)
+    (of_class,) = load_hooks([f"{__name__}:WithoutEvery"])
+    with pytest.raises(
+        InputError, match=r"without_every: its __init__ must call super\(\)\.__init"
+    ):
+        make_hook(of_class, training)
 
 
 @pytest.mark.parametrize("targets", [8.0, 0.0])

@@ -105,7 +105,7 @@ class DoneStep(NamedTuple):
     batches_consumed: int
 
 
-@dataclass
+@dataclass(frozen=True)
 class LoopPosition:
     """Where the loop is between two optimizer steps.
 

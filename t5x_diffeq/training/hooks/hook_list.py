@@ -51,7 +51,10 @@ def load_hooks(names: Sequence[str], taken: Sequence[str] = ()) -> list[HookClas
             raise InputError(f"{where}: the class does nothing; give it a `run(self, position)`")
         _check_methods(cls, where)
         every = getattr(make, "keywords", {}).get("every")
-        if every is not None and not (isinstance(every, int) and every >= 1):
+        if getattr(make, "args", ()):
+            raise InputError(f"{where}: name the arguments, as in {cls.__name__}(every=100)")
+        is_count = isinstance(every, int) and not isinstance(every, bool) and every >= 1
+        if every is not None and not is_count:
             raise InputError(f"{where}: every={every!r}; it must be a whole number of at least 1")
         try:
             inspect.signature(make).bind(None)  # None stands for the Training
@@ -67,10 +70,12 @@ def load_hooks(names: Sequence[str], taken: Sequence[str] = ()) -> list[HookClas
 
 def _check_methods(cls: type[Hook], where: str) -> None:
     """Raises an InputError if a method can't be called with the arguments of `Hook`'s method."""
-    for name, method in vars(Hook).items():
-        own = getattr(cls, name)
-        if name.startswith("_") or not inspect.isfunction(method) or not inspect.isfunction(own):
+    for name in (each for each in vars(Hook) if not each.startswith("_")):
+        method, own = getattr(Hook, name), getattr(cls, name)
+        if not inspect.isroutine(method) or not inspect.isroutine(own):
             continue
+        if inspect.ismethod(method) and not inspect.ismethod(own):
+            raise InputError(f"{where}: its method {name} must be a @classmethod")
         takes = inspect.signature(method).parameters
         try:
             inspect.signature(own).bind(*takes)
@@ -97,6 +102,17 @@ def _check_numbers(values: Any, name: str, others: Sequence[str]) -> None:
                 f"`run` returns {number!r}, a number of the hook {hook}; begin its name with "
                 f"{name + '/'!r}"
             )
+
+
+def make_hook(hook_class: HookClass, training: Training) -> Hook:
+    """A hook of a run; an InputError if its `__init__` leaves out that of `Hook`."""
+    with naming_hook(hook_class.cls):
+        hook = hook_class.make(training)
+    if not hasattr(hook, "every"):
+        raise InputError(
+            f"the hook {hook.name}: its __init__ must call super().__init__(training, every)"
+        )
+    return hook
 
 
 class Hooks:
@@ -175,7 +191,7 @@ class Hooks:
                     if values:
                         _check_numbers(values, hook.name, [each.name for each in self.hooks])
                         self.training.writer.write_scalars(position.step, values)
-                        position.values |= values
+                        position.values.update(values)
         except Interrupted:
             return False
         return True

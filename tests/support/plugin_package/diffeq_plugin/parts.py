@@ -115,6 +115,10 @@ def numbers(data) -> tuple:
     return [1, 2], [3]
 
 
+def by_label(data) -> tuple:
+    return ["one", "two"], {3: "three", 7: "seven"}
+
+
 def generators(data) -> tuple:
     return (text for text in "abc"), (text for text in "d")
 
