@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -101,35 +101,44 @@ def _check_what_is_read(config: ModelConfig, named: str) -> None:
     sizes = [{**_SMALL, **every}, *([every] if config.embed_dim <= _MOST_CHANNELS else [])]
     for number, keys in enumerate(sizes, 1):
         try:
-            reads_f, reads_g, d_params = _differentiate(make_block(replace(config, **keys)))
+            found = _look_at(make_block(replace(config, **keys)))
             break
         except Exception as error:  # another package's code may raise anything
             if number == len(sizes):
                 what = describe_foreign(error)
                 log(f"note: {named}: which tokens it reads isn't checked: {what}")
                 return
-    if reads_f[5]:
+    if np.triu(found.reads_f, 1).any():
         raise _refused(named, "has an f whose value at a token depends on later tokens")
-    if reads_f[:3].any():
+    if found.reads_f[3:, :3].any():
         raise _refused(
             named,
             "has an f whose value at a token depends on another document of the row; "
             "places.segments has the number of each token's document",
         )
-    if reads_g[[0, 1, 2, 3, 5]].any():
+    if (found.reads_g & ~np.eye(6, dtype=bool)).any():
         raise _refused(named, "has a g whose value at a token depends on other tokens")
-    for path, gradient in flatten_dict(d_params).items():
+    for path, gradient in flatten_dict(found.d_params).items():
         if not np.asarray(gradient).any():
             raise _refused(named, f"has a parameter {layer_name(path)} without a gradient")
+    for name in found.adds_state:
+        log(
+            f"note: {named}: its {name} adds the state to its value, and so does the scheme; "
+            f"{name} is the change alone"
+        )
 
 
-def _differentiate(block: Block) -> tuple[np.ndarray, np.ndarray, dict]:
-    """Which of six tokens f and g read at token 4, and the gradient of the parameters.
+class _Small(NamedTuple):
+    """What a block does with a row of two documents of three tokens."""
 
-    The row has two documents of three tokens, and token 4 is the middle one of the second.
-    """
-    documents = jnp.array([[0, 0, 0, 1, 1, 1]])
-    places = Places(jnp.array([[0, 1, 2, 0, 1, 2]]), documents)
+    reads_f: np.ndarray  # [6, 6] whether f at a token depends on another
+    reads_g: np.ndarray
+    d_params: dict
+    adds_state: list[str]  # of f and g, those that are the state if all parameters are 0
+
+
+def _look_at(block: Block) -> _Small:
+    places = Places(jnp.array([[0, 1, 2, 0, 1, 2]]), jnp.array([[0, 0, 0, 1, 1, 1]]))
     y = jax.random.normal(jax.random.key(1), (1, 6, block.config.embed_dim))
     variables = block.init(jax.random.key(0), y, places)
     params = map_parameters(_with_noise, variables.get("params", {}))
@@ -138,14 +147,23 @@ def _differentiate(block: Block) -> tuple[np.ndarray, np.ndarray, dict]:
         apply = partial(block.apply, {"params": params}, y, deterministic=True)
         return apply(places, method="f"), apply(method="g")
 
-    (f, g), pull_back = jax.vjp(evaluate, params, y)
-    d_f, d_g = (jax.random.normal(jax.random.key(2), x.shape, x.dtype) for x in (f, g))
-    one = jnp.zeros((1, 6, 1)).at[:, 4].set(1)
-    _, of_f = pull_back(((one * d_f).astype(f.dtype), jnp.zeros_like(g)))
-    _, of_g = pull_back((jnp.zeros_like(f), (one * d_g).astype(g.dtype)))
-    d_params, _ = pull_back((d_f, d_g))
-    reads_f, reads_g = (np.abs(np.asarray(d[0])).max(-1) > 0 for d in (of_f, of_g))
-    return reads_f, reads_g, d_params
+    values, pull_back = jax.vjp(evaluate, params, y)
+    noise = [jax.random.normal(jax.random.key(2), x.shape).astype(x.dtype) for x in values]
+    zeros = [jnp.zeros_like(x) for x in values]
+
+    def reads(which: int) -> np.ndarray:
+        """Whether f (0) or g (1) at each token depends on each token."""
+        rows = []
+        for token in range(6):
+            of_token = list(zeros)
+            of_token[which] = noise[which].at[:, :token].set(0).at[:, token + 1 :].set(0)
+            rows.append(np.abs(np.asarray(pull_back(tuple(of_token))[1][0])).max(-1) > 0)
+        return np.stack(rows)
+
+    d_params, _ = pull_back(tuple(noise))
+    of_zeros = evaluate(jax.tree.map(jnp.zeros_like, params), y)
+    adds = [name for name, x in zip("fg", of_zeros, strict=True) if np.allclose(x, y, atol=1e-6)]
+    return _Small(reads(0), reads(1), d_params, adds if flatten_dict(params) else [])
 
 
 def _with_noise(leaf: Any) -> Array:

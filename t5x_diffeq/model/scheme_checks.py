@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
+from math import log2
 from typing import Any
 
 import jax
@@ -21,6 +22,7 @@ from t5x_diffeq.model.sub_fields import SchemeLeaves
 from t5x_diffeq.system.errors import InputError, describe_foreign
 
 _LENGTH, _WIDTH = 3, 4
+_ROUNDING = 1e-5  # an error this small says nothing of the order
 _LAYERS = {"parallel": "euler", "sequential": "lie_trotter"}  # the schemes of these layers
 
 
@@ -29,10 +31,10 @@ def check_scheme(config: ModelConfig) -> None:
 
     Raises:
       InputError: if a step can't be taken, or evaluates f or g another number of times than the
-        scheme says; if it changes the shape or dtype of the state or of the memory; if it has an
-        order and changes the state where f and g are zero; if it returns a state that isn't finite,
-        or mixes tokens; if it isn't a step of the `layer` that the scheme says; if the scheme lacks
-        an `end`; or if a leaf has no gradient.
+        scheme says; if it changes the shape or dtype of the state or of the memory; if it says an
+        order, and changes the state where f and g are zero, or has a lower order; if it returns a
+        state that isn't finite, or mixes tokens; if it isn't a step of the `layer` that the scheme
+        says; if the scheme lacks an `end`; or if a leaf has no gradient.
     """
     small = replace(config, block=None, embed_dim=_WIDTH, num_heads=1, num_kv_heads=None)
     scheme, N = solvers.find_scheme(config.scheme), config.num_steps
@@ -76,6 +78,7 @@ def check_scheme(config: ModelConfig) -> None:
             "changes the state where f and g are zero, so it doesn't solve dy/dt = f + g; a step "
             "is y + dt * (...), or the scheme's order is None",
         )
+    _check_order(small, scheme, y)
     for path, gradient in flatten_dict(d_leaves).items():
         if not np.any(np.asarray(gradient)):
             raise _refused(
@@ -89,6 +92,25 @@ def check_scheme(config: ModelConfig) -> None:
                 f"says layer={scheme.layer!r}, and its steps aren't those of "
                 f"{_LAYERS[scheme.layer]}; leave layer out",
             )
+
+
+def _check_order(config: ModelConfig, scheme: Scheme, y: State) -> None:
+    """Checks that halving the step divides the error by 2^order, nearly, with constant weights."""
+    if scheme.order is None or scheme.leaves is not None or not scheme.any_grid:
+        return
+
+    def solve(name: str, num_steps: int) -> State:
+        return _integrate(replace(config, num_steps=num_steps, step_size="1/N"), name, {}, y)
+
+    exact = solve("rk4", 64)
+    coarse, fine = (float(abs(solve(config.scheme, n) - exact).max()) for n in (8, 16))
+    if fine > _ROUNDING and coarse < 2 ** (scheme.order - 1 / 2) * fine:
+        raise _refused(
+            config,
+            f"says order={scheme.order}, and with 16 steps its error is {fine:.1e}, with 8 steps "
+            f"{coarse:.1e}: that is order {max(0, round(log2(coarse / fine)))}; correct it, or its "
+            "step",
+        )
 
 
 def _check_memory(config: ModelConfig, scheme: Scheme) -> None:

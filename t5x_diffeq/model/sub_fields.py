@@ -1,6 +1,6 @@
 """Makes a config's block a vector field, for passes from t = 0 to t = 1 and for new tokens."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import jax
@@ -32,6 +32,16 @@ def make_block(config: ModelConfig) -> Block:
     if config.block is None:
         return TransformerBlock(config, parent=None)
     block = make_plugin("model.block", config.block, Block, config=config, parent=None)
+    if not isinstance(block.needs, Mapping):
+        raise InputError(
+            f"model.block={config.block}: its needs are {block.needs!r:.60}; they must be a dict "
+            "of keys of config.model and their values, as in needs = {'qk_norm': 'head'}"
+        )
+    if not isinstance(block.scopes, tuple) or len(block.scopes) != 2:
+        raise InputError(
+            f"model.block={config.block}: its scopes are {block.scopes!r:.60}; they must be two "
+            "names, of f and of g, as in scopes = ('attention', 'mlp')"
+        )
     for key, value in block.needs.items():
         if not hasattr(config, key):
             raise InputError(f"model.block={config.block} needs model.{key}, which is no key")

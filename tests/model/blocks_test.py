@@ -67,6 +67,18 @@ class WithoutPlaces(BareBlock):
         return y
 
 
+class Needs(BareBlock):
+    """Its needs have no values."""
+
+    needs = ["qk_norm"]  # noqa: RUF012
+
+
+class Scopes(BareBlock):
+    """One name for f and g."""
+
+    scopes = "attn"
+
+
 class Reads(BareBlock):
     """An f or g that reads other tokens than it may, or learns nothing, as `what` says."""
 
@@ -79,6 +91,10 @@ class Reads(BareBlock):
             scale = jax.lax.stop_gradient(scale)
         if self.what == "later tokens":
             return scale * jnp.roll(y, -1, 1)
+        if self.what == "the token before":
+            return scale * jnp.pad(y, ((0, 0), (1, 0), (0, 0)))[:, :-1]
+        if self.what == "the state":
+            return y + scale * y
         return scale * (jnp.cumsum(y, 1) if self.what == "other documents" else y)
 
     def g(self, y, deterministic=True):
@@ -91,6 +107,9 @@ class Reads(BareBlock):
         ("WithoutPlaces", "has a method f that can't be traced: TypeError: .*"),
         ("Reads(what='later tokens')", "has an f whose value at a token depends on later tokens"),
         ("Reads(what='other documents')", "has an f whose .* on another document of the row; .*"),
+        ("Reads(what='the token before')", "has an f whose .* on another document of the row; .*"),
+        ("Needs", r"its needs are \['qk_norm'\]; they must be a dict of keys of .*"),
+        ("Scopes", "its scopes are 'attn'; they must be two names, .*"),
         ("Reads(what='other tokens')", "has a g whose value at a token depends on other tokens"),
         ("Reads(what='nothing')", "has a parameter scale without a gradient"),
         ("WithoutF", "has no f; docs/extending.md says what a block needs"),
@@ -100,11 +119,19 @@ class Reads(BareBlock):
 )
 def test_a_faulty_block_is_refused_before_the_run(kind, message):
     name = f"{__name__}:{kind}"
-    with pytest.raises(InputError, match=f"^model.block={re.escape(name)} {message}$"):
+    with pytest.raises(InputError, match=f"^model.block={re.escape(name)}:? {message}$"):
         check_block(small(block=name).config)
     check_block(small(block=f"{__name__}:BareBlock").config)
     check_block(small(block=f"{__name__}:Reads").config)
     check_block(small(block=PARALLEL).config)
+
+
+def test_a_block_that_adds_the_state_gets_a_note(capsys):
+    check_block(small(block=f"{__name__}:Reads(what='the state')").config)
+    assert "its f adds the state to its value, and so does the scheme" in capsys.readouterr().err
+    check_block(small(block=f"{__name__}:Reads").config)
+    check_block(small(block=PARALLEL).config)
+    assert "its f adds" not in capsys.readouterr().err
 
 
 class NotSmall(BareBlock):

@@ -111,6 +111,15 @@ class Sines(TimeBasis):
         return jnp.stack([jnp.sin(times), jnp.ones_like(times)], -1)
 
 
+class Random(Sines):
+    """Other values each time."""
+
+    polynomial = False
+
+    def __call__(self, times):
+        return jnp.asarray(np.random.default_rng().normal(size=(len(times), 2)), jnp.float32)
+
+
 class Polynomials(Legendre):
     """Those of Legendre, as another package's."""
 
@@ -119,3 +128,5 @@ def test_functions_that_are_no_polynomials_are_refused():
     make_time_basis(ModelKeys(time_basis=f"{__name__}:Polynomials(9)"))
     with pytest.raises(InputError, match="its 2 functions aren't polynomials of degree 1 at most"):
         make_time_basis(ModelKeys(time_basis=f"{__name__}:Sines"))
+    with pytest.raises(InputError, match="gives other values each time; it must be a function of"):
+        make_time_basis(ModelKeys(time_basis=f"{__name__}:Random"))

@@ -201,6 +201,10 @@ def _check_features(name: str, basis: TimeBasis) -> None:
             f"{features.dtype}{list(features.shape)} for {len(times)} times; it must give "
             f"float32[{len(times)}, {count}]"
         )
+    if not np.array_equal(features, _values(basis, times), equal_nan=True):
+        raise InputError(
+            f"model.time_basis={name} gives other values each time; it must be a function of t"
+        )
     if basis.polynomial and not _are_polynomials(basis):
         raise InputError(
             f"model.time_basis={name} says polynomial=True, and its {count} functions aren't "
