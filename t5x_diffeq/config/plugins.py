@@ -19,6 +19,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import FrozenInstanceError
 from difflib import get_close_matches
 from functools import cache, partial
 from importlib import metadata
@@ -113,6 +114,11 @@ def make_plugin(key: str, name: str, *kinds: type[_Made], **given: Any) -> _Made
     except TypeError as error:
         raise InputError(
             f"{key}={name} can't be made: {error}; {_explain_arguments(name, make, given)}"
+        ) from error
+    except FrozenInstanceError as error:
+        raise InputError(
+            f"{key}={name} can't be made: {error}; declare its arguments as attributes of the "
+            "class (size: int = 4), and leave __init__ out"
         ) from error
     if not isinstance(instance, kinds):
         names = " or ".join(map(_full_name, kinds))

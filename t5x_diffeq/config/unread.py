@@ -72,7 +72,7 @@ def notes(values: Mapping[str, Any], given: Collection[str]) -> Iterator[str]:
                 f"parameters with {other}={values[other]}"
             )
     path = str(values["data.path"])
-    if "data.text_field" in given and path.endswith((".txt", ".md", ".py")):
+    if "data.text_field" in given and path.endswith((".txt", ".md", ".py", ".csv", ".tsv")):
         yield (
             f"note: data.text_field={values['data.text_field']} does nothing with data.path="
             f"{path}, whose files are text as a whole; leave it out"

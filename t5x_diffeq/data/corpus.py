@@ -44,7 +44,7 @@ class CorpusPart:
     fingerprint: str
 
 
-class _LostTokensError(InputError):
+class LostTokensError(InputError):
     """The tokens of a run aren't where it left or read them."""
 
 
@@ -56,12 +56,12 @@ class Corpus:
     """
 
     tokenizer: Tokenizer
-    parts_or_error: "tuple[CorpusPart, ...] | _LostTokensError"
+    parts_or_error: "tuple[CorpusPart, ...] | LostTokensError"
 
     @property
     def parts(self) -> tuple[CorpusPart, ...]:
         """The parts; an InputError if their tokens aren't there."""
-        if isinstance(self.parts_or_error, _LostTokensError):
+        if isinstance(self.parts_or_error, LostTokensError):
             raise self.parts_or_error
         return self.parts_or_error
 
@@ -401,17 +401,17 @@ def link_corpus(source: AnyPath, workdir: AnyPath) -> None:
 
 def _load_parts(
     workdir: AnyPath, facts: Sequence[dict], tokenizer: Tokenizer
-) -> tuple[CorpusPart, ...] | _LostTokensError:
+) -> tuple[CorpusPart, ...] | LostTokensError:
     try:
         return tuple(_load_part(workdir, each, tokenizer) for each in facts)
-    except _LostTokensError as error:
+    except LostTokensError as error:
         return error
 
 
 def _load_part(workdir: AnyPath, facts: dict, tokenizer: Tokenizer) -> CorpusPart:
     folder = files.join_path(workdir, facts["shards"])
     if not (folder / MANIFEST).exists():
-        raise _LostTokensError(
+        raise LostTokensError(
             f"workdir {workdir} has lost its tokens in {facts['shards']}/; restore them or train "
             "in a new --workdir (generating needs none)"
         )

@@ -97,9 +97,18 @@ class _RecordTexts(Documents):
         return document_of(record, self.field, where)
 
 
+_BYTES = "surrogateescape"  # for bytes of a file that aren't UTF-8
+
+
 def source_of_texts(name: str, train: Documents, validation: Documents) -> Source:
-    """The source of texts that are in memory."""
-    splits = [[text.encode("utf-8", "surrogateescape") for text in s] for s in (train, validation)]
+    """The source of texts that are in memory; an InputError if one isn't UTF-8."""
+    try:
+        splits = [[text.encode("utf-8", _BYTES) for text in s] for s in (train, validation)]
+    except UnicodeEncodeError as error:
+        raise InputError(
+            f"{name}: a document holds {error.object[error.start]!r}, half of a character, which "
+            "UTF-8 can't write; leave it out, as text.encode('utf-8', 'ignore').decode() does"
+        ) from error
     fingerprint = digest([b"train", *splits[0], b"validation", *splits[1]])
     return Source(name, train, validation, fingerprint)
 

@@ -166,6 +166,7 @@ def test_the_packages_documents():
         ("splits_by_name", "all", "returns a dict; it must return .* two nonempty sequences"),
         ("two_texts", "all", "returns a tuple; it must return .* two nonempty sequences"),
         ("numbers", "all", "its documents are of type int, not str"),
+        ("half_characters", "all", r"a document holds '.ud800', half of a character"),
         ("by_label", "all", "entries can't be had by their number .*; return lists"),
         ("generators", "all", "returns a tuple; it must return .* two nonempty sequences"),
         ("failing", "all", r"failing fails: ZeroDivisionError: .*parts.py, line \d+"),

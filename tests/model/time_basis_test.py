@@ -111,6 +111,13 @@ class Sines(TimeBasis):
         return jnp.stack([jnp.sin(times), jnp.ones_like(times)], -1)
 
 
+class WithoutMean(Sines):
+    """A mean of squares that is 0."""
+
+    polynomial = False
+    mean_square = 0.0
+
+
 class Random(Sines):
     """Other values each time."""
 
@@ -128,5 +135,7 @@ def test_functions_that_are_no_polynomials_are_refused():
     make_time_basis(ModelKeys(time_basis=f"{__name__}:Polynomials(9)"))
     with pytest.raises(InputError, match="its 2 functions aren't polynomials of degree 1 at most"):
         make_time_basis(ModelKeys(time_basis=f"{__name__}:Sines"))
+    with pytest.raises(InputError, match=r"says mean_square=0\.0; it is the mean of the squares"):
+        make_time_basis(ModelKeys(time_basis=f"{__name__}:WithoutMean"))
     with pytest.raises(InputError, match="gives other values each time; it must be a function of"):
         make_time_basis(ModelKeys(time_basis=f"{__name__}:Random"))

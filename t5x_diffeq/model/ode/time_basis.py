@@ -15,7 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache
-from math import sqrt
+from math import isfinite, sqrt
 from typing import ClassVar
 
 import jax.numpy as jnp
@@ -204,6 +204,11 @@ def _check_features(name: str, basis: TimeBasis) -> None:
     if not np.array_equal(features, _values(basis, times), equal_nan=True):
         raise InputError(
             f"model.time_basis={name} gives other values each time; it must be a function of t"
+        )
+    if not (isfinite(basis.mean_square) and basis.mean_square > 0):
+        raise InputError(
+            f"model.time_basis={name} says mean_square={basis.mean_square!r}; it is the mean of "
+            "the squares of its functions, a number above 0"
         )
     if basis.polynomial and not _are_polynomials(basis):
         raise InputError(

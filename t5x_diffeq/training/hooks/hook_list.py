@@ -94,7 +94,7 @@ def _check_numbers(values: Any, name: str, others: Sequence[str]) -> None:
       others: the names of the run's other hooks.
     """
     items = values.items() if isinstance(values, Mapping) else [(None, 0)]
-    if any(not isinstance(n, str) or isinstance(x, str) or np.ndim(x) for n, x in items):
+    if any(not isinstance(n, str) or isinstance(x, str | None) or np.ndim(x) for n, x in items):
         raise RunError(f"`run` returns {values!r:.60}; it must return a dict of numbers, or None")
     for number in values:
         if (hook := number.partition("/")[0]) in others and hook != name:

@@ -207,7 +207,8 @@ def _check_updates(
 
     def first(gradient: dict) -> dict:
         state = transformation.init(gradient)
-        return transformation.update(gradient, state, gradient, norm=jnp.ones(()))[0]
+        updates, _ = transformation.update(gradient, state, gradient, norm=jnp.ones(()))
+        return updates
 
     try:
         updates = jax.eval_shape(first, gradient)

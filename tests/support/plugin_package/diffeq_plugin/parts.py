@@ -115,6 +115,10 @@ def numbers(data) -> tuple:
     return [1, 2], [3]
 
 
+def half_characters(data) -> tuple:
+    return ["one", "d\ud800"], ["two"]
+
+
 def by_label(data) -> tuple:
     return ["one", "two"], {3: "three", 7: "seven"}
 
