@@ -115,7 +115,7 @@ def test_a_hook_that_fails_ends_the_run_by_its_name(small, tmp_path, capsys):
     assert raised.value.__notes__ == ["in the hook failing at step 0"]
 
 
-@pytest.mark.parametrize("values", [3, {3: 1.0}, {"a": "x"}, {"a": [1, 2]}])
+@pytest.mark.parametrize("values", [3, {3: 1.0}, {"a": "x"}, {"a": None}, {"a": [1, 2]}])
 def test_a_hook_returns_numbers_by_name(values):
     with pytest.raises(RunError, match=r"`run` returns .*; it must return a dict of numbers, or"):
         _check_numbers(values, "own", [])
