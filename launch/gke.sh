@@ -70,6 +70,8 @@ else
   [ -z "$nodes" ] || die "--nodes=$nodes is for --gpu; a TPU's --topology says how many hosts a slice has, and --slices=N how many slices there are"
 fi
 type="${type:-v5p}" slices="${slices:-1}" nodes="${nodes:-1}"
+[ "$mount" = /shared ] || [ -n "$pvc" ] || die "--mount=$mount is where --pvc=CLAIM is mounted; give that, too, or leave it out"
+[ -n "$gpu" ] || [ "$gpus_per_node" = 8 ] || die "--gpus_per_node=$gpus_per_node is for --gpu; leave it out"
 [[ "$mount" == /* ]] || die "--mount=$mount must be a folder from /, such as /shared"
 numbers slices chips_per_host nodes gpus_per_node restarts grace cache_gib
 max_run_seconds=""

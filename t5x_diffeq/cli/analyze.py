@@ -51,6 +51,7 @@ _OF_ONE_KIND = (
     *((_PROMPT, "lyapunov"), (_CONVENTION, "lyapunov")),
     *((_TIMES, "spectra"), (_SEEDS, "clustering")),
 )
+_OF_RUNS = (_NUM_STEPS, _CHECKPOINT)  # clustering simulates without a run
 
 
 def _check_flags() -> None:
@@ -63,6 +64,9 @@ def _check_flags() -> None:
             raise InputError(
                 f"--{flag.name} is for analyze {kind}; leave it out, or analyze {kind} or all"
             )
+    for flag in _OF_RUNS:
+        if flag.present and _WHAT.value == "clustering" and not _INTERACTIVE.value:
+            raise InputError(f"--{flag.name} is of a run, and clustering reads none; leave it out")
     if _CONVENTION.value not in CONVENTIONS:
         raise InputError(
             f"--convention={_CONVENTION.value} is unknown; there are {', '.join(CONVENTIONS)}"

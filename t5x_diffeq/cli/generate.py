@@ -94,6 +94,9 @@ def _check_flags() -> None:
         need_package("transformers", "--chat")
     if not 0 < _TOP_P.value <= 1:
         raise InputError(f"--top_p={_TOP_P.value} must be above 0, and at most 1")
+    for flag in (_TOP_K, _TOP_P):
+        if flag.present and _TEMPERATURE.value == 0:
+            log(f"note: --{flag.name} does nothing with --temperature=0; leave it out")
     lowest, highest = TEMPERATURES
     if _TEMPERATURE.value != 0 and not lowest <= _TEMPERATURE.value <= highest:
         raise InputError(

@@ -5,10 +5,11 @@ The projects are nanoGPT, nanochat, transformers, MaxText, levanter and torchtit
 
 _NAMES = {
     "--workdir": "output_dir out_dir outdir base_output_directory run_name model_tag dump_folder "
-    "log_dir logdir save_dir checkpoint_dir ckpt_dir workdirs resume_from_checkpoint resume "
-    "workdir output model",
+    "log_dir logdir save_dir checkpoint_dir ckpt_dir ckpt_path workdirs resume_from_checkpoint "
+    "resume workdir output model",
     "--input": "model model_path hf_path",
     "--branch_from": "resume_from from_checkpoint load_from",
+    "--quiet": "q silent",
     "--config": "c config_file cfg conf",
     "--num_steps": "depth depths n_steps",
     "--rounds": "steps iterations repeats",

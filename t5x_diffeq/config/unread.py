@@ -34,6 +34,9 @@ UNREAD = (
     Unread(_OF_ADAPTERS, "model.adapter_rank", _NO_RANK),
     Unread(("optimizer.momentum",), "optimizer.name", one_of("adam")),
     Unread(("data.tokenizer_vocab_size",), "data.tokenizer", one_of("bytes")),
+    Unread(("data.data_dir",), "data.source", one_of("stdlib", "text_files", "tokens")),
+    Unread(("data.read_threads",), "data.source", one_of("stream")),
+    Unread(("data.text_field", "data.max_unreadable"), "data.source", one_of("stdlib", "tokens")),
     Unread(_OF_SPIKES, "train.on_spike", one_of("nothing")),
 )
 _WITHOUT_ROLE = (  # the values of a key with which the model has no parameters of a role
@@ -83,6 +86,11 @@ def notes(values: Mapping[str, Any], given: Collection[str]) -> Iterator[str]:
         yield (
             f"note: train.milestones={late} come after train.total_steps={total}, so no checkpoint "
             "is kept for them unless the run is made longer"
+        )
+    if "train.log_every" in given and values["train.log_every"] > total:
+        yield (
+            f"note: train.log_every={values['train.log_every']} is more than train.total_steps="
+            f"{total}, so no training loss is reported before the end"
         )
     every, evaluated = values["train.checkpoint_every"], values["train.eval_every"]
     best = values["train.keep_best"]

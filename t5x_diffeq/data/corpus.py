@@ -118,6 +118,8 @@ def prepare_corpus(
       InputError: if the data is invalid, or isn't what the workdir was started with.
       RunError: if the workdir can't be written to.
     """
+    for part in part_configs(data):
+        _check_outside(workdir, part)
     origins = [_origin_of(part, data) for part in part_configs(data)]
     if new:
         _make_corpus(data, origins, workdir, vocab_size, tuned)
@@ -129,6 +131,17 @@ def prepare_corpus(
     if data.loss_on == "completion":
         log(f"chat template: {chat.origin if chat.template is not None else 'none'}")
     return corpus
+
+
+def _check_outside(workdir: AnyPath, part: DataKeys) -> None:
+    """Checks that a text's folder doesn't hold the workdir, whose files would be read as text."""
+    if part.source == "text_files" and files.BUCKETS not in str(part.path):
+        folder = files.parse_path(str(part.path), "data.path")
+        if folder.is_dir() and workdir.is_relative_to(folder):
+            raise InputError(
+                f"workdir {workdir} is in data.path={part.path}, so its files would be read as "
+                "text; choose a workdir beside that folder"
+            )
 
 
 def _origin_of(part: DataKeys, data: DataKeys) -> Source | AnyPath:
@@ -311,7 +324,9 @@ def load_corpus(workdir: AnyPath) -> Corpus:
     if not facts_file.exists() and not has_config:
         raise InputError(explain_no_run(workdir))
     if tokenizer is None and facts_file.exists():
-        raise InputError(f"workdir {workdir} has lost its tokenizer/; train in a new one")
+        raise InputError(
+            f"workdir {workdir} has lost its tokenizer/; restore it, or train in a new one"
+        )
     try:
         facts = _read_parts(workdir)
         assert tokenizer is not None  # else the file doesn't exist either
@@ -413,7 +428,8 @@ def _load_part(workdir: AnyPath, facts: dict, tokenizer: Tokenizer) -> CorpusPar
     if not (folder / MANIFEST).exists():
         raise LostTokensError(
             f"workdir {workdir} has lost its tokens in {facts['shards']}/; restore them or train "
-            "in a new --workdir (generating needs none)"
+            "in a new --workdir (generating needs none; train finds shards that have moved by "
+            "--config.data.path)"
         )
     check_inside(folder.resolve())
     manifest = read_manifest(folder)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, runtime_checkable
 
 from t5x_diffeq.data.conversations import fields_of
 from t5x_diffeq.data.rows import Skipped, document_of, document_of_line, document_of_text
+from t5x_diffeq.system.console import log
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.extras import need_package
 from t5x_diffeq.system.files import describe_error, digest, file_digest
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
 
 CHUNK_BYTES = 16 * 2**20
 _RECENT_CHUNKS = 2  # the number of chunks whose texts are cached
-_TEXT, _LINES, _ROWS = (".txt", ".md"), (".jsonl", ".json"), (".parquet",)
-FILE_KINDS = (*_TEXT, ".jsonl", *_ROWS)
+_TEXT, _LINES, _ROWS = (".txt", ".md"), (".jsonl", ".ndjson", ".json"), (".parquet",)
+FILE_KINDS = (*_TEXT, ".jsonl", ".ndjson", *_ROWS)
 
 
 @runtime_checkable
@@ -92,7 +93,7 @@ class FileDocuments(Documents):
         self.chunks = list(_count_contents(chunks, field, max_unreadable))
         self.firsts = [0, *accumulate(chunk.documents for chunk in self.chunks)]
         self.characters = sum(chunk.characters for chunk in self.chunks)
-        self.fingerprint = digest(file_digest(path).encode() for path in paths)
+        self.fingerprint = digest(file_digest(path).encode() + _reading_of(path) for path in paths)
         self.check_unchanged()  # since the counting and hashing began
 
     def check_unchanged(self) -> None:
@@ -175,6 +176,17 @@ def _state_of(path: Path) -> tuple[int, ...]:
 def _kind_of(path: Path) -> str:
     """The suffix that gives a file's type, ignoring compression: `.jsonl` for `a.jsonl.gz`."""
     return (path.with_suffix("") if path.suffix in DECOMPRESSORS else path).suffix
+
+
+def _reading_of(path: Path) -> bytes:
+    """What tells lines of JSON that are read as text from the same file, read as JSON."""
+    if _kind_of(path) in (*_LINES, *_ROWS):
+        return b""
+    with path.open("rb") as file:
+        if not file.read(4).removeprefix(BOM_UTF8).startswith(b"{"):
+            return b""
+    log(f"note: {path} looks like JSON, and is read as text; lines of JSON are read from .jsonl")
+    return b" as text"
 
 
 def _chunks_of(path: Path, name: str) -> Iterator[Chunk]:

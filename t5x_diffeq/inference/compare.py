@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 from t5x_diffeq.checkpoints.workdir import read_config, short_names
 from t5x_diffeq.config.config import is_run
 from t5x_diffeq.data.corpus import explain_no_run, is_hugging_face
+from t5x_diffeq.data.tokenizer_folder import load_tokenizer
 from t5x_diffeq.inference.notebook import check_reported, import_plots, shown_in_notebooks
 from t5x_diffeq.inference.trained_run import TrainedRun, describe_model
 from t5x_diffeq.system.arguments import checked
-from t5x_diffeq.system.console import align, format_count
+from t5x_diffeq.system.console import align, format_count, log
 from t5x_diffeq.system.errors import InputError
 from t5x_diffeq.system.files import AnyPath, parse_path
 from t5x_diffeq.training.tracking.jsonl import read_hyperparameters, read_metrics
@@ -109,4 +110,19 @@ def compare(runs: Sequence[str | PathLike | TrainedRun]) -> Comparison:
     for workdir in workdirs:
         if not is_run(workdir) or is_hugging_face(workdir):
             raise InputError(explain_no_run(workdir))
+    tokenizers = {_tokenizer_in(workdir) for workdir in workdirs}
+    if len(tokenizers - {None}) > 1:
+        log(
+            "note: these runs have different tokenizers, so their losses per token can't be "
+            "compared; bits per byte can"
+        )
     return Comparison(list(dict.fromkeys(workdirs)))
+
+
+def _tokenizer_in(workdir: AnyPath) -> str | None:
+    """What identifies a run's tokenizer; None if the run has lost it."""
+    try:
+        tokenizer = load_tokenizer(workdir / "tokenizer")
+    except InputError:
+        return None
+    return tokenizer.fingerprint if tokenizer else None

@@ -96,6 +96,11 @@ def _kernels_to_adapt(
         if leaf.takes_adapter
     }
     known = sorted({path[-1] for path in kernels})
+    if not known:
+        raise InputError(
+            "model.adapter_rank makes adapters of the block's linears, and this block has none of "
+            "t5x_diffeq's (Linear); set model.adapter_rank=0"
+        )
     for name in names:
         if name not in known:
             raise InputError(

@@ -17,6 +17,9 @@ _OTHERS = {  # of each key, a value that isn't its default
     "model.adapter_kernels": ("up",),
     "model.norm_shift": True,
     "optimizer.momentum": 0.5,
+    "data.data_dir": "folder",
+    "data.text_field": "content",
+    "data.max_unreadable": 0.5,
 }
 _SMALL = {
     "model.attention": "xla",
@@ -84,6 +87,7 @@ def test_every_key_of_the_table_changes_the_model_elsewhere():
             {"train.keep_best": 2, "train.checkpoint_every": 7, "train.eval_every": 5},
             "train.keep_best=2 chooses among checkpoints that are evaluated, and train.checkpoint",
         ),
+        ({"train.log_every": 9000}, "train.log_every=9000 is more than train.total_steps=2000, so"),
         ({"model.remat": "keep:mlp,fp8"}, "model.remat=keep:mlp,fp8 keeps no fp8 inputs with"),
         (
             {"optimizer.role_multipliers": (("adapter", 2.0),)},

@@ -31,6 +31,19 @@ def write(folder, name):
     return path
 
 
+def test_lines_of_json_are_other_documents_as_text(tmp_path, capsys):
+    """So a file that is renamed isn't taken for the data that it was."""
+    lines = b'{"text": "one"}\n{"text": "two"}\n'
+    found = {}
+    for name in ("a.txt", "a.jsonl", "a.ndjson"):
+        (tmp_path / name).write_bytes(lines)
+        found[name] = FileDocuments([tmp_path / name], "text")
+    assert "a.txt looks like JSON, and is read as text; lines of JSON" in capsys.readouterr().err
+    assert list(found["a.jsonl"]) == list(found["a.ndjson"]) == ["one", "two"]
+    prints = [each.fingerprint for each in found.values()]
+    assert prints[0] != prints[1] == prints[2]
+
+
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.json.gz", "a.jsonl.zst", "a.parquet"])
 def test_every_format_gives_its_documents(tmp_path, name, monkeypatch):
     monkeypatch.setattr(documents, "CHUNK_BYTES", 40)

@@ -347,3 +347,13 @@ def test_text_may_move_and_not_change(tmp_path):
     text_of(tmp_path, "moved.txt", "another text, line")
     with pytest.raises(InputError, match=r"was started on .*moved.txt .* is now .*moved.txt"):
         corpus_of(config.data, tmp_path / "run", new=False)
+
+
+def test_a_workdir_within_its_text_is_refused(tmp_path):
+    """Its own files would be read as text when the run is resumed."""
+    (tmp_path / "texts").mkdir()
+    data = small_config(text_of(tmp_path, "texts/a.txt", "first text, line")).data
+    data.path = str(tmp_path / "texts")
+    with pytest.raises(InputError, match=r"run is in data.path=.*texts, so its files would be rea"):
+        corpus_of(data, tmp_path / "texts" / "run", new=True)
+    corpus_of(data, tmp_path / "run", new=True)

@@ -14,6 +14,7 @@ import pytest
 from helpers import ROOT
 
 import t5x_diffeq as td
+from t5x_diffeq.data.file_tokenizers import SentencePieceTokenizer
 from t5x_diffeq.inference import trained_run
 from t5x_diffeq.inference.validation import describe_trained_grids, is_smooth, is_trained_grid
 from t5x_diffeq.model.language_model import LanguageModel, nodes
@@ -262,7 +263,7 @@ def test_grids_of_a_training():
     assert [is_smooth(td.load_config(f"configs/tiny.py{v}")) for v in ("", ":smooth")] == [0, 1]
 
 
-def test_runs_beside_each_other(run, run_on_lines, tmp_path):
+def test_runs_beside_each_other(run, run_on_lines, tmp_path, capsys):
     """By workdirs or loaded; two workdirs of one name are told apart."""
     other = tmp_path / run_on_lines.name
     shutil.copytree(run_on_lines, other, ignore=shutil.ignore_patterns("checkpoints"))
@@ -280,6 +281,15 @@ def test_runs_beside_each_other(run, run_on_lines, tmp_path):
     assert compared.plot()._repr_png_().startswith(b"\x89PNG")
     (other / "hyperparameters.json").unlink()  # an older run's
     assert td.compare([other]).rows[0]["parameters"] == "-"
+    capsys.readouterr()
+    td.compare([run_on_lines, other])
+    assert not capsys.readouterr().err
+    (other / "tokenizer" / "bytes").rename(other / "tokenizer" / "kept")
+    SentencePieceTokenizer.train(["Some text, and other text.\n"] * 20, 280).save(
+        other / "tokenizer"
+    )
+    td.compare([other, run_on_lines])
+    assert "different tokenizers, so their losses per token can't" in capsys.readouterr().err
     with pytest.raises(InputError, match="holds no run"):
         td.compare([tmp_path / "nothing"])
     with pytest.raises(InputError, match="give at least one workdir"):

@@ -211,6 +211,8 @@ def test_a_host_trains_where_the_user_stands(stand_ins, there):
         ("gpu_slurm.sh", [*RUN, "--ntasks=8"], "did you mean --tasks_per_node?"),
         ("gpu_slurm.sh", [*RUN, "--num_nodes=2"], "did you mean --nodes?"),
         ("gpu_slurm.sh", [*RUN, "--container=a.sif"], "of Apptainer; pyxis takes one of enroot"),
+        ("gke.sh", [RUN[0], "--mount=/data"], "--mount=/data is where --pvc=CLAIM is mounted"),
+        ("gke.sh", [RUN[0], "--gpus_per_node=4"], "--gpus_per_node=4 is for --gpu; leave it out"),
         ("tpu_pod.sh", [*RUN, "--topology=4x4x4"], "did you mean --type?"),
         (
             "gpu_nodes.sh",

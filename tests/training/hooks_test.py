@@ -275,6 +275,18 @@ def test_a_hook_without_the_init_of_hooks():
         make_hook(of_class, training)
 
 
+def test_a_hook_that_would_never_run_is_named(capsys):
+    training = mock.create_autospec(Training, instance=True)
+    for name, is_named in (
+        (f"{__name__}:IdleNoMore", True),
+        (f"{__name__}:IdleNoMore(every=3)", False),
+    ):
+        (of_class,) = load_hooks([name])
+        make_hook(of_class, training)
+        said = "has no `every`, so its run is never called; IdleNoMore(every=100)"
+        assert (said in capsys.readouterr().err) == is_named
+
+
 @pytest.mark.parametrize("targets", [8.0, 0.0])
 def test_hooks_see_the_rates_of_a_logged_step(small, targets, monkeypatch):
     """Also of a batch without targets, whose loss is logged as no measurement."""

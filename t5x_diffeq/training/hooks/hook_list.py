@@ -14,6 +14,7 @@ from t5x_diffeq.cluster import recurrence
 from t5x_diffeq.cluster.processes import gather
 from t5x_diffeq.cluster.signals import Interrupted
 from t5x_diffeq.config.plugins import load_plugin
+from t5x_diffeq.system.console import log
 from t5x_diffeq.system.errors import InfrastructureError, InputError, RunError
 from t5x_diffeq.training.hooks.hook import DoneStep, Hook, LoopPosition, Training
 from t5x_diffeq.training.objective import Batch
@@ -111,6 +112,12 @@ def make_hook(hook_class: HookClass, training: Training) -> Hook:
     if not hasattr(hook, "every"):
         raise InputError(
             f"the hook {hook.name}: its __init__ must call super().__init__(training, every)"
+        )
+    runs = type(hook).run is not Hook.run and type(hook).is_due is Hook.is_due
+    if runs and hook.every is None and not type(hook).__module__.startswith("t5x_diffeq."):
+        log(
+            f"note: the hook {hook.name} has no `every`, so its run is never called; "
+            f"{type(hook).__name__}(every=100) calls it every 100 steps"
         )
     return hook
 
