@@ -11,6 +11,7 @@ steps as one model for all numbers. Weight decay is 0.1 for all, and every model
 of its sweep.
 """
 
+from collections.abc import Mapping
 from functools import partial
 
 from studies.study import lengthened, run_study
@@ -67,16 +68,19 @@ def _models(depths: tuple[int, ...], length: float) -> dict[str, tuple[str, Keys
 
 
 def _sweep(
-    config: str,
-    widths: tuple[int, ...],
-    depths: tuple[int, ...],
-    length: float,
-    optimizers: tuple[str, ...],
+    config: str, widths: Mapping[str, tuple[int, ...]], depths: tuple[int, ...], length: float
 ) -> Sweep:
-    """The study on a config of any width, or on the ladder, whose variants name the width."""
+    """The study on a config of any width, or on the ladder, whose variants name the width.
+
+    Args:
+      config: the config file.
+      widths: the widths with each optimizer.
+      depths: the numbers of solver steps of one model.
+      length: its optimizer steps, over the config's.
+    """
     trainings = []
-    for optimizer in optimizers:
-        for width in widths:
+    for optimizer, of_optimizer in widths.items():
+        for width in of_optimizer:
             sizes: Keys = {"model.embed_dim": width, "model.mlp_dim": 4 * width}
             for name, (variant, keys) in _models(depths, length).items():
                 trainings.append(
@@ -98,8 +102,8 @@ def _sweep(
     )
 
 
-LAPTOP = _sweep("ladder.py", (32, 48), (2, 3, 6), 0.5, ("muon",))
-PAPER = _sweep("laptop.py", (96, 144), (2, 4, 12), 1.0, ("muon", "adam"))
+LAPTOP = _sweep("ladder.py", {"muon": (32, 48), "adam": (32,)}, (2, 3, 6), 0.5)
+PAPER = _sweep("laptop.py", {"muon": (96, 144), "adam": (96, 144)}, (2, 4, 12), 1.0)
 
 if __name__ == "__main__":
     run_study("many_depths", __doc__, LAPTOP, PAPER)
