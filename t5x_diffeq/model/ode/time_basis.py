@@ -205,11 +205,6 @@ def _check_features(name: str, basis: TimeBasis) -> None:
         raise InputError(
             f"model.time_basis={name} gives other values each time; it must be a function of t"
         )
-    if not (isfinite(basis.mean_square) and basis.mean_square > 0):
-        raise InputError(
-            f"model.time_basis={name} says mean_square={basis.mean_square!r}; it is the mean of "
-            "the squares of its functions, a number above 0"
-        )
     if basis.polynomial and not _are_polynomials(basis):
         raise InputError(
             f"model.time_basis={name} says polynomial=True, and its {count} functions aren't "
@@ -219,6 +214,11 @@ def _check_features(name: str, basis: TimeBasis) -> None:
         raise InputError(
             f"model.time_basis={name} is {'zero' if np.isfinite(features).all() else 'not finite'} "
             "at t in [0, 1], so W(t) can't depend on it"
+        )
+    if not (isfinite(basis.mean_square) and basis.mean_square > 0):
+        raise InputError(
+            f"model.time_basis={name} says mean_square={basis.mean_square!r}; it is the mean of "
+            "the squares of its functions, a number above 0"
         )
 
 
