@@ -182,6 +182,7 @@ def parse(argv: list[str], verb_flags: flags.FlagValues) -> None:
         argv.insert(1, f"--config={CONFIGS / 'default.py'}")  # a stand-in: the run's config counts
     _check_repeated(argv, verb_flags)
     mistakes.check_arguments(argv, verb_flags)
+    lines: list[str] = []
     try:
         flags.FLAGS(argv[:1])  # the libraries' flags, at their defaults
         rest = verb_flags(argv)[1:]
@@ -196,7 +197,7 @@ def parse(argv: list[str], verb_flags: flags.FlagValues) -> None:
             plugins.trust(values)
             present = (name.removeprefix("config.") for name in verb_flags if "." in name)
             given = {key for key in present if verb_flags[f"config.{key}"].present}
-            console.log(*notes(values, given))
+            lines += notes(values, given)
     except flags.UnrecognizedFlagError as error:
         raise InputError(
             mistakes.explain_unknown_flag(error.flagname, verb_flags, _verbs_with)
@@ -215,6 +216,7 @@ def parse(argv: list[str], verb_flags: flags.FlagValues) -> None:
         raise InputError(line if line.startswith("--") else f"--config: {line}") from error
     if rest:
         raise InputError(mistakes.explain_argument(rest[0], verb_flags))
+    console.log(*lines)  # last, so that an error stands alone
 
 
 def _verbs_with(flag: str) -> list[str]:
