@@ -58,7 +58,7 @@ class Config(RunKeys):
         values = flatten(nested)
         check_complete(values.keys())
         if values["model.num_steps"] is None:
-            raise InputError(TUNES)
+            raise InputError(f"model.num_steps is None; {TUNES}")
         return cls().with_values(values)
 
     def with_values(self, values: Mapping[str, object]) -> "Config":
