@@ -59,7 +59,8 @@ def main() -> None:
         raise InputError(f"--input={_INPUT.value} is an address; give the name: --input={hub[1]}")
     source = flag_values.parse_folder(_INPUT, "convert")
     target = flag_values.parse_folder(_WORKDIR, "convert")
-    for key in config_flags.get_override_values(FLAGS["config"]):
+    flag = FLAGS["config"]
+    for key in config_flags.get_override_values(flag) if flag.value is not None else ():
         section, _, name = key.partition(".")
         if (section == "model" and name not in _FREE) or key == "data.sequence_length":
             raise InputError(f"--config.{key} can't be set: it comes from --input; leave it out")
