@@ -16,8 +16,6 @@ from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ml_collections.config_flags import config_flags
-
 from t5x_diffeq.cli import flag_values
 from t5x_diffeq.cli.verb_flags import VerbFlags
 from t5x_diffeq.config.config import Config
@@ -59,8 +57,8 @@ def main() -> None:
         raise InputError(f"--input={_INPUT.value} is an address; give the name: --input={hub[1]}")
     source = flag_values.parse_folder(_INPUT, "convert")
     target = flag_values.parse_folder(_WORKDIR, "convert")
-    flag = FLAGS["config"]
-    for key in config_flags.get_override_values(flag) if flag.value is not None else ():
+    overrides = (name[7:] for name in FLAGS if name.startswith("config."))
+    for key in [each for each in overrides if FLAGS[f"config.{each}"].present]:
         section, _, name = key.partition(".")
         if (section == "model" and name not in _FREE) or key == "data.sequence_length":
             raise InputError(f"--config.{key} can't be set: it comes from --input; leave it out")
