@@ -143,7 +143,8 @@ def stored_config(workdir: AnyPath, named: str = "") -> Config:
     config.pop(RUN_ID, None)
     written = config.pop(_DIGEST, None)  # None: by an earlier version
     if written not in (None, _digest_of(config)):
-        _log_once(workdir, f"warning: {path} was changed after the run wrote it; its values count")
+        what = "it is used as it is now, also for checkpoints of before"
+        _log_once(workdir, f"warning: {path} was changed after the run wrote it; {what}")
     try:
         stored = Config().with_values(_usable_values(config))
     except InputError as error:

@@ -34,6 +34,7 @@ from ml_collections.config_flags import config_flags
 
 from t5x_diffeq.cli import VERBS
 from t5x_diffeq.cli.failures import end_of, fail, fail_to_write, find_peers
+from t5x_diffeq.cli.flag_values import given_keys
 from t5x_diffeq.cli.quiet_libraries import silence_libraries
 from t5x_diffeq.cli.verb_flags import WordsParser
 from t5x_diffeq.cluster import tpu_hosts
@@ -195,9 +196,7 @@ def parse(argv: list[str], verb_flags: flags.FlagValues) -> None:
             check_complete(values.keys())
             check_values(values, unset=_FROM_INIT)
             plugins.trust(values)
-            present = (name.removeprefix("config.") for name in verb_flags if "." in name)
-            given = {key for key in present if verb_flags[f"config.{key}"].present}
-            lines += notes(values, given)
+            lines += notes(values, given_keys(verb_flags))
     except flags.UnrecognizedFlagError as error:
         raise InputError(
             mistakes.explain_unknown_flag(error.flagname, verb_flags, _verbs_with)

@@ -57,8 +57,7 @@ def main() -> None:
         raise InputError(f"--input={_INPUT.value} is an address; give the name: --input={hub[1]}")
     source = flag_values.parse_folder(_INPUT, "convert")
     target = flag_values.parse_folder(_WORKDIR, "convert")
-    overrides = (name[7:] for name in FLAGS if name.startswith("config."))
-    for key in [each for each in overrides if FLAGS[f"config.{each}"].present]:
+    for key in sorted(flag_values.given_keys(FLAGS)):
         section, _, name = key.partition(".")
         if (section == "model" and name not in _FREE) or key == "data.sequence_length":
             raise InputError(f"--config.{key} can't be set: it comes from --input; leave it out")

@@ -13,8 +13,9 @@ from ml_collections.config_flags import config_flags
 from t5x_diffeq.cli import flag_values
 from t5x_diffeq.cli.verb_flags import VerbFlags
 from t5x_diffeq.config.config import TUNES
-from t5x_diffeq.config.config_files import load_config
+from t5x_diffeq.config.config_files import make_config
 from t5x_diffeq.config.keys.values import INT32, SEEDS
+from t5x_diffeq.config.unread import notes
 from t5x_diffeq.experiments.grid import parse_grid, points
 from t5x_diffeq.system.console import log, print_result
 from t5x_diffeq.system.errors import InputError, RunError
@@ -106,8 +107,10 @@ def _check_points(plan) -> None:
     from t5x_diffeq.training.setup import expected_vocab_size
 
     paths: set[str] = set()  # of texts on this machine
+    lines: dict[str, None] = {}  # notes, each once
     for point in points(plan.axes):
-        config = load_config(*plan.config_of(point))
+        config = make_config(*plan.config_of(point))
+        lines |= dict.fromkeys(notes(config.flat(), point))
         ModelConfig.of(config.model, expected_vocab_size(config), config.data.sequence_length)
         run_checks("sweep", config)
         if config.init_from:
@@ -117,6 +120,7 @@ def _check_points(plan) -> None:
             )
         if config.data.source == "text_files" and BUCKETS not in str(config.data.path):
             paths.add(str(config.data.path))
+    log(*lines)
     for path in sorted(paths):
         find_text_files("path", path)
 

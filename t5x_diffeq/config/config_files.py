@@ -133,10 +133,14 @@ def load_config(file: str | PathLike, values: Mapping[str, object] | None = None
     Raises:
       InputError: if there is no such file, or a key doesn't exist or can't take its value.
     """
-    given = flatten(values or {})
-    config = Config.of(read_config_file(os.fspath(file))).with_values(given)
-    log(*notes(config.flat(), given))
+    config = make_config(os.fspath(file), values or {})
+    log(*notes(config.flat(), flatten(values or {})))
     return config
+
+
+def make_config(file: str, values: Mapping[str, object]) -> Config:
+    """`load_config` without notes on values that do nothing."""
+    return Config.of(read_config_file(file)).with_values(flatten(values))
 
 
 def read_config_file(file: str) -> ConfigDict:

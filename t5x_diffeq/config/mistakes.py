@@ -18,7 +18,7 @@ from t5x_diffeq.system.errors import InputError
 _FEW = 3  # verbs, which are named
 # What verbs don't have flags for: of the verb with a flag, names of other projects, the way out.
 _WITHOUT_FLAG = (
-    ("prompt", "output out output_file save", "the text goes to standard output: > FILE"),
+    ("max_tokens", "output out output_file save", "the text goes to standard output: > FILE"),
     (
         "tasks",
         "data data_path path dataset split test_file eval_file",

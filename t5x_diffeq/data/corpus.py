@@ -14,7 +14,7 @@ from t5x_diffeq.data.named_source import load_source, part_configs
 from t5x_diffeq.data.preparation import fingerprint_of, prepare_shards
 from t5x_diffeq.data.recipe import TRAINED, make_tokenizer, tokenizer_in, whole_fingerprint
 from t5x_diffeq.data.shards import ShardedDocuments, read_shard_facts
-from t5x_diffeq.data.sources import Source
+from t5x_diffeq.data.sources import STREAM, Source
 from t5x_diffeq.data.token_bytes import NoByteLengthsError, TokenBytes, token_bytes
 from t5x_diffeq.data.tokenizer import Tokenizer
 from t5x_diffeq.data.tokenizer_folder import load_tokenizer
@@ -134,13 +134,15 @@ def prepare_corpus(
 
 
 def _check_outside(workdir: AnyPath, part: DataKeys) -> None:
-    """Checks that a text's folder doesn't hold the workdir, whose files would be read as text."""
-    if part.source == "text_files" and files.BUCKETS not in str(part.path):
-        folder = files.parse_path(str(part.path), "data.path")
+    """Checks that no folder of text holds the workdir, whose files would be read as text."""
+    for key, path in (("path", part.path), ("validation_path", part.validation_path)):
+        if part.source not in ("text_files", STREAM) or not path or "://" in path:
+            continue
+        folder = files.parse_path(path, f"data.{key}")
         if folder.is_dir() and workdir.is_relative_to(folder):
             raise InputError(
-                f"workdir {workdir} is in data.path={part.path}, so its files would be read as "
-                "text; choose a workdir beside that folder"
+                f"workdir {workdir} is in data.{key}={path}, so its files would be read as text; "
+                "choose a workdir beside that folder"
             )
 
 
@@ -425,13 +427,13 @@ def _load_parts(
 
 def _load_part(workdir: AnyPath, facts: dict, tokenizer: Tokenizer) -> CorpusPart:
     folder = files.join_path(workdir, facts["shards"])
+    check_inside(folder.resolve())
     if not (folder / MANIFEST).exists():
         raise LostTokensError(
             f"workdir {workdir} has lost its tokens in {facts['shards']}/; restore them or train "
             "in a new --workdir (generating needs none; train finds shards that have moved by "
             "--config.data.path)"
         )
-    check_inside(folder.resolve())
     manifest = read_manifest(folder)
     wanted = {"tokenizer": tokenizer.fingerprint, "vocab_size": tokenizer.vocab_size}
     for key, value in wanted.items():

@@ -11,6 +11,7 @@ import zlib
 from bisect import bisect_right
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
@@ -182,8 +183,8 @@ def _reading_of(path: Path) -> bytes:
     """What tells lines of JSON that are read as text from the same file, read as JSON."""
     if _kind_of(path) in (*_LINES, *_ROWS):
         return b""
-    with path.open("rb") as file:
-        if not file.read(4).removeprefix(BOM_UTF8).startswith(b"{"):
+    with path.open("rb") as file, DECOMPRESSORS.get(path.suffix, nullcontext)(file) as content:
+        if not content.read(4).removeprefix(BOM_UTF8).startswith(b"{"):
             return b""
     log(f"note: {path} looks like JSON, and is read as text; lines of JSON are read from .jsonl")
     return b" as text"

@@ -103,13 +103,20 @@ def _check_order(config: ModelConfig, scheme: Scheme, y: State) -> None:
         return _integrate(replace(config, num_steps=num_steps, step_size="1/N"), name, {}, y)
 
     exact = solve("rk4", 64)
-    coarse, fine = (float(abs(solve(config.scheme, n) - exact).max()) for n in (8, 16))
+    try:
+        coarse, fine = (float(abs(solve(config.scheme, n) - exact).max()) for n in (8, 16))
+    except Exception as error:  # another package's code may raise anything
+        raise _refused(
+            config,
+            f"can't take 8 or 16 steps: {describe_foreign(error)}; if it exists on the config's "
+            "grid alone, say any_grid=False",
+        ) from error
     if fine > _ROUNDING and coarse < 2 ** (scheme.order - 1 / 2) * fine:
+        order = max(0, round(log2(max(coarse, _ROUNDING) / fine)))
         raise _refused(
             config,
             f"says order={scheme.order}, and with 16 steps its error is {fine:.1e}, with 8 steps "
-            f"{coarse:.1e}: that is order {max(0, round(log2(coarse / fine)))}; correct it, or its "
-            "step",
+            f"{coarse:.1e}: that is order {order}; correct it, or its step",
         )
 
 

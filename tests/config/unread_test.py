@@ -3,7 +3,9 @@
 import jax
 import jax.numpy as jnp
 import pytest
+from helpers import call
 
+from t5x_diffeq.cli import sweep
 from t5x_diffeq.config.config import KEYS, Config
 from t5x_diffeq.config.config_files import load_config
 from t5x_diffeq.config.unread import UNREAD, notes
@@ -110,3 +112,15 @@ def test_python_says_it_too(capsys):
     assert "optimizer.momentum=0.9 does nothing with optimizer.name=adam" in capsys.readouterr().err
     load_config("configs/tiny.py:baseline")  # whose file sets keys of W(t)
     assert not capsys.readouterr().err
+
+
+def test_a_sweep_says_each_note_once(tmp_path, capsys):
+    """Whatever the number of points."""
+    grid = ("--grid=model.time_embed_dim=3,4", "--grid=seed=1,2")
+    words = ("--config=configs/tiny.py:baseline", "--dry_run")
+    assert call(sweep, *words, *grid, f"--output={tmp_path}") in (None, 0)
+    said = [line for line in capsys.readouterr().err.splitlines() if "does nothing with" in line]
+    assert [line.split()[1] for line in said] == [
+        "model.time_embed_dim=3",
+        "model.time_embed_dim=4",
+    ]

@@ -42,6 +42,10 @@ def test_lines_of_json_are_other_documents_as_text(tmp_path, capsys):
     assert list(found["a.jsonl"]) == list(found["a.ndjson"]) == ["one", "two"]
     prints = [each.fingerprint for each in found.values()]
     assert prints[0] != prints[1] == prints[2]
+    for name in ("b.txt.gz", "b.jsonl.gz"):
+        (tmp_path / name).write_bytes(gzip.compress(lines, mtime=0))
+    text, rows = (FileDocuments([tmp_path / name], "text") for name in ("b.txt.gz", "b.jsonl.gz"))
+    assert text.fingerprint != rows.fingerprint
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.json.gz", "a.jsonl.zst", "a.parquet"])

@@ -357,3 +357,6 @@ def test_a_workdir_within_its_text_is_refused(tmp_path):
     with pytest.raises(InputError, match=r"run is in data.path=.*texts, so its files would be rea"):
         corpus_of(data, tmp_path / "texts" / "run", new=True)
     corpus_of(data, tmp_path / "run", new=True)
+    data.path, data.validation_path = str(tmp_path / "texts" / "a.txt"), str(tmp_path / "texts")
+    with pytest.raises(InputError, match=r"run is in data.validation_path=.*texts, so its files"):
+        corpus_of(data, tmp_path / "texts" / "run", new=True)

@@ -105,7 +105,7 @@ def test_a_config_that_was_changed_by_hand(run_on_lines, tmp_path, capsys):
     values["model"]["scheme"] = "heun"
     file.write_text(json.dumps(values))
     td.load(tmp_path / "copy")
-    assert f"{file} was changed after the run wrote it; its" in capsys.readouterr().err
+    assert f"{file} was changed after the run wrote it; it is" in capsys.readouterr().err
     td.load(tmp_path / "copy")
     assert "was changed" not in capsys.readouterr().err
 
