@@ -135,6 +135,10 @@ def said(capsys, monkeypatch, tmp_path):
         (f"benchmark {TINY} --config.model.scan_unroll=99", "scan_unroll=99 is more than mod"),
         (f"plan {TINY} --topology=cpu:1 --config.model.scan_unroll=99", "unroll=99 is more than"),
         (f"sweep {TINY} --output=o --seeds=2 --config.train.profile=9:3", "such as 100:105"),
+        (
+            "analyze clustering --checkpoint=3",
+            "is of a run, and clustering reads none",
+        ),
         ("analyze spectrum --workdir=w", "takes spectra, lyapunov, clustering or all, not 'spec"),
         (f"sweep {TINY} --output=o --grid=num_steps=2,4", "did you mean model.num_steps?"),
         (f"sweep {TINY} --output=o --grid=init_from=w", "or to a sweep with --config=configs/fi"),

@@ -5,12 +5,13 @@ import jax.numpy as jnp
 import pytest
 from helpers import call
 
-from t5x_diffeq.cli import sweep
+from t5x_diffeq.cli import generate, sweep
 from t5x_diffeq.config.config import KEYS, Config
 from t5x_diffeq.config.config_files import load_config
 from t5x_diffeq.config.unread import UNREAD, notes
 from t5x_diffeq.model.config import ModelConfig
 from t5x_diffeq.model.language_model import LanguageModel
+from t5x_diffeq.system.errors import InputError
 
 _OTHERS = {  # of each key, a value that isn't its default
     "model.time_basis": "legendre:3",
@@ -116,7 +117,7 @@ def test_python_says_it_too(capsys):
 
 def test_a_sweep_says_each_note_once(tmp_path, capsys):
     """Whatever the number of points."""
-    grid = ("--grid=model.time_embed_dim=3,4", "--grid=seed=1,2")
+    grid = ("--grid=model.time_embed_dim=3,4", "--grid=optimizer.learning_rate=1e-3,2e-3")
     words = ("--config=configs/tiny.py:baseline", "--dry_run")
     assert call(sweep, *words, *grid, f"--output={tmp_path}") in (None, 0)
     said = [line for line in capsys.readouterr().err.splitlines() if "does nothing with" in line]
@@ -124,3 +125,13 @@ def test_a_sweep_says_each_note_once(tmp_path, capsys):
         "model.time_embed_dim=3",
         "model.time_embed_dim=4",
     ]
+
+
+@pytest.mark.parametrize("flag", ["top_k", "top_p"])
+def test_sampling_that_a_temperature_of_0_turns_off(flag, tmp_path, capsys):
+    for temperature, is_said in ((0, True), (1, False)):
+        with pytest.raises(InputError, match="holds no run"):
+            words = (f"--workdir={tmp_path}", "--prompt=a", f"--{flag}=1")
+            call(generate, *words, f"--temperature={temperature}")
+        said = f"note: --{flag} does nothing with --temperature=0"
+        assert (said in capsys.readouterr().err) == is_said

@@ -360,3 +360,15 @@ def test_a_workdir_within_its_text_is_refused(tmp_path):
     data.path, data.validation_path = str(tmp_path / "texts" / "a.txt"), str(tmp_path / "texts")
     with pytest.raises(InputError, match=r"run is in data.validation_path=.*texts, so its files"):
         corpus_of(data, tmp_path / "texts" / "run", new=True)
+
+
+def test_tokens_with_a_link_out_of_their_workdir_are_not_looked_at(tmp_path):
+    """They may have come from somebody else; also without a manifest."""
+    data = small_config(text_of(tmp_path, "a.txt", "first text, line")).data
+    corpus_of(data, tmp_path / "run", new=True)
+    (tmp_path / "run" / "data" / "0" / "more").symlink_to("/etc/hostname")
+    for lost in (False, True):
+        if lost:
+            (tmp_path / "run" / "data" / "0" / "manifest.json").unlink()
+        with pytest.raises(InputError, match=r"more is a link to /etc/hostname, outside of"):
+            load_corpus(tmp_path / "run")

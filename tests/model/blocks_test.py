@@ -17,6 +17,7 @@ from t5x_diffeq.model import plugin_checks
 from t5x_diffeq.model.attention_block import TransformerBlock
 from t5x_diffeq.model.block import Block
 from t5x_diffeq.model.flops import step_flops
+from t5x_diffeq.model.language_model import LanguageModel
 from t5x_diffeq.model.layers.array_types import Places
 from t5x_diffeq.model.layers.parameter import declare
 from t5x_diffeq.model.plugin_checks import check_block
@@ -132,6 +133,30 @@ def test_a_block_that_adds_the_state_gets_a_note(capsys):
     check_block(small(block=f"{__name__}:Reads").config)
     check_block(small(block=PARALLEL).config)
     assert "its f adds" not in capsys.readouterr().err
+
+
+class Gain(nn.Module):
+    """A layer that isn't a `Linear`."""
+
+    @nn.compact
+    def __call__(self, y):
+        return y * declare(self, "scale", nn.initializers.ones, (y.shape[-1],), (None,), "scale")
+
+
+class WithGain(BareBlock):
+    """A block whose one layer can't have adapters."""
+
+    def setup(self):
+        self.gain = Gain()
+
+    def f(self, y, places, deterministic=True):
+        return self.gain(y)
+
+
+def test_a_block_without_linears_has_no_adapters():
+    config = small(block=f"{__name__}:WithGain", weights="per_layer", adapter_rank=2).config
+    with pytest.raises(InputError, match=r"this block has none of t5x_diffeq's \(Linear\); set"):
+        LanguageModel(config).init(jax.random.key(0), jnp.zeros((1, 4), jnp.int32))
 
 
 class NotSmall(BareBlock):
